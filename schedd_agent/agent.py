@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from schedd_agent.custodians import Custodians
 from schedd_agent.edits import edit_for
-from schedd_agent.leases import View
+from schedd_agent.leases import OWN_POOL, View
 from schedd_agent.mail import News, Outbox
 from schedd_agent.model import (
     HOLDING,
@@ -38,7 +39,7 @@ from schedd_agent.notices import CollectorError, Directory
 from schedd_agent.orders import Book, Numbers
 from schedd_agent.queue import Queue, QueueError
 from schedd_agent.receipts import Receipts
-from schedd_agent.reports import Board, Newest
+from schedd_agent.reports import Board, Newest, manager_of
 from schedd_agent.tracker import decide
 from stageout import __version__
 from stageout.core import log
@@ -155,9 +156,14 @@ class Agent:
         except CollectorError:
             self.view.failed()
             raise
-        self.board.update(look.ads)
+        self.board.update([*look.ads, *(ad for other in look.others.values() for ad in other.ads)])
         now_s = self.clock.monotonic_s()
-        self.view.looked(now_s, look.collector_age_s, self.board.shown(), self.board.numbers)
+        self._view_pool(OWN_POOL, look.ads, now_s, look.collector_age_s)
+        for pool, other in look.others.items():
+            if other.is_answering:
+                self._view_pool(pool, other.ads, other.at_s, other.collector_age_s)
+            else:
+                self.view.failed(pool)
         self.view.disputed(self.board.disputed)
         for manager, (number, ends_in_s) in self.board.endings.items():
             self.view.ending(manager, number, ends_in_s)
@@ -165,6 +171,12 @@ class Agent:
         for manager, number in self.board.acknowledged(self.book.numbering).items():
             for key in self.book.acknowledged(manager, number):
                 log.event("order-done", manager=name_of(manager), action=key.action.value, job=key.job, run=key.run)
+
+    def _view_pool(self, pool: str, ads: Iterable[Mapping[str, Any]], at_s: float, collector_age_s: float) -> None:
+        names = {manager_of(ad) for ad in ads}
+        shown = (pair for pair in self.board.shown() if name_of(pair[0]) in names)
+        managers = (manager for manager in self.board.numbers if name_of(manager) in names)
+        self.view.looked(at_s, collector_age_s, shown, managers, pool)
 
     def _work(self, jobs: Mapping[str, Job], seen: Mapping[str, Sequence[Seen]]) -> None:
         names = jobs.keys() | seen.keys()
@@ -244,6 +256,7 @@ class Agent:
             self.view.waiting(name, run)
         record = adopted(record, seen)
         managers = record.managers if record else ()
+        has_flocked = job is None or job.has_flocked
         if job and record:
             self._name_impostors(name, record, seen)
         return Situation(
@@ -254,8 +267,8 @@ class Agent:
             counts=counts,
             records_written=self.records_written,
             seen=tuple(seen),
-            absent_s={manager: self.view.absent_s(manager, name, run) for manager in managers},
-            waited_s=self.view.waited_s(name, run),
+            absent_s={manager: self.view.absent_s(manager, name, run, has_flocked) for manager in managers},
+            waited_s=self.view.waited_s(name, run, has_flocked),
             elders=self._elders(name, counts or run),
             edited_s_ago=now_s - self._edited.get(name, float("-inf")),
             dag=self._dags.get(job.dag, Dag.UNKNOWN) if job else Dag.UNKNOWN,

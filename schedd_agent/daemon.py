@@ -18,6 +18,7 @@ from schedd_agent.agent import Agent
 from schedd_agent.asking import Asker, custodians_of
 from schedd_agent.credentials import Keeper
 from schedd_agent.custodians import Custodians
+from schedd_agent.flocking import FlockDirectory, OtherPool
 from schedd_agent.leases import View
 from schedd_agent.mail import CondorMailer, Outbox
 from schedd_agent.model import Limits
@@ -31,7 +32,7 @@ from schedd_agent.reports import Newest
 from stageout import __version__
 from stageout.core import log
 from stageout.core.clock import SystemClock
-from stageout.core.config import ConfigError, Settings, condor_settings, reload_condor
+from stageout.core.config import ConfigError, Settings, condor_settings, flocked_to, reload_condor
 from stageout.core.failures import FILE_NAME, FailureLog
 from stageout.core.signing import KeyUnusable, SigningKey, load_key, load_or_make_key
 
@@ -104,6 +105,8 @@ class Daemon:
                 await self._port.close()
             if self._agent and self._agent.outbox:
                 self._agent.outbox.send(0.0, at_once=True)
+            if self._agent and isinstance(self._agent.directory, FlockDirectory):
+                self._agent.directory.close()
             self._worker.shutdown(wait=False)
         log.event("stop")
 
@@ -187,6 +190,8 @@ class Daemon:
             if self._agent.custodians:
                 self._agent.custodians.allowed = frozenset(custodians)
             self._agent.limits, self._agent.notice_interval_s = limits, notice_s
+            if isinstance(self._agent.directory, FlockDirectory):
+                self._agent.directory.follow(flocked_to(settings))
             if self._agent.outbox:
                 self._agent.outbox.interval_s = mail_s
                 self._agent.outbox.mailer = CondorMailer(settings, self._agent.name)
@@ -214,7 +219,10 @@ def make_agent(settings: Settings) -> Agent:
         name=name,
         key=key,
         queue=queue,
-        directory=CondorDirectory(name),
+        directory=FlockDirectory(
+            CondorDirectory(name),
+            lambda host: OtherPool(host, name, settings.number("STAGEOUT_POLL_INTERVAL")), flocked_to(settings),
+        ),
         receipts=Receipts(Path(history or os.devnull), spool / "stageout_agent_readings"),
         book=Book(name, numbers, lease_of_managers(limits)),
         view=View(hole_s=3 * settings.number("STAGEOUT_POLL_INTERVAL") + 60.0),

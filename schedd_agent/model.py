@@ -112,6 +112,7 @@ class Job:
     :param has_ended: its last run has ended for good: the next shadow, if there is one, only says so again.
     :param has_shadow: something of its last run still goes on (RemoteHost).
     :param kept_until: the queue keeps it until then, wall clock, seconds; 0: for the limit after its end.
+    :param has_flocked: its last run was in another pool.
     """
 
     name: str
@@ -142,6 +143,7 @@ class Job:
     owner: str = ""
     mail: MailTo = MailTo()
     kept_until: int = 0
+    has_flocked: bool = False
 
     @property
     def held_by_us(self) -> bool:

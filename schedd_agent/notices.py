@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from stageout.core.errors import StageoutError
@@ -17,12 +18,13 @@ from stageout.wire.custody import (
     bucket_of,
 )
 
-_PROJECTION = ["MyType", "Name", "StageOutManager", "StageOutPayload", "StageOutSignature"]
+PROJECTION = ["MyType", "Name", "StageOutManager", "StageOutPayload", "StageOutSignature"]
 #: A slot carries the report of a manager whose token does not allow an ad of its own, and the table of the masters has
 #: the last report of a pilot.
-_ELSEWHERE = (
+ELSEWHERE = (
     f'(StageOutPayload ?: "") != "" && (MyType == "Machine" || MyType == "{MANAGER_AD}" && MyAddress is undefined)'
 )
+REPORTS_WANTED = "StageOutPayload isnt undefined"
 #: The scan of all ads may take this part of the time; it comes with every look in a small pool.
 _SCAN_SHARE = 0.005
 _SCAN_INTERVAL_MAX_S = 60.0
@@ -36,10 +38,24 @@ class Look(NamedTuple):
     """One look at the collector.
 
     :param ads: of managers, whatever door they came through. :param collector_age_s: for how long it has been up.
+    :param others: what the collectors of other pools showed last, by the pool's name.
     """
 
     ads: Sequence[Mapping[str, Any]]
     collector_age_s: float
+    others: Mapping[str, OtherLook] = MappingProxyType({})
+
+
+class OtherLook(NamedTuple):
+    """The last good look at the collector of another pool.
+
+    :param at_s: when, by the monotonic clock. :param is_answering: the latest look was a good one.
+    """
+
+    ads: Sequence[Mapping[str, Any]] = ()
+    collector_age_s: float = 0.0
+    at_s: float = float("-inf")
+    is_answering: bool = False
 
 
 class Directory(Protocol):
@@ -75,6 +91,17 @@ class Buckets:
         return bucket_ad(self._agent, bucket, kept.values())
 
 
+def age_of(ads: Iterable[Mapping[str, Any]]) -> float:
+    """For how long the collector with these ads about itself has been up, in seconds."""
+    ages = (ad.get("MonitorSelfAge") for ad in ads)
+    return min((float(age) for age in ages if isinstance(age, (int, float))), default=0.0)
+
+
+def scan_pause_s(took_s: float) -> float:
+    """Seconds from one scan of all ads to the next. :param took_s: seconds that the last one took."""
+    return min(took_s / _SCAN_SHARE, _SCAN_INTERVAL_MAX_S)
+
+
 class CondorDirectory:
     """The pool's collector. :param agent: name of the agent that uses it. :param clock_s: a monotonic clock."""
 
@@ -93,22 +120,21 @@ class CondorDirectory:
     def look(self) -> Look:
         """All ads of managers. :raises CollectorError: it does not answer."""
         try:
-            reports = self._query(REPORTS.ad_type, "StageOutPayload isnt undefined", _PROJECTION)
-            ages = [ad.get("MonitorSelfAge") for ad in self._query("Collector", "true", ["MonitorSelfAge"])]
+            reports = self._query(REPORTS.ad_type, REPORTS_WANTED, PROJECTION)
+            ages = self._query("Collector", "true", ["MonitorSelfAge"])
             self._scan()
         except self._errors as problem:
             raise CollectorError(f"the collector does not answer: {problem}") from None
-        age_s = min((float(age) for age in ages if isinstance(age, (int, float))), default=0.0)
-        return Look([*reports, *self._elsewhere], age_s)
+        return Look([*reports, *self._elsewhere], age_of(ages))
 
     def _scan(self) -> None:
         """Look for reports among all ads of the pool, when the time for that has come."""
         start_s = self._clock_s()
         if start_s < self._scan_at_s:
             return
-        self._elsewhere = self._query("Any", _ELSEWHERE, _PROJECTION)
+        self._elsewhere = self._query("Any", ELSEWHERE, PROJECTION)
         end_s = self._clock_s()
-        self._scan_at_s = end_s + min((end_s - start_s) / _SCAN_SHARE, _SCAN_INTERVAL_MAX_S)
+        self._scan_at_s = end_s + scan_pause_s(end_s - start_s)
 
     def _query(self, ad_type: str, constraint: str, attributes: list[str]) -> list[Mapping[str, Any]]:
         kind = getattr(self._condor.AdType, ad_type)

@@ -50,7 +50,7 @@ PROJECTION = [
     "StageOutReason", "StageOutBytesLeft", "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt",
     "StageOutManager", "StageOutKeys", "StageOutCustody", "StageOutUntold", "NumHoldsByReason", "Owner",
     "TerminationPending", "RemoveReason", "RemoteHost",
-    "JobNotification", "NotifyUser", "UidDomain", "StageOutKeptUntil",
+    "JobNotification", "NotifyUser", "UidDomain", "StageOutKeptUntil", "RemotePool", "LastRemotePool",
 ]  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def parse_job(ad: Mapping[str, Any], candidate: bool) -> Job:
         untold=number("StageOutUntold"), hold_counts=_counts(ad.get("NumHoldsByReason")),
         owner=text("Owner"),
         mail=MailTo(number("JobNotification"), text("NotifyUser") or text("Owner"), text("UidDomain")),
-        kept_until=number("StageOutKeptUntil"),
+        kept_until=number("StageOutKeptUntil"), has_flocked="RemotePool" in ad or "LastRemotePool" in ad,
     )  # fmt: skip
 
 

@@ -131,7 +131,7 @@ class Board:
             if isinstance(problem, _Old) and problem.custodian in present:
                 continue  # It has changed doors: the ad behind the other one expires by itself.
             self.refuse(str(ad.get("Name")), str(problem))
-            voices += [_said_name(ad)] * 2
+            voices += [manager_of(ad)] * 2
         return frozenset(name for name in voices if voices.count(name) > 1)
 
     @property
@@ -223,5 +223,6 @@ class Board:
         self._changes = {key: box for key, box in self._changes.items() if key in listed}
 
 
-def _said_name(ad: Mapping[str, Any]) -> str:
+def manager_of(ad: Mapping[str, Any]) -> str:
+    """Name of the manager that an ad of a report names. Anybody can write it."""
     return str(ad.get("StageOutManager") or ad.get("Name"))

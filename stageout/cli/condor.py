@@ -6,6 +6,7 @@ what has no value is left out. Whatever goes wrong becomes a :class:`CommandErro
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -15,6 +16,7 @@ from stageout.cli.clocks import ahead_of_collector_s, collector_ahead_s, shifted
 from stageout.cli.exits import CommandError, Unavailable
 from stageout.cli.jobs import ATTRIBUTES, Job, JobId, constraint, is_cluster_ad
 from stageout.core.classads import ClassAd
+from stageout.core.config import condor_settings, flocked_to
 from stageout.wire.custody import (
     AD_LIFETIME_S,
     AGENT_AD,
@@ -238,7 +240,7 @@ class Pool:
             wanted += f" && ({names or 'false'})"
         newest: dict[tuple[str, str], Report] = {}
         ahead_s: dict[tuple[str, str], int] = {}
-        for ad in self.ads(wanted):
+        for ad in self._ads_of(set(managers or ()), wanted):
             try:
                 report = read_report(payload_of(ad))
                 if report.key:
@@ -257,8 +259,23 @@ class Pool:
 
         :raises Unavailable: the collector does not answer.
         """
-        names = " || ".join(f"StageOutManager == {quote(name)}" for name in sorted(set(managers) - {""}))
-        return {ad.text("StageOutManager") for ad in self.ads(f"({names or 'false'}) && {_NEWS}", ["StageOutManager"])}
+        wanted = set(managers) - {""}
+        names = " || ".join(f"StageOutManager == {quote(name)}" for name in sorted(wanted))
+        found = self._ads_of(wanted, f"({names or 'false'}) && {_NEWS}", ["StageOutManager"])
+        return {ad.text("StageOutManager") for ad in found}
+
+    def _ads_of(self, managers: set[str], wanted: str, projection: Sequence[str] = ()) -> list[ClassAd]:
+        """Ads in the collector, and for managers that have none there in those of the pools to which jobs flock.
+
+        :raises Unavailable: the collector does not answer.
+        """
+        found = self.ads(wanted, projection)
+        for host in flocked_to(condor_settings()) if self._pool is None else ():
+            if managers <= {ad.text("StageOutManager") for ad in found}:
+                break
+            with contextlib.suppress(Unavailable):
+                found += Pool(host).ads(wanted, projection)
+        return found
 
     def agent_heard_at(self, schedd: str) -> int:
         """When the collector heard the agent of a schedd last, by this machine's clock, in seconds; 0: it knows none.

@@ -26,9 +26,11 @@ class CollectorChild:
     """The collector(s) of the HTCondor configuration, through a child process that is started when needed.
 
     :param local_name: as of the daemon. :param patience_s: for one question, then the child is replaced.
+    :param host: collector of another pool, asked in place of these.
     """
 
-    def __init__(self, local_name: str = "", patience_s: float = _PATIENCE_S) -> None:
+    def __init__(self, local_name: str = "", patience_s: float = _PATIENCE_S, host: str = "") -> None:
+        self._host = host
         self._argv = module_command("stageout.core.collector_child", local_name)
         self._patience_s = patience_s
         self._child: asyncio.subprocess.Process | None = None
@@ -86,7 +88,7 @@ class CollectorChild:
                 *self._argv, stdin=pipe, stdout=pipe, limit=_MAX_LINE_BYTES
             )  # fmt: skip
         assert self._child.stdin is not None and self._child.stdout is not None
-        self._child.stdin.write(json.dumps(question).encode("ascii") + b"\n")
+        self._child.stdin.write(json.dumps({**question, "host": self._host}).encode("ascii") + b"\n")
         await self._child.stdin.drain()
         line = await self._child.stdout.readline()
         if not line:

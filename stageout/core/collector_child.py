@@ -23,43 +23,44 @@ def main() -> int:
 
 def _answer(settings: Settings, question: dict[str, Any]) -> dict[str, Any]:
     try:
+        hosts = [question["host"]] if question["host"] else _hosts(settings)
         if question["op"] == "query":
-            return {"ads": _query(settings, question)}
-        _advertise(settings, question["ad"], question["command"])
+            return {"ads": _query(hosts, question)}
+        _advertise(hosts, question["ad"], question["command"])
         return {}
     except Exception as problem:
         return {"error": str(problem) or type(problem).__name__}
 
 
-def _query(settings: Settings, question: dict[str, Any]) -> list[dict[str, Any]]:
+def _query(hosts: list[str], question: dict[str, Any]) -> list[dict[str, Any]]:
     """Ads of all collectors; with several, one that answers is enough."""
     import htcondor2
 
     found, problems = [], []
     ad_type, attributes = getattr(htcondor2.AdType, question["ad_type"]), question["attributes"]
-    for host in _hosts(settings):
+    for host in hosts:
         try:
             found += htcondor2.Collector(host).query(ad_type, question["constraint"], attributes)
         except Exception as problem:
             problems.append(problem)
-    if problems and len(problems) == len(_hosts(settings)):
+    if problems and len(problems) == len(hosts):
         raise problems[0]
     return [{name: ad[name] for name in attributes if isinstance(ad.get(name), (str, int))} for ad in found]
 
 
-def _advertise(settings: Settings, facts: dict[str, Any], command: str) -> None:
+def _advertise(hosts: list[str], facts: dict[str, Any], command: str) -> None:
     """Publish in all collectors; with several, one that takes it is enough."""
     import classad2
     import htcondor2
 
     ad = classad2.ClassAd(facts)
     problems = []
-    for host in _hosts(settings):
+    for host in hosts:
         try:
             htcondor2.Collector(host).advertise([ad], command)
         except Exception as problem:
             problems.append(problem)
-    if problems and len(problems) == len(_hosts(settings)):
+    if problems and len(problems) == len(hosts):
         raise problems[0]
 
 

@@ -443,6 +443,12 @@ def condor_settings(local_name: str = "") -> Settings:
     return Settings(look_up)
 
 
+def flocked_to(settings: Settings) -> list[str]:
+    """Collectors of the pools to which the schedd's jobs flock."""
+    found = settings.condor("FLOCK_COLLECTOR_HOSTS") or settings.condor("FLOCK_TO")
+    return list(dict.fromkeys(found.replace(",", " ").split()))
+
+
 def tool_settings(prefix: str) -> Settings:
     """Settings of the HTCondor configuration for programs that must do without the bindings (plugins).
 

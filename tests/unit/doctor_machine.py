@@ -115,6 +115,7 @@ class Fake:
     generic: bool = True
     ahead_s: float = 0.0
     collector_down: bool = False
+    other_pools: dict[str, list[ClassAd]] = field(default_factory=dict)
     policy: Any = 200
     others: Any = 0.0
     marked: list[tuple[int, str]] = field(default_factory=lambda: [(76, "/movers/1"), (75, "/movers/ended meanwhile")])
@@ -171,7 +172,11 @@ class Fake:
     def user_id(self, name: str) -> int | None:
         return {"root": 0, "condor": 99, "nobody": 65534}.get(name)
 
-    def ads(self, constraint: str) -> list[ClassAd]:
+    def ads(self, constraint: str, pool: str = "") -> list[ClassAd]:
+        if pool:
+            if pool not in self.other_pools:
+                raise Unseen("the collector does not answer. Is it up?")
+            return self.other_pools[pool]
         if self.collector_down:
             raise Unseen("the collector does not answer. Is it up?")
         if "time()" in constraint:

@@ -81,6 +81,14 @@ def collector(**kinds: list[ClassAd]) -> Callable[[Fake], None]:
     return lambda machine: machine.in_collector.update(kinds)
 
 
+def flocks(**pools: list[ClassAd]) -> Callable[[Fake], None]:
+    def spoil(machine: Fake) -> None:
+        machine.values["FLOCK_TO"] = "far"
+        machine.other_pools = pools
+
+    return spoil
+
+
 def policy(answer: Any) -> Callable[[Fake], None]:
     def spoil(machine: Fake) -> None:
         machine.values.update(STAGEOUT_POLICY_URL="https://policy:1/", STAGEOUT_POLICY_TOKEN="/token")
@@ -255,6 +263,8 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("agent-notice", Level.FAIL, "400 s ago", collector(StageOutAgent=[notice(400)])),
     ("agent-notice", Level.FAIL, "cannot be read", collector(StageOutAgent=[ClassAd({"StageOutPayload": "x"})])),
     ("agent-notice", Level.FAIL, "knows no schedd", collector(Scheduler=[])),
+    ("flocking", Level.WARN, "the collector far has no notice of the agent of ap", flocks(far=[])),
+    ("flocking", Level.WARN, "far: the collector does not answer", flocks()),
     ("agents-seen", Level.FAIL, "no schedd agent", collector(StageOutAgent=[])),
     ("handoff", Level.FAIL, "of ap is not taken over: no agent was heard", has(refusals={"ap": "no agent was heard"})),
     (

@@ -87,8 +87,8 @@ class Machine(Protocol):
     def user_id(self, name: str) -> int | None:
         """Uid of an account, None when there is none of that name."""
 
-    def ads(self, constraint: str) -> list[ClassAd]:
-        """Ads in the collector. :raises Unseen: it does not answer."""
+    def ads(self, constraint: str, pool: str = "") -> list[ClassAd]:
+        """Ads in the collector, or in that of another pool. :raises Unseen: it does not answer."""
 
     def ask_daemon(self, kind: str, parameter: str) -> str | None:
         """A parameter as the running daemon ("schedd", "startd") has it. :raises Unseen: it does not tell."""

@@ -101,14 +101,15 @@ class ThisMachine:
         except KeyError:
             return None
 
-    def ads(self, constraint: str) -> list[ClassAd]:
-        """Ads in the collector; one that does not answer is not asked again and again."""
-        if "collector" in self._seen:
-            raise Unseen(self._seen["collector"])
+    def ads(self, constraint: str, pool: str = "") -> list[ClassAd]:
+        """Ads in a collector; one that does not answer is not asked again and again."""
+        asked = ("collector", pool)
+        if asked in self._seen:
+            raise Unseen(self._seen[asked])
         try:
-            return self._pool.ads(constraint)
+            return (Pool(pool) if pool else self._pool).ads(constraint)
         except Unavailable as problem:
-            self._seen["collector"] = "the collector does not answer, see above"
+            self._seen[asked] = f"the collector {pool} does not answer, see above".replace("  ", " ")
             raise Unseen(str(problem)) from None
 
     def ask_daemon(self, kind: str, parameter: str) -> str | None:

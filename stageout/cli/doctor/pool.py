@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from stageout.cli.clocks import ahead_of_collector_s, collector_ahead_s
 from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn
 from stageout.core.classads import ClassAd, quote
+from stageout.core.config import flocked_to
 from stageout.wire.custody import AGENT_AD, MANAGER_AD, BadPayload, payload_of, read_notice
 
 _SKEW_WARN_S = 30
@@ -102,6 +103,23 @@ def _notice_of(machine: Machine, schedd: str) -> Iterator[Finding]:
         yield ok("agent-notice", f"the agent of {schedd} was heard of {max(age_s, 0)} s ago")
 
 
+def flocking(machine: Machine) -> Iterator[Finding]:
+    """Do the managers of the pools to which jobs flock hear this schedd's agent?"""
+    for pool in flocked_to(machine.settings):
+        for schedd in _local_schedds(machine):
+            try:
+                found = machine.ads(f'MyType == "{AGENT_AD}" && StageOutSchedd == {quote(schedd)}', pool)
+            except Unseen as reason:
+                yield warn("flocking", f"{pool}: {str(reason).partition('. ')[0]}", "is FLOCK_TO right, and is it up?")
+                break
+            if found:
+                yield ok("flocking", f"the collector {pool} has the notice of the agent of {schedd}")
+                continue
+            text = f"the collector {pool} has no notice of the agent of {schedd}: jobs that flock there are synchronous"
+            remedy = "see flock-letters-failed in ScheddAgentLog; its administrator must let the agent write there "
+            yield warn("flocking", text, remedy + "(docs/SCHEDD.md, Flocking)")
+
+
 def agents_seen(machine: Machine) -> Iterator[Finding]:
     """Is there any agent for which this node would take output over?"""
     ads = machine.ads(f'MyType == "{AGENT_AD}"')
@@ -192,5 +210,5 @@ def synchronous(machine: Machine) -> Iterator[Finding]:
 
 
 COMMON = (collector, clock, synchronous)
-ACCESS_POINT = (agent_notice, node_clocks)
+ACCESS_POINT = (agent_notice, flocking, node_clocks)
 EXECUTE_POINT = (agents_seen, leave_limits, reporting_door, slot_attributes)

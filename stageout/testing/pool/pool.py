@@ -51,6 +51,7 @@ class Pool:
     :param config: extra HTCondor settings for all nodes; `ap_config`, `ep_config` for one role.
     :param stageout: install the product and its configuration fragments.
     :param agent: let the fragment start the AP's daemon; `manager` likewise for the EPs.
+    :param prefix: of the nodes' names, where jobs flock between pools.
     :param directory: where everything is put; a temporary directory, removed at the end, when not given.
     :param checkout: source tree of the product; found, or the installed distribution, when not given.
     :param binds: directories of this machine to be seen (writable) at the same path in all nodes.
@@ -66,6 +67,7 @@ class Pool:
     stageout: bool = True
     agent: bool = True
     manager: bool = True
+    prefix: str = ""
     directory: Path | None = None
     checkout: Path | None = None
     binds: Sequence[Path] = ()
@@ -303,6 +305,7 @@ class Pool:
             else self.execute_points
         )
         named = [("ap", "ap", NodeSpec()), *((f"ep{i}", "ep", spec) for i, spec in enumerate(specs, 1))]
+        named = [(f"{self.prefix}{name}", role, spec) for name, role, spec in named]
         self.nodes = [self._make_node(name, role, spec, venv, [n for n, _, _ in named]) for name, role, spec in named]
         for node in self.nodes:
             node.boot()
