@@ -28,6 +28,7 @@ class _Collector(Pool):
     """A collector whose clock is wrong by so much, with ads that came in by that clock."""
 
     def __init__(self, ahead_s: int, ads: Sequence[dict[str, Any]]) -> None:
+        super().__init__("collector.example.org")
         self.now, self.found, self.questions = int(NOW) + ahead_s, ads, 0
 
     def ads(self, wanted: str, projection: Sequence[str] = ()) -> list[ClassAd]:
