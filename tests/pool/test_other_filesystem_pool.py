@@ -14,7 +14,7 @@ pytestmark = pytest.mark.pool
 
 #: Puts what is in a scratch directory on a filesystem that is mounted there.
 _OWN_FILESYSTEM = """
-mkdir /tmp/own && mount -t tmpfs -o size=200m tmpfs /tmp/own
+mkdir /tmp/own && mount -t tmpfs -o size=400m tmpfs /tmp/own
 cp -a "$1/." /tmp/own/ && chown --reference="$1" /tmp/own && chmod --reference="$1" /tmp/own
 mount --move /tmp/own "$1" && rmdir /tmp/own
 """
@@ -80,17 +80,18 @@ def test_output_is_copied_and_delivered(site: Any, node: Node, submit: Callable[
 def test_output_that_has_no_room_is_sent_at_once(site: Any, node: Node, submit: Callable[[str, int], Any]) -> None:
     stop_manager(site, node)
     spool = node.home / "stageout"
-    node.run(["mount", "-t", "tmpfs", "-o", "size=64m,mode=0711", "tmpfs", str(spool)])
+    # Below 64 MB of free space START lets no job in, and the copy leaves 16 MB free.
+    node.run(["mount", "-t", "tmpfs", "-o", "size=250m,mode=0711", "tmpfs", str(spool)])
     node.configure("STAGEOUT_SPOOL_QUOTA_MB = 1000\nSTAGEOUT_OWNER_QUOTA_MB = 1000\n")
     node.run(["condor_on", "-subsystem", "SANDBOX_MANAGER"])
     wait_until_acquainted(site.pool)
     try:
-        job = submit("no-room", 60_000_000)
+        job = submit("no-room", 250_000_000)
         history = site.wait_left(job, timeout_s=120)
     finally:
         node.configure("")
     assert history["JobStatus"] == 4
     site.check_delivered(job, "gate-no-room")
     (result,) = site.epoch_results(job)
-    assert "copy of 57 MB has no room" in result["DeveloperData"]["StageOutSynchronous"]
+    assert "copy of 238 MB has no room" in result["DeveloperData"]["StageOutSynchronous"]
     assert not list((node.root / str(spool).lstrip("/")).glob("intake/*"))
