@@ -36,7 +36,7 @@ from sandbox_manager.releases import Releases
 from sandbox_manager.reserve import Reserve
 from sandbox_manager.spool import Spool, Synced, _each_file
 from sandbox_manager.syncing import Syncs
-from schedd_agent.leases import View
+from schedd_agent.leases import _PoolView
 from schedd_agent.model import Send
 from schedd_agent.orders import Numbers
 from schedd_agent.receipts import Receipts
@@ -192,15 +192,10 @@ def _gone_is_cancelled(s: Any) -> Any:
     )
 
 
-def _counts_holes(view: View, now_s: float, age_s: float, shown: Any, managers: Any = ()) -> None:
+def _counts_holes(view: _PoolView, now_s: float, age_s: float, hole_s: float) -> None:
     """Silence is counted although nobody could be heard."""
-    last_s = getattr(view, "_ever_s", now_s)
+    view.seen_s += now_s - getattr(view, "_ever_s", now_s)
     view._ever_s = now_s  # type: ignore[attr-defined]
-    view._seen_s += now_s - last_s
-    for key in shown:
-        view._shown[key] = view._seen_s
-    for manager in managers:
-        view._managers[manager] = view._seen_s
 
 
 def _nothing(*arguments: Any, **more: Any) -> list[Any]:
@@ -283,7 +278,7 @@ BUGS = (
     ),
     Planted(
         "silence counts while nobody could be heard",
-        lambda: [(View, "looked", _counts_holes)],
+        lambda: [(_PoolView, "looked", _counts_holes)],
         ("blind",),
         length_s=6000.0,
     ),
