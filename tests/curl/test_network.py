@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import struct
@@ -18,8 +19,11 @@ root_only = pytest.mark.skipif(
 )
 
 
+_NUMBERS = itertools.count()
+
+
 class NameServer:
-    """Answers every question in the same way: "nothing", "no such name" or "broken". One of each for a process."""
+    """Answers every question in the same way: "nothing", "no such name" or "broken"."""
 
     def __init__(self, answer: str, address: str) -> None:
         self._answer = answer
@@ -48,7 +52,8 @@ def resolving(tmp_path, executable):
     servers = []
 
     def make(answer):
-        address = f"127.53.{os.getpid() % 250 + 1}.{sum(map(ord, answer)) % 250 + 1}"
+        # A thread that waits in recvfrom keeps the address of a closed server.
+        address = f"127.53.{os.getpid() % 250 + 1}.{next(_NUMBERS) % 250 + 1}"
         servers.append(NameServer(answer, address))
         (tmp_path / "resolv.conf").write_text(f"nameserver {address}\noptions timeout:1 attempts:1\n")
         (tmp_path / "nsswitch.conf").write_text("hosts: files dns\n")

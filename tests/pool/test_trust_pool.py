@@ -280,8 +280,11 @@ def ask(path, *messages):
     with socket.socket(socket.AF_UNIX) as talk:
         talk.settimeout(30)
         talk.connect(path)
-        for message in messages:
-            talk.sendall(frame(message))
+        try:
+            for message in messages:
+                talk.sendall(frame(message))
+        except BrokenPipeError:
+            pass  # it was refused before it was read to its end
         (length,) = struct.unpack(">I", talk.recv(4))
         return json.loads(talk.recv(length))
 run = sys.argv[1] + "/run/"
