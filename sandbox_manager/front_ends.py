@@ -13,7 +13,7 @@ _ADVICE = "until it is renewed it asks the plugin for each job: run 'stageout wr
 
 
 class FrontEnds:
-    """What has been renewed, by the file of the plugin."""
+    """The renewed answers, by the path of the plugin."""
 
     def __init__(self) -> None:
         self._seen: dict[str, str] = {}

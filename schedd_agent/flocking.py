@@ -32,7 +32,7 @@ _REFUSED_ADVICE = "its administrator must let this access point write there: doc
 
 
 class Child(Protocol):
-    """What is needed of :class:`stageout.core.collector.CollectorChild`."""
+    """The part of :class:`stageout.core.collector.CollectorChild` that is used here."""
 
     async def query(self, constraint: str, attributes: Sequence[str], ad_type: str = "Any") -> list[Mapping[str, Any]]:
         """Return the ads that match. :raises CollectorError: no answer."""

@@ -27,7 +27,7 @@ _ADVICE = (
 
 
 class Unknown:
-    """What was set aside. :param spool: the directory of the spool."""
+    """List the data that were set aside. :param spool: the directory of the spool."""
 
     def __init__(self, spool: Path) -> None:
         self._place = spool / "unknown"

@@ -1,4 +1,4 @@
-"""What DELETEs have moved out of sight, on its way off the disk: a directory may hold millions of files."""
+"""Trash: deleted directories, which a thread removes from the disk. One may hold millions of files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stageout.movers import trees
 
 @contextmanager
 def left_for_later() -> Iterator[None]:
-    """What nobody wants any more and cannot be removed now (of a read-only disk) holds up nobody."""
+    """Keep unwanted data that cannot be removed now (on a read-only disk) from delaying anybody."""
     try:
         yield
     except OSError as problem:

@@ -135,8 +135,8 @@ def too_late(message: Message, now: int) -> str:
 def forgeable(message: Message, digest: str) -> str:
     """Why data that a capability vouches for may not come by a connection, "" if they may.
 
-    What its holder has signed stands for the bytes only with a digest that nobody can find other bytes for. A copy with
-    a warrant is the word of the router that copies.
+    A signature stands for the bytes only with a digest for which nobody can find other bytes. For a copy with a
+    warrant, the copying router vouches.
 
     :param digest: the kind that the connection has chosen.
     """

@@ -284,7 +284,7 @@ def _classified(problem: OSError | TransferFailure, here: Path) -> TransferFailu
 
 
 def _said(wanted: Wanted[_Key]) -> Answer:
-    """What the listing has said of a file, but its permissions."""
+    """The listed properties of a file, without its permissions."""
     (path, _, modified), _, _, size_bytes = wanted
     return Answer((path,), ("file",), (size_bytes,), (0,), (modified,))
 
@@ -296,10 +296,10 @@ def _pages(entries: Spooled) -> Iterator[list[list[Any]]]:
 
 
 def _list(asking: Asking, paths: Sequence[str], found: Spooled) -> list[TransferFailure | None]:
-    """What is in the first of some directories: their pages, and an empty row behind each. Returns why one cannot be
-    read, None if it can, for each of these.
+    """List the first of some directories: their pages, and an empty row behind each. Return for each the reason why it
+    cannot be read, None if it can.
 
-    They are as many as have room together. All is taken at once: a router waits only a minute for who does not.
+    As many directories are listed as have room together. All pages are taken at once: a router waits a minute at most.
 
     :raises OSError: it cannot be kept here.
     """

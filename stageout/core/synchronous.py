@@ -102,5 +102,5 @@ def code_of(reason: str) -> str:
 
 
 def sentence_of(code: str) -> str:
-    """What a code means; "" for a code that is not in the table."""
+    """Return the meaning of a code; "" for a code that is not in the table."""
     return _BY_CODE[code].sentence if code in _BY_CODE else ""

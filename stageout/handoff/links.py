@@ -18,7 +18,7 @@ _FICLONE = 0x40049409
 _READ_INSTEAD = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
 #: The rate of a copy says how long the whole takes after a quarter of the time that it may take, or so many seconds.
 _JUDGED_AFTER_S = 5.0
-#: What a file costs beside its bytes.
+#: Cost of a file beside its bytes.
 _FILE_BYTES = 64 * 1024
 #: The kernel forbids links here: other filesystem, not the owner (protected_hardlinks), too many links, none at all.
 _COPY_INSTEAD = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)

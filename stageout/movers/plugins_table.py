@@ -112,7 +112,7 @@ def ask(path: str, as_itself: bool = False) -> Plugin | None:
 
 
 def printed(path: str, as_itself: bool = False, environment: Mapping[str, str] = os.environ) -> str:
-    """What a plugin prints for ``-classad``. Blocks up to 20 s.
+    """Return the answer that a plugin prints for ``-classad``. Blocks up to 20 s.
 
     :param as_itself: by this process's user. :param environment: its own, but for HTCondor's variables.
     :raises OSError: it cannot be started. :raises subprocess.TimeoutExpired: it does not end.

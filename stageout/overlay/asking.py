@@ -73,7 +73,7 @@ class Asking:
                 yield None
 
     def refusal(self, answer: Answer) -> TransferFailure:
-        """What an answer with a code says."""
+        """Return the message for an answer with this code."""
         return TransferFailure(ErrorClass.from_code(answer.code), answer.message, self._gateway.server)
 
     def _asked(self, questions: Sequence[Question]) -> Iterator[Answer]:

@@ -31,7 +31,7 @@ _TOGETHER = 4096
 #: A directory there may have so many names, and so many for each one that is looked for, to be listed to its end.
 _MOST_OTHERS, _MOST_OTHERS_EACH = 1024, 16
 Key = TypeVar("Key")
-#: What the caller knows it by, a file here, its name below the router's root, and what a listing has said of that.
+#: The caller's key, a file here, its name below the router's root, and the listed properties of that name.
 Pair = tuple[Key, AnyPath, str, Optional[Answer]]
 
 
@@ -101,7 +101,7 @@ def _directory(path: str) -> str:
 
 
 class _There:
-    """What a router has of the files here."""
+    """Return the files of this machine that a router has, too."""
 
     def __init__(self, asking: Asking) -> None:
         self._asking, self._may_list = asking, True
@@ -113,7 +113,7 @@ class _There:
         parted: Collection[str | None],
         is_put: bool,
     ) -> dict[str, Answer]:
-        """What is there, by name. A name that is missing is not there.
+        """Return the existing entries by name. A name that is missing is not there.
 
         :param known: from a listing. :param parted: directories with further files here, which are not listed again
             and again.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-#: What a file costs beside its bytes.
+#: Cost of a file beside its bytes.
 FILE_BYTES = 1_000_000
 MARGIN = 10.0
 LEAST_S = 600.0

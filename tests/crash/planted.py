@@ -551,7 +551,7 @@ MOST_SCHEDULES, MOST_S = 2000, 300.0
 
 
 class Found(NamedTuple):
-    """What ordinary schedules show of a bug.
+    """The first ordinary schedule that shows a bug.
 
     :param seed: of the first that shows it, 0: none does. :param text: what it says. :param took_s: processor time.
     """

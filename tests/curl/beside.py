@@ -262,7 +262,7 @@ class Case:
 
 @dataclass
 class Seen:
-    """What one plugin made of a case.
+    """The result of one plugin in a case.
 
     :param arrived: for each file, whether its right content is at the destination.
     :param asked: requests that reached the store.

@@ -10,7 +10,7 @@ from tests.curl.interposer import Asked, Drop, Early, Hold, Reply, cut, paced, s
 
 DATA = bytes(range(256)) * 400
 _NO_VERSION = {"ETag": None, "Last-Modified": None}
-#: What passes is retried for seconds: too long for the suite.
+#: Temporary failures are retried for seconds: too long for the suite.
 _PASSING = frozenset({408, 423, 425, 429, 500, 502, 503, 504, 507, 509})
 _GET_STATUSES = (400, 401, 403, 405, 406, 408, 409, 410, 412, 413, 414, 415, 416, 418, 423, 425, 429, 451)
 _SERVER_STATUSES = (500, 501, 502, 503, 504, 505, 507, 509, 511)

@@ -96,7 +96,7 @@ def test_upload_conflict(plugin, door):
 
 
 def test_upload_into_a_missing_directory(plugin, apache):
-    """What a new user meets first: the message names the directory and the scheme that makes it."""
+    """A new user meets this first: the message names the directory and the scheme that makes it."""
     host = f"127.0.0.1:{apache.port}"
     result = plugin.put(f"http://{host}/run%207/1234/file", env=NO_RETRY)
     assert result.failures == [K.CONFLICT]

@@ -121,7 +121,7 @@ GLOBAL_ID = "submit.example.org#12.0#1700000000"
 @pytest.mark.parametrize("slash", ["", "/"])
 @pytest.mark.parametrize("output", ["", "run%207", "run%207/checkpoints"])
 def test_checkpoints(plugin, request, server, output, slash):
-    """What HTCondor asks for at a restart is what it stored: every character of a name counts in both directions."""
+    """HTCondor asks at a restart for the names that it stored: every character of a name counts in both directions."""
     port = request.getfixturevalue(server).port
     base = f"dav://127.0.0.1:{port}"
     destination = f"{base}/run%207/checkpoints"

@@ -196,7 +196,7 @@ def test_proxy_that_wants_a_password(plugin, nginx, proxy):
 
 
 def test_server_behind_a_proxy(plugin, nginx, proxy):
-    """What the proxy passes on is the server's."""
+    """An error that the proxy passes on belongs to the server."""
     result = plugin.get(nginx.url("missing"), env={"http_proxy": f"http://127.0.0.1:{proxy.port}"})
     assert result.failures == [K.NOT_FOUND]
     assert blamed(result) == (f"127.0.0.1:{nginx.port}", None, None)

@@ -101,7 +101,7 @@ def test_tls_to_a_plain_port(plugin, dav):
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
 def test_no_answer(plugin, method):
-    """Who has waited once for the whole time does not wait again."""
+    """A plugin that has waited once for the whole time does not wait again."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}/file"
         env = {"STAGEOUT_RESPONSE_TIMEOUT_S": "60", "STAGEOUT_RETRY_BUDGET_S": "1"}
@@ -144,7 +144,7 @@ def test_answer_is_waited_for_in_a_data_slot(plugin, door, nginx):
 
 @pytest.mark.parametrize(("named", "attempts"), [(True, 2), (False, 1)])
 def test_hang_in_the_middle(plugin, door, nginx, named, attempts):
-    """What can be resumed is resumed once, and given up when that brings nothing."""
+    """The plugin resumes a download once, and gives it up when that brings nothing."""
     nginx.file("hang").write_bytes(LARGE)
 
     def hang(asked, forward):

@@ -31,7 +31,7 @@ def router(router: RouterProcess) -> Iterator[RouterProcess]:
 
 
 def left(router: RouterProcess) -> list[Path]:
-    """What was deleted and is still there."""
+    """The deleted names that still exist."""
     return [*(router.root / ".stageout/trash").iterdir()]
 
 
@@ -112,7 +112,7 @@ def fill(directory: Path, files: int) -> None:
 
 
 def test_others_go_on_while_many_files_are_removed(router: RouterProcess, gateway: Gateway) -> None:
-    """Whoever deletes them hears it at once, too."""
+    """The client that deletes them gets its answer at once, too."""
     fill(router.root / "many", FILES)
     served = 0
     with Session(gateway) as session, Session(gateway) as other:

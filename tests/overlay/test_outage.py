@@ -89,7 +89,7 @@ def _small_by_custodian(site: Site, source: Path) -> list[str]:
 
 
 def _make(source: Path) -> None:
-    """What takes the link some seconds, in one file and in many."""
+    """Data that take the link some seconds, in one file and in many."""
     (source / "small").mkdir(parents=True)
     (source / "large").write_bytes(os.urandom(24 * _MIB))
     data = os.urandom(20_000)

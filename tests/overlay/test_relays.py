@@ -266,7 +266,7 @@ def test_one_that_came_just_after_the_end_of_its_file_is_not_kept(
             send(channel, message)
 
         def hears(channel: Channel, within_s: float) -> bool:
-            """Whoever came late does not know yet that it was refused."""
+            """A late connection does not know yet that it was refused."""
             return channel not in behind and has_more(channel, within_s)
 
         def held(sending: Sending, of: Way, message: Message) -> None:

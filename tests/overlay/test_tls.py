@@ -157,7 +157,7 @@ def test_a_router_that_insists_wants_tls_from_the_sender_itself(
 
 
 def test_routers_are_not_excepted(home: Path, router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
-    """What a custodian delivers, or another router says, does not go plainly where TLS is wanted, either."""
+    """Custodians and other routers must use TLS, too, where a router demands it."""
     carrier = dataclasses.replace(gateway, ca="", key_name="carrier")
     _refused(carrier, _source(tmp_path), ErrorClass.PERMISSION_DENIED, "write 'ca FILE' into the file of STAGEOUT_ROUT")
     plainly = relay(tmp_path / "plainly", [f"127.0.0.1:{router.port}"])

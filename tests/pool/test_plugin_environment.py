@@ -1,4 +1,4 @@
-"""Which variables reach a transfer plugin: of the starter, and of the job, by version of HTCondor. No product here."""
+"""Variables of starter and job that reach a transfer plugin, by version of HTCondor. The product takes no part."""
 
 from __future__ import annotations
 

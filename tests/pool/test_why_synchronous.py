@@ -32,7 +32,7 @@ def _left_because(site: Site, job: Any) -> tuple[str, str]:
 
 
 def _counted(site: Site) -> dict[str, int]:
-    """What ``condor_status -af`` prints for the node: hand-offs, and refusals by code."""
+    """Return what ``condor_status -af`` prints for the node: hand-offs, and refusals by code."""
     asked = ("StageOutHandoffs", "StageOutSynchronous.NotAsked", "StageOutSynchronous.Factory")
     asked += ("StageOutSynchronous.SlotUser",)
     text = site.pool.ap.run(["condor_status", "-constraint", "DynamicSlot =!= true", "-af", *asked]).stdout

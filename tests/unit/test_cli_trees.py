@@ -189,7 +189,7 @@ def test_a_listing_that_was_cut_off_is_taken_once(tmp_path: Path) -> None:
 
 
 def test_much_is_not_listed_before_the_first_file_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What does not fit is listed later, and every directory has its files nevertheless."""
+    """Directories that do not fit are listed later, and each has its files nevertheless."""
     monkeypatch.setattr(trees, "_TOGETHER_BYTES", 500)
     directories = [f"d{number}" for number in range(20)]
     asked: list[int] = []

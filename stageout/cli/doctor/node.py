@@ -69,7 +69,7 @@ def spool_filesystem(machine: Machine) -> Iterator[Finding]:
 
 
 def _copies_lately(machine: Machine) -> str:
-    """What copies of the last hour cost; "" without any."""
+    """Return the cost of the last hour's copies as a sentence; "" without copies."""
     try:
         said = machine.manager_answer()
     except (OSError, Unseen):

@@ -1,4 +1,4 @@
-"""Which proxy a request goes through. libcurl decides by the environment, and does not say which one it took."""
+"""The proxy of a request. libcurl decides by the environment, and does not say which one it took."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import threading
 
 Origin = tuple[str, str, int]
 
-#: What is computed for a server of which nothing is known. Grid storage keeps Adler-32; for one that keeps another
+#: The digest for a server of which nothing is known. Grid storage keeps Adler-32; for one that keeps another
 #: digest the first file is read again from the page cache.
 USUAL_DIGESTS = ("adler32",)
 

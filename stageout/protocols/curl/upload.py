@@ -168,7 +168,7 @@ class HttpUpload(Upload):
         return Stored(None, self._stated(reply))
 
     def _missing_directory(self, reply: Reply) -> str:
-        """What to do about a PUT into a directory that does not exist; "" when that is not the reason."""
+        """Return advice for a PUT into a directory that does not exist; "" when that is not the reason."""
         folder, method = self._target.parent(), self._target.method
         if (
             reply.status not in NO_DIRECTORY
