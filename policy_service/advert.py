@@ -56,7 +56,7 @@ class Advert:
             await asyncio.sleep(_INTERVAL_S)
 
     async def _publish(self, ad: str) -> str:
-        """Why the ad is not in the collector; "" when it is."""
+        """Return the reason why the ad is not in the collector; "" when it is."""
         pipe = asyncio.subprocess.PIPE
         try:
             child = await asyncio.create_subprocess_exec(

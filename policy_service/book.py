@@ -1,4 +1,4 @@
-"""Who has what. Every change is on the disk before it is told to anybody.
+"""The table of leases. Every change is on the disk before a client sees it.
 
 Not for threads: whoever calls lets one thread do it all.
 """
@@ -21,7 +21,7 @@ _MOST_LEASES = 20_000
 
 @dataclass(frozen=True)
 class Rules:
-    """What the administrator set. :param lease_s: how long a grant holds. :param priorities: owner -> priority."""
+    """The administrator's settings. :param lease_s: how long a grant holds. :param priorities: owner -> priority."""
 
     limits: Limits
     lease_s: float
@@ -84,7 +84,7 @@ class Book:
         return self._decide(self._using(lease, lease.streams if in_use is None else in_use))
 
     def report(self, owner: str, name: str, in_use: int, rate_mb_s: float | None) -> Lease:
-        """What a client uses and reaches. Streams that it no longer uses after it shrank are free on return.
+        """Record a client's streams and rate. Streams that it gave up after a smaller grant are free on return.
 
         :raises Refused: as :meth:`renew`.
         """

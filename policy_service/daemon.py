@@ -39,7 +39,7 @@ _SWEEP_S = 1.0
 
 
 def rules_of(settings: Settings) -> Rules:
-    """What the administrator set. :raises ConfigError: a knob cannot be used."""
+    """Read the administrator's settings. :raises ConfigError: a knob cannot be used."""
     limits = Limits(
         initial=settings.count("STAGEOUT_POLICY_INITIAL"),
         increment=settings.count("STAGEOUT_POLICY_INCREMENT"),
@@ -64,7 +64,7 @@ def _by_owner(settings: Settings, name: str) -> dict[str, int]:
 
 
 def database_of(settings: Settings) -> Path:
-    """Where the leases are kept. :raises ConfigError: it depends on a parameter that is not set."""
+    """Return the path of the leases. :raises ConfigError: it depends on a parameter that is not set."""
     return Path(settings.path("STAGEOUT_POLICY_DIR")) / "policy.sqlite"
 
 

@@ -1,4 +1,4 @@
-"""What request bodies hold: one table that both checks them and describes them."""
+"""The fields of request bodies: one table that both checks them and describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parts of the service share: leases and refusals."""
+"""The types that the parts of the service share: leases and refusals."""
 
 from __future__ import annotations
 

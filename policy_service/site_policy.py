@@ -72,7 +72,7 @@ class BuiltIn:
 
 
 def fault(asker: Grant, grants: Sequence[Grant], limits: Limits, streams: object) -> str:
-    """Why no policy may answer this; "" when it may."""
+    """Return the reason why no policy may answer this; "" when one may."""
     if isinstance(streams, bool) or not isinstance(streams, int):
         return f"it returned {streams!r}, not a whole number"
     most = max(0, min(limits.max_client, asker.wanted))

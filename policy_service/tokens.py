@@ -1,4 +1,4 @@
-"""Who may ask: bearer tokens from a file, one ``OWNER TOKEN`` a line."""
+"""The clients that may ask: bearer tokens from a file, one ``OWNER TOKEN`` a line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Tokens:
             raise TokenError(f"{path} has no token: write one 'OWNER TOKEN' a line")
 
     def owner(self, token: str) -> str | None:
-        """Whose token this is. Takes as long for a wrong one as for a right one."""
+        """Return the owner of a token, in the same time for a wrong one as for a right one."""
         digest, found = _digest(token), None
         for known, owner in self._owners:
             if hmac.compare_digest(known, digest):

@@ -1,4 +1,4 @@
-"""What the service shows: figures for Prometheus and a page for people."""
+"""The views of the service: figures for Prometheus and a page for people."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _labels(**labels: str) -> str:
 
 
 def page(picture: Picture) -> str:
-    """Who has what, as HTML."""
+    """Return the table of leases as HTML."""
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Streams</title><style>{_STYLE}</style>",
         f"<h1>Streams</h1><p>Policy: {html.escape(picture.policy)}, at most {picture.max_pair} between two sites.</p>",

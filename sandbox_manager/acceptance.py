@@ -26,7 +26,7 @@ from stageout.wire.handoff import Receipt
 
 @dataclass(frozen=True)
 class Manager:
-    """Who this manager is, for receipts and reports."""
+    """The identity of this manager, for receipts and reports."""
 
     name: str
     key: str = ""

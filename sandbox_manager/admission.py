@@ -1,4 +1,4 @@
-"""May this hand-off be taken? Everything that can be said against it, before a single byte is linked."""
+"""Admission of hand-offs: every reason to refuse one, before a single byte is linked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HANDOFFS_OF_RUN = 32
 
 @dataclass(frozen=True)
 class Offer:
-    """What a plugin wants to hand over."""
+    """A plugin's offer."""
 
     facts: RunFacts
     files: int
@@ -64,7 +64,7 @@ class Admission:
     _last: int = 0
 
     def reason_against(self, offer: Offer) -> str:
-        """Why the plugin must upload itself; "" when nothing speaks against the offer."""
+        """Return the reason why the plugin must upload itself; "" when the offer is admitted."""
         checks = (
             self._stopping,
             self._report,
@@ -84,7 +84,7 @@ class Admission:
         return self._last
 
     def reason_against_copy(self, number: int, size_bytes: int) -> str:
-        """Why there is no room for a copy of a promised offer's files; "" when there is."""
+        """Return the reason why a promised offer's files cannot be copied; "" when there is room."""
         others = sum(self._copying.values()) - self._copying.get(number, 0)
         free = self.spool.free_bytes()
         if free >= LEAST_FREE_BYTES + others + size_bytes:

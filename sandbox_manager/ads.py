@@ -1,4 +1,4 @@
-"""What the manager says about itself: the report to the agents, and the figures for the slot ads."""
+"""The manager's own ads: the report to the agents, and the figures for the slot ads."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _next_attempt(row: FileRow, box: Sandbox) -> int:
 
 
 def _stands_still(box: Sandbox) -> bool:
-    """Whether its owner has paused what else would go on."""
+    """Tell whether its owner has paused a sandbox that would otherwise go on."""
     return box.paused and (box.state in SENDABLE or box.state is State.ACCEPTED)
 
 
@@ -249,7 +249,7 @@ class Reporter:
         return {"ReportProblem": self._pipeline.admission.report_problem, "ReportAge": age_s}
 
     def _begun(self, boxes: Iterable[Sandbox]) -> dict[int, Mapping[int, Receipt]]:
-        """What custodians may have of these sandboxes now. A writer may go on with it meanwhile."""
+        """Return the files of these sandboxes that custodians may hold now. A writer may change it meanwhile."""
         way_out = self._pipeline.hand_over_to
         return {box.id: way_out.begun(box.id) for box in boxes} if way_out else {}
 
@@ -360,13 +360,13 @@ class Reporter:
         }
 
     def _has_room(self, percent: float, free_bytes: int) -> bool:
-        """Whether the node takes new jobs, with hysteresis. :param percent: fullness of the spool."""
+        """Tell whether the node takes new jobs, with hysteresis. :param percent: fullness of the spool."""
         if self._accepting:
             return percent < self._high and free_bytes >= _LOW_FREE_BYTES
         return percent <= self._low and free_bytes >= 2 * _LOW_FREE_BYTES
 
     def _pilot_figures(self) -> dict[str, Any]:
-        """What the operator of a pilot wants to know beside."""
+        """Return the further figures for the operator of a pilot."""
         if not self._pipeline.rules.is_pilot:
             return {}
         boxes = self._pipeline.book.registry.by_id.values()

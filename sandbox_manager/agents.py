@@ -1,4 +1,4 @@
-"""Which schedds have an agent that is alive: only their jobs' output is accepted."""
+"""The schedds whose agent is alive: only their jobs' output is accepted."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class AgentBook:
         self._seen.clear()
 
     def is_fresh(self, schedd: str) -> bool:
-        """Has this schedd's agent been heard of lately?"""
+        """Tell whether this schedd's agent sent an ad lately."""
         known = self._seen.get(schedd)
         return known is not None and self.clock.monotonic_s() - known.at_s <= self.fresh_s
 

@@ -21,7 +21,7 @@ _KEEP_INTERVAL_S = 600.0
 
 
 class Ages:
-    """Those of one ledger. :meth:`load` before anything is judged by its age.
+    """The ages of one ledger. Call :meth:`load` before anything is judged by its age.
 
     :param boot: id of the kernel's boot. :param longest_s: no file waits much longer for its next attempt.
     """

@@ -98,7 +98,7 @@ class Lane:
         return self._later[0][0] if self._later else float("inf")
 
     def due(self, urgent_before: float) -> Iterator[tuple[Sandbox, Waiting]]:
-        """Those that are due: first those with a deadline before this wall clock, then in their order."""
+        """Yield the sandboxes that are due: first those with a deadline before this wall clock, then in their order."""
         urgent = set()
         for deadline, key in self._deadlines:
             if deadline >= urgent_before:

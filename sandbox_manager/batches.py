@@ -158,7 +158,7 @@ class BatchRun:
         return Equipment(self._spool.safe.contents(held), *ads)
 
     def _problem(self, item: FileRow) -> Failure | None:
-        """Why a file is not what was accepted; None when it is."""
+        """Return the difference between a file and its state at acceptance; None when there is none."""
         if isinstance(item.url, DamagedText):
             return Vanished(
                 ErrorClass.LOCAL_FILE, f"the ledger's record of {item.name} is damaged: its disk may be failing"
@@ -195,7 +195,7 @@ def _held(item: FileRow) -> HeldFile:
 
 
 def job_names(jobs: Iterable[str]) -> str:
-    """Whose files a batch has, for plugins that tell others."""
+    """Return the jobs of a batch, for plugins that tell them to a service."""
     names = list(dict.fromkeys(jobs))
     more = f" and {len(names) - _JOBS_NAMED} more" if len(names) > _JOBS_NAMED else ""
     return " ".join(names[:_JOBS_NAMED]) + more
@@ -208,7 +208,7 @@ def utc(wall_s: float) -> str:
 
 @dataclass
 class Judged:
-    """What becomes of the files of a batch.
+    """The decisions on the files of a batch.
 
     :param lost: gone from the spool, and their sandboxes with them.
     :param tried: some of them say something of the server.
@@ -275,7 +275,7 @@ def judge_batch(
 
 
 def delivered_result(item: FileRow, answer: Gone) -> FileResult:
-    """What is recorded of a file that has arrived, or is in custody elsewhere."""
+    """Return the record of a file that has arrived, or is in custody elsewhere."""
     if isinstance(answer, InCustody):
         return FileResult(
             item.ticket_id, item.position, FileState.HANDED_OVER, verified=CUSTODY, digest=answer.receipt
@@ -365,7 +365,7 @@ def _custodians(receipts: Iterable[str]) -> str:
 
 
 def _waits_for(reason: str, code: int) -> str:
-    """Why, without the number of the attempt: reports say that in a field of its own."""
+    """Return the reason without the number of the attempt, for which reports have a field of its own."""
     if code and ErrorClass.from_code(code).advice is Advice.NEEDS_CREDENTIAL:
         return f"needs credential: {reason}"
     return reason or "waits for the server"
@@ -395,7 +395,7 @@ def take(db: sqlite3.Connection, batch: BatchPlan, batch_bytes: int, now: int) -
 def give_back(
     db: sqlite3.Connection, batch: BatchPlan, is_open: Callable[[int], bool], attempts_limit: int, now: int
 ) -> Iterator[int]:
-    """What was not judged of a batch waits again. Yields the sandboxes that changed.
+    """Let undecided files of a batch wait again. Yield the sandboxes that changed.
 
     :param is_open: whether files may be sent to a destination now.
     """

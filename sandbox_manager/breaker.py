@@ -43,7 +43,7 @@ class IllegalTurn(Exception):
 
 
 class Flow(enum.Enum):
-    """How much may be sent to a server now."""
+    """The permission to send to a server now."""
 
     ALL = "all"
     ONE = "one file"
@@ -85,7 +85,7 @@ class Breakers:
     _known: dict[str, Breaker] = field(default_factory=dict)
 
     def flow(self, server: str) -> Flow:
-        """What may be sent to this server now."""
+        """Return the permission to send to this server now."""
         breaker = self._known.get(server)
         if breaker is None:
             return Flow.ALL
@@ -150,7 +150,7 @@ class Breakers:
         ]  # fmt: skip
 
     def dump(self) -> str:
-        """What :meth:`restore` needs after a restart."""
+        """Return the data that :meth:`restore` needs after a restart."""
         return json.dumps([{**asdict(one), "wait_s": self._known[one.server].wait_s} for one in self.troubles()])
 
     def restore(self, text: str) -> None:

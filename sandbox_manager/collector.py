@@ -1,4 +1,4 @@
-"""What the sandbox manager wants of the collector (asked through :mod:`stageout.core.collector`)."""
+"""The sandbox manager's queries and updates to the collector (asked through :mod:`stageout.core.collector`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ATTRIBUTES = ("MyType", "Name", "StageOutPayload", "StageOutSignature", "LastHea
 
 
 class Collector(Protocol):
-    """What the manager wants of the collector."""
+    """The manager's interface to the collector."""
 
     async def messages(self, manager: str) -> Sequence[Mapping[str, Any]]:
         """Agents' notices, and their orders for this manager. :raises CollectorError: no answer."""

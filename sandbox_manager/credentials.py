@@ -29,7 +29,7 @@ class BadCredential(Exception):
 
 @dataclass(frozen=True)
 class Credential:
-    """What the ledger says about one credential.
+    """The ledger's record of one credential.
 
     :param kind: "token" or "proxy". :param service: of a token, as in ``use_oauth_services``.
     :param expires_at: wall clock of its end, 0 when it cannot be read. :param digest: of its content.
@@ -58,7 +58,7 @@ def shown(kind: str, service: str) -> str:
 
 @dataclass(frozen=True)
 class HeldSurroundings:
-    """What a ticket's files are sent with.
+    """The credentials of a ticket's files.
 
     :param job_ad: attributes that the plugin may read, an ad in the new syntax; :param plugin_data: likewise; "" for
     none.
@@ -79,7 +79,7 @@ class HeldSurroundings:
 
     @property
     def expires_at(self) -> int:
-        """When the first of its credentials ends (wall clock), 0 when none is known to."""
+        """Return the end of the first of its credentials (wall clock); 0 when none is known to end."""
         return min((item.expires_at for item in self.credentials if item.expires_at), default=0)
 
     def expired(self, now: float) -> Credential | None:
@@ -110,7 +110,7 @@ class Safe:
         return tuple(found)
 
     def content(self, ticket: str, file_name: str) -> bytes:
-        """What a credential's file holds. :raises OSError: it is not there."""
+        """Read a credential's file. :raises OSError: it is not there."""
         return durable.read_file(self._sandboxes / ticket / DIRECTORY / file_name)
 
     def contents(self, held: HeldSurroundings) -> dict[str, bytes]:
@@ -133,7 +133,7 @@ class Safe:
 
 
 def examine(kind: str, service: str, content: bytes) -> Credential:
-    """What can be said about a credential.
+    """Describe a credential.
 
     :raises BadCredential: there is none in the file.
     """

@@ -47,7 +47,7 @@ class _Job:
 
 
 class Crew:
-    """Does what it is given in its order. Use from one event loop.
+    """An executor that runs calls in their order. Use from one event loop.
 
     :param executor: of one thread.
     """

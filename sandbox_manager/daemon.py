@@ -69,7 +69,7 @@ _FAST_S = 1.0
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a manager needs of the world; tests bring their own.
+    """The manager's dependencies; tests bring their own.
 
     :param read: returns the settings, anew on a reconfiguration.
     """

@@ -101,12 +101,12 @@ class Drain:
         return all(way_out.takes(places[part.destination]) for part in box.waiting)
 
     def _left(self) -> list[Sandbox]:
-        """What ends with the pilot; what another custodian has does not."""
+        """Return the sandboxes that end with the pilot; those that another custodian holds do not."""
         boxes = self._pipeline.book.registry.by_id.values()
         return [box for box in boxes if box.state not in FREED and box.state is not State.HANDED_OVER]
 
     def _unfinished(self) -> bool:
-        """Is there anything that waiting may still help?"""
+        """Tell whether waiting may still help any sandbox."""
         return any(box.state in SENDABLE or box.state is State.ACCEPTED for box in self._left() if not box.paused)
 
     def deadline(self, box: Sandbox) -> float:
@@ -121,7 +121,7 @@ class Drain:
         return self._end if needs_s <= left_s else float("inf")
 
     async def _all_due(self) -> None:
-        """What waits for a time waits no longer."""
+        """Make every waiting file due now."""
         boxes = [box.id for box in self._left() if box.state in SENDABLE]
         await self._pipeline.book.write(lambda db: records.due_now(db, boxes, int(self._clock.wall_s())))
 

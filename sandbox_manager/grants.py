@@ -99,7 +99,7 @@ class Grants:
         return f"{silence}: the limits of this node count." if self._silence else "Asks the policy service for streams."
 
     def note(self, server: str, wanted: int, in_use: int, rate_mb_s: float | None = None) -> None:
-        """What could be used and what is used now.
+        """The streams that could be used and those used now.
 
         :param rate_mb_s: after a step: it is reported, and the lease renewed at once, as ADAPT's client does it.
         """

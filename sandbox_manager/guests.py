@@ -16,7 +16,7 @@ _LINES = 5
 
 
 class Full(Exception):
-    """There is no room for this client; the text says of what."""
+    """A client has no room left; the message names the bound."""
 
 
 class Guest:

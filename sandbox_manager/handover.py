@@ -67,7 +67,7 @@ class HandOver:
             self._last = max(self._last, secrets.randbelow(_GO_ON_BELOW))
 
     def takes(self, destination: Destination) -> bool:
-        """Whether files for that destination can go this way: only what the overlay's plugin moves."""
+        """Tell whether files for that destination can go this way: the overlay's plugin must move them."""
         return method_of(destination.scheme) == METHOD
 
     def begin(self, files: Iterable[FileRow], now: int) -> dict[str, str]:
@@ -97,7 +97,7 @@ class HandOver:
         ]
 
     def only_here(self, files: Iterable[tuple[int, int]], begun: Collection[int]) -> int:
-        """How many of these files are in no receipt. :param files: ticket and position of each.
+        """Count the files that no receipt names. :param files: ticket and position of each.
 
         :param begun: numbers of the receipts. More may be begun while somebody writes down what they say.
         """
@@ -118,7 +118,7 @@ def written(begun: Mapping[int, Receipt]) -> tuple[str, ...]:
 
 
 def deposits_of(settings: Mapping[str, str], files: int) -> Sequence[Receipt | None]:
-    """What a plugin with these settings may give each file to a custodian as; None: to none.
+    """Return the deposit that a plugin with these settings may make for each file; None: no custodian.
 
     :param settings: of :meth:`HandOver.begin`, or others. :param files: that it is told of.
     """

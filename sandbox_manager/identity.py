@@ -1,4 +1,4 @@
-"""Whose output is offered: the peer's starter, its slot, and what the startd says about that slot's job.
+"""The owner of offered output: the peer's starter, its slot, and what the startd says about that slot's job.
 
 Nothing that a job can write (``.job.ad``, ``.machine.ad``, arguments, environment) is believed.
 """
@@ -22,7 +22,7 @@ __all__ = ["JOB_ATTRIBUTES", "Identity", "NotIdentified", "RunFacts"]
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known for certain about the run whose output is offered.
+    """The proven facts about the run whose output is offered.
 
     :param owner: ``alice@domain``, as the startd says. :param user: name of the account with ``uid``.
     :param slot_name: ``slot1_1@host``. :param startd_name: the part behind the ``@``.

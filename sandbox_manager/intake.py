@@ -84,7 +84,7 @@ class Handoff:
 
 
 class Custody(Protocol):
-    """Who keeps accepted sandboxes and delivers them (:mod:`sandbox_manager.acceptance`)."""
+    """The keeper of accepted sandboxes (:mod:`sandbox_manager.acceptance`)."""
 
     def may_accept(
         self, facts: RunFacts, files: int, size_bytes: int, urls: Sequence[str], plugin: str
@@ -105,7 +105,7 @@ class Custody(Protocol):
 
 
 class Identifier(Protocol):
-    """Who says whose output it is (:class:`sandbox_manager.identity.Identity`)."""
+    """The source of the owner of offered output (:class:`sandbox_manager.identity.Identity`)."""
 
     async def identify(self, peer: Peer) -> RunFacts:
         """Facts about the peer's run. :raises NotIdentified: with the reason."""
@@ -113,7 +113,7 @@ class Identifier(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one client, and all together, may use.
+    """The bounds of one client, and of all together.
 
     :param clients: connections at once. :param clients_per_user: of these, of one uid.
     :param files: in one hand-off. :param silence_s: s without a word after which a client is dropped.
@@ -316,7 +316,7 @@ class Intake:
         self._custody.release(handoff.reservation)
 
     def facts(self) -> dict[str, Any]:
-        """How many hand-offs were refused lately, and why, for people."""
+        """Describe how many hand-offs were refused lately, and why, for people."""
         return self._tally.facts(self._clock.monotonic_s())
 
     def figures(self) -> dict[str, Any]:

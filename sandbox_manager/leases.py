@@ -71,13 +71,13 @@ class Leases:
 
     @property
     def ends_in_s(self) -> int:
-        """How long something may be sent or said yet, with the time that plugins take to end; 0 without an end."""
+        """Return the seconds left for sending, with the time that plugins take to end; 0 without an end."""
         if self._ends_s == float("inf"):
             return 0
         return math.ceil(max(0.0, self._ends_s - self._now_s()) + _PLUGINS_END_S)
 
     def holds(self, schedd: str) -> bool:
-        """May output of this access point's jobs be sent now?"""
+        """Tell whether output of this access point's jobs may be sent now."""
         if self._now_s() >= self._ends_s:
             return False
         if not self._lease_s.get(schedd):
@@ -103,7 +103,7 @@ class Leases:
         return tuple(sorted(one for one in wanted if now_s >= self._until_s.get(one, float("-inf"))))
 
     def changed(self) -> bool:
-        """Is the last report wrong about that?"""
+        """Tell whether the last report is wrong about that."""
         told = self._told
         return self.unleased() != told
 

@@ -1,4 +1,4 @@
-"""What stands in the ledger, read: plain SQL on a connection. The changes are in ``records.py``."""
+"""Queries of the ledger: plain SQL on a connection. The changes are in ``records.py``."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def kept_tickets(db: sqlite3.Connection) -> dict[str, tuple[int, SyncState, str]
 
 
 def surroundings(db: sqlite3.Connection, ticket: str) -> HeldSurroundings:
-    """What a ticket's files are sent with."""
+    """Return the credentials of a ticket's files."""
     number, job_ad, plugin_data = db.execute(
         "SELECT id, job_ad, plugin_data FROM tickets WHERE ticket = ?", (ticket,)
     ).fetchone()

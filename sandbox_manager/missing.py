@@ -1,4 +1,4 @@
-"""What no plugin of this node moves although something waits for it. Pure."""
+"""URL schemes that files wait for and no plugin of this node moves. Pure."""
 
 from __future__ import annotations
 

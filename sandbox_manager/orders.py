@@ -69,7 +69,7 @@ def _nothing_of_it(db: sqlite3.Connection, order: Order, now: int) -> int:
 
 
 def _no_record(kept: Sequence[str]) -> str:
-    """Why output is lost. :param kept: tickets whose files are still there."""
+    """Return the reason why output is lost. :param kept: tickets whose files are still there."""
     text = "the sandbox manager has no record of this run's output"
     return f"{text}; its files are kept in unknown/{kept[0]} of the node's STAGEOUT_SPOOL" if kept else text
 

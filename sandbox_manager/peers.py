@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, and which condor_starter does that process descend from?
+"""The process at the other end of a Unix socket, and the condor_starter from which it descends.
 
 Nothing here believes a command line by itself: a job can start a process that calls itself condor_starter. A starter
 counts only when it is a child of a startd that is a child of *our* condor_master, and when both run as root (or, below
@@ -55,7 +55,7 @@ class Peer(NamedTuple):
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """Who connected. Close the answer after use. :raises NotIdentified: it has ended, or cannot be seen from here."""
+    """Identify the peer. Close the answer after use. :raises NotIdentified: the peer has ended or is invisible here."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
     if pid <= 0:

@@ -36,7 +36,7 @@ class PilotEnd:
         return left_s is None or left_s > self.throughput.needs_s(self._waiting())
 
     def reason_against(self, servers: Iterable[str], size_bytes: int) -> str:
-        """Why so many bytes for these servers, behind all that waits, would come too late; "" when they would not."""
+        """Return why so many bytes for these servers, behind all that waits, would come too late; "" when in time."""
         left_s = self.left_s
         if left_s is None:
             return ""

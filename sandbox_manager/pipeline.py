@@ -205,7 +205,7 @@ class Pipeline:
         return orders.carry_out(db, sheet, self._now())
 
     def follow(self, boxes: Iterable[Sandbox]) -> None:
-        """What a change of state brings with it: nothing of an ended sandbox is sent on, its bytes go."""
+        """Act on a change of state: stop sending files of an ended sandbox, and free its bytes."""
         changed = list(boxes)
         ended = {box.id for box in changed if box.state in FREED}
         for batch in self._running.values():
@@ -244,7 +244,7 @@ class Pipeline:
             self._background(self._move(batch, flight))
 
     def _tell_tuner(self) -> None:
-        """How much waits for each server, so that the policy service is asked for streams."""
+        """Return the backlog of each server, for which the policy service is asked for streams."""
         if self.tuner.grants is not None:
             most, flow = self.rules.tuning.knobs.maximum, self.breakers.flow
             self.tuner.waiting(

@@ -1,4 +1,4 @@
-"""Which files are sent next, and in which batches. Pure: no clock, no I/O.
+"""The choice of the next files and their batches. Pure: no clock, no I/O.
 
 Deadline first, then the owner who had least lately, then job priority, small before large. However much one owner has
 waiting, it uses neither all movers of the node nor all of one server, so another owner's first file never waits for
@@ -43,7 +43,7 @@ class BatchPlan:
 
     @property
     def cost_bytes(self) -> int:
-        """What it counts against its owner while it runs."""
+        """Return the share that it counts against its owner while it runs."""
         return cost_bytes(sum(part.files for part in self.parts), self.size_bytes)
 
 
@@ -82,7 +82,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a plan depends on beside the files.
+    """The input of a plan beside the files.
 
     :param flow: what may be sent to a server. :param share: bytes that an owner was given lately.
     :param now: wall clock. :param batch_files: what a destination's plugin would rather have than the limit when it is

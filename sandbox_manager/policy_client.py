@@ -50,7 +50,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Address:
-    """Where the service is, and who asks. :param site: of this node, the source of all its transfers."""
+    """The address of the service, and the client. :param site: of this node, the source of all its transfers."""
 
     url: str
     token_file: Path

@@ -1,4 +1,4 @@
-"""What destinations have reached, kept over restarts: one row of the ledger per server, the last thousand of them."""
+"""The rates of destinations, kept over restarts: one row of the ledger per server, the last thousand of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_SERVERS = 1000
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a server. :param level: files at once that were good last; 0: not known."""
+    """The knowledge of a server. :param level: files at once that were good last; 0: not known."""
 
     observed: Observed
     level: int = 0
@@ -37,7 +37,7 @@ class Rates:
         self._known = {row[0]: Known(Observed(*row[1:4]), row[4]) for row in rows}
 
     def of(self, server: str) -> Observed | None:
-        """What is known of a server's rate."""
+        """Return the knowledge of a server's rate."""
         known = self._known.get(server)
         return known.observed if known else None
 
@@ -56,7 +56,7 @@ class Rates:
     def after(
         self, server: str, files: Sequence[FileRow], judged: Judged, took_s: float, level: int, now: float
     ) -> Known | None:
-        """What is known after a batch; None when it told nothing.
+        """Return the knowledge after a batch; None when it adds nothing.
 
         :param took_s: time of the plugin's call. :param level: files at once that the tuner has come to.
         """
@@ -84,7 +84,7 @@ def _after(
 def call_limits(
     known: Observed | None, files: Sequence[FileRow], flight: Flight, most_s: float, now: float
 ) -> tuple[float, dict[str, str]]:
-    """How long a call of a plugin may take, and what its environment says about streams and stalls.
+    """Return the time limit of a plugin's call, and its environment for streams and stalls.
 
     :param most_s: the administrator's limit.
     """

@@ -33,7 +33,7 @@ class NewFile:
 
 @dataclass(frozen=True)
 class NewSandbox:
-    """Who made a sandbox, where, at which priority."""
+    """The owner, the origin and the priority of a sandbox."""
 
     run: Run
     owner: str
@@ -48,7 +48,7 @@ class NewSandbox:
 
 @dataclass(frozen=True)
 class FileResult:
-    """What became of one file in a batch.
+    """The result of one file in a batch.
 
     :param state: DELIVERED, FAILED, or WAITING for another attempt at ``next_attempt`` (wall clock).
     :param excused: the attempt does not count against the limit. :param attempted: False when it was never judged.
@@ -225,7 +225,7 @@ def state_of_run(db: sqlite3.Connection, run: Run) -> State | None:
 
 
 class Times(NamedTuple):
-    """What deadlines are counted from (wall clock), and what is said about a sandbox."""
+    """The times from which deadlines count (wall clock), and the reason of a sandbox."""
 
     accepted_at: int
     retried_at: int
@@ -292,7 +292,7 @@ def names_others(db: sqlite3.Connection, sandbox: int, tickets: Sequence[str]) -
 
 
 def has_named_tickets(db: sqlite3.Connection, sandbox: int) -> bool:
-    """Has the completed run's record named tickets of this sandbox?"""
+    """Tell whether the completed run's record names tickets of this sandbox."""
     return bool(db.execute("SELECT named_tickets FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()[0])
 
 
@@ -540,7 +540,7 @@ def _keep_end_time(db: sqlite3.Connection, sandbox: int, now: int) -> None:
 
 
 def is_wanted(db: sqlite3.Connection, ticket: str) -> bool:
-    """Are bytes of this ticket still needed?"""
+    """Tell whether bytes of this ticket are still needed."""
     query = (
         "SELECT EXISTS (SELECT 1 FROM files WHERE ticket = (SELECT id FROM tickets WHERE ticket = ?) "
         "AND state IN (0, 1, 3))"
@@ -594,7 +594,7 @@ def keep_unknown(db: sqlite3.Connection, found: Iterable[str], now: int, retenti
 
 
 def are_unknown(db: sqlite3.Connection, tickets: Iterable[str]) -> list[str]:
-    """Those of these tickets whose output was set aside because the ledger had no record of it."""
+    """Select the tickets whose output was set aside because the ledger had no record of it."""
     query = "SELECT EXISTS (SELECT 1 FROM unknown WHERE ticket = ?)"
     return [ticket for ticket in tickets if db.execute(query, (ticket,)).fetchone()[0]]
 

@@ -83,7 +83,7 @@ def lose_tickets(db: sqlite3.Connection, lost: Mapping[str, str], now: int) -> I
 
 
 def _is_needed(db: sqlite3.Connection, ticket: str, box: int) -> bool:
-    """Does this sandbox still need the bytes of its ticket?"""
+    """Tell whether this sandbox still needs the bytes of its ticket."""
     return records.state_of(db, box) in _NEEDS_BYTES and records.is_wanted(db, ticket)
 
 
@@ -98,7 +98,7 @@ def due(boxes: Iterable[Sandbox], busy: Collection[int], rules: Rules, now: int)
 
 
 def may_be_due(box: Sandbox, rules: Rules, now: int) -> bool:
-    """Is it worth while to look at this sandbox's deadlines in the ledger?"""
+    """Tell whether this sandbox's deadlines in the ledger can have passed."""
     if box.ended_at:
         return not box.forgettable and now - box.ended_at > rules.retention_s
     if box.state in SENDABLE and not (box.attempts or box.paused):
@@ -212,7 +212,7 @@ class ClockSeen:
 
 
 def read_clock(text: str) -> ClockSeen | None:
-    """What a ledger has kept; None when it has kept nothing."""
+    """Return the content that a ledger has kept; None when it has kept nothing."""
     words = text.split(" ")
     try:
         return ClockSeen(words[0], int(words[1]), int(words[2]))
@@ -253,5 +253,5 @@ class WallWatch:
         return 0
 
     def minded(self, jump_s: int) -> None:
-        """What is kept was changed for that jump, and is on the disk."""
+        """Record that the kept times were changed for that jump, and are on the disk."""
         self._ahead_s += jump_s

@@ -110,7 +110,7 @@ class Registry:
             self.backlog.put(box)
 
     def occupying(self, slot: SlotKey | None = None) -> Iterable[tuple[Occupant, int]]:
-        """What is in data slots, and how often: in all, or in those of one CPU slot and its siblings."""
+        """Count the content of data slots: of all, or of one CPU slot and its siblings."""
         if slot is not None:
             return self._occupying.get(slot.parent, Counter()).items()
         return [item for alike in self._occupying.values() for item in alike.items()]

@@ -19,7 +19,7 @@ _AGAIN_S = 30.0
 
 
 class Releases:
-    """What is being freed.
+    """The tickets that are being freed.
 
     :param disk: where the removing is done. :param background: runs a task. :param now: wall clock, seconds.
     """

@@ -1,4 +1,4 @@
-"""When a file is tried again, and when not: from the table of error classes, never from the text of a message.
+"""Retry decisions for files: from the table of error classes, never from the text of a message.
 
 A failure to reach the server at all says nothing about the file. Such attempts are *excused*: they do not count
 against ``STAGEOUT_ATTEMPTS``, only the give-up time ends them; and the server's circuit breaker opens (``breaker.py``),
@@ -52,7 +52,7 @@ class RetryRules:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of the file: WAITING until ``next_attempt`` (wall clock), or FAILED."""
+    """The decision on a file: WAITING until ``next_attempt`` (wall clock), or FAILED."""
 
     state: FileState
     next_attempt: int

@@ -1,4 +1,4 @@
-"""What the manager keeps in memory about its sandboxes: a picture of the ledger, replaced whenever that changes."""
+"""Sandboxes in memory: a picture of the ledger, replaced whenever that changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME_BYTES = 4096
 
 
 class FileState(enum.IntEnum):
-    """Where one file stands (numbers are stored in the ledger)."""
+    """The state of one file (numbers are stored in the ledger)."""
 
     WAITING = 0
     MOVING = 1
@@ -26,7 +26,7 @@ class FileState(enum.IntEnum):
 
 
 class SyncState(enum.IntEnum):
-    """Whether a ticket's data is on the disk (numbers are stored in the ledger)."""
+    """The durability of a ticket's data (numbers are stored in the ledger)."""
 
     WAITING = 0
     DONE = 1
@@ -61,7 +61,7 @@ class Destination(NamedTuple):
 
     @property
     def server(self) -> str:
-        """What is down when it is down: method and host."""
+        """Return the server of a URL, which is down or up as a whole: method and host."""
         return f"{method_of(self.scheme)}://{self.host}"
 
 
@@ -158,7 +158,7 @@ ACTIVE = frozenset({State.LEASED, State.MOVING})
 
 
 class Occupant(NamedTuple):
-    """What counts of a sandbox in a data slot. Many are alike, however many wait.
+    """The properties of a sandbox that count in a data slot. Many are alike, however many wait.
 
     :param sent_to: destinations of its files that are being sent.
     :param may_stick: it holds no place while it waits for its owner or for servers that cannot be reached.

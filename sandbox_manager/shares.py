@@ -1,4 +1,4 @@
-"""What each owner was given lately, so that who had least goes first. Pure."""
+"""The recent use of each owner, so that the owner with the least goes first. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HALF_LIFE_S = 600.0
 
 
 def cost_bytes(files: int, size_bytes: int) -> int:
-    """What so many files of this size together count, in bytes."""
+    """Return the cost of so many files of this size together, in bytes."""
     return size_bytes + files * FILE_BYTES
 
 
@@ -26,7 +26,7 @@ class Shares:
         self._given[owner] = (self.of(owner, now_s) + cost_bytes(files, size_bytes), now_s)
 
     def of(self, owner: str, now_s: float) -> float:
-        """What an owner was given, as far as it still counts, in bytes."""
+        """Return an owner's use, as far as it still counts, in bytes."""
         given, at_s = self._given.get(owner, (0.0, now_s))
         return float(given * 2.0 ** (-(now_s - at_s) / HALF_LIFE_S))
 

@@ -38,7 +38,7 @@ class Limits:
 
 
 def most_of_one(limit: int) -> int:
-    """How much of a limit one owner may use: all but one, so that the next owner need not wait for an end."""
+    """Return an owner's part of a limit: all but one, so that the next owner need not wait for an end."""
     return max(1, limit - 1)
 
 
@@ -66,7 +66,7 @@ class Places:
         self._active_owners[slot.parent, owner, server] += count
 
     def has_active(self, slot: SlotKey, owner: str, server: str) -> bool:
-        """May a sandbox of this owner take an active place? The first of an owner never waits for another owner's."""
+        """Tell whether a sandbox of this owner may take an active place. An owner's first never waits for others."""
         if not self._active_owners[slot.parent, owner, server]:
             return True
         whole = self._active_parents[slot.parent, server] < self._limits.active * max(1, self._limits.cpus)

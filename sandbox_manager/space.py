@@ -1,4 +1,4 @@
-"""How many bytes are in custody, in all and by owner. Pure.
+"""The bytes in custody, in all and by owner. Pure.
 
 A file that is in the spool under several names (two destinations of one file, a hand-off that was repeated) takes its
 space once. All of the spool is one filesystem, so the inode's number says what is the same file.

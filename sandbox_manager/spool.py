@@ -1,4 +1,4 @@
-"""Where accepted output lies: one directory per hand-off, the files in it under their position numbers.
+"""The spool of accepted output: one directory per hand-off, the files in it under their position numbers.
 
 Below a root manager a directory belongs to root and lets only one group pass (0710), which no account has and each
 mover of its owner gets: the plugin can open a file by its path while it sends, no other process can, not even the
@@ -58,7 +58,7 @@ class Synced:
 
 
 class NotClaimed(Exception):
-    """What the plugin linked is not what it offered; the text says how."""
+    """The linked files differ from the offer; the message says how."""
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,7 @@ class Spool:
     # ---- in custody --------------------------------------------------------------------------------------------------
 
     def path(self, ticket: str, position: int) -> Path:
-        """Where a file lies."""
+        """Return the path of a file."""
         return self._sandboxes / ticket / str(position)
 
     def write_back(self, tickets: Sequence[str]) -> None:
@@ -463,7 +463,7 @@ class Spool:
     # ---- room --------------------------------------------------------------------------------------------------------
 
     def free_bytes(self) -> int:
-        """What the filesystem still takes."""
+        """Return the bytes that the filesystem still takes."""
         found = durable.disk.statvfs(self.root)
         return found.f_bavail * found.f_frsize
 

@@ -1,4 +1,4 @@
-"""What the startd says about its slots: asked directly, off the event loop, never waited for long."""
+"""The startd's ads of its slots: asked directly, off the event loop, never waited for long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many hand-offs were accepted and refused lately, by reason."""
+"""Counts of hand-offs accepted and refused lately, by reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each server has really taken lately, all movers together: what a promise to deliver in time is judged by. Pure.
+"""The recent rate of each server, all movers together, by which promises of delivery are judged. Pure.
 
 (``rates.py`` knows what one call of a plugin reaches.)
 """
@@ -34,7 +34,7 @@ class Throughput:
         seen.underway_bytes += size_bytes
 
     def ended(self, server: str, size_bytes: int, delivered_bytes: int, now_s: float) -> None:
-        """That batch has ended, and so many bytes of it have arrived."""
+        """Record the end of a batch, and the bytes of it that have arrived."""
         seen = self._seen[server]
         _count_time(seen, now_s)
         seen.running -= 1
@@ -50,7 +50,7 @@ class Throughput:
         return seen.underway_bytes if seen else 0
 
     def bytes_per_s(self, server: str) -> float:
-        """What the server takes; 0 while nothing has arrived there."""
+        """Return the rate of the server; 0 while nothing has arrived there."""
         seen = self._seen.get(server)
         return seen.size_bytes / seen.busy_s if seen and seen.busy_s > 0 else 0.0
 

@@ -1,4 +1,4 @@
-"""Whose orders this manager obeys: one public key for each access point, and what is signed with it.
+"""The agents whose orders this manager obeys: one public key for each access point, and the ads that it signs.
 
 Any daemon of the pool can write any ad into the collector, so an ad proves nothing by itself. How a key becomes that
 of an access point, strongest first:

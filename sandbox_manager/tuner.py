@@ -1,4 +1,4 @@
-"""How many files move at once to each server, and with how many streams each: one controller per server.
+"""Files that move at once to each server, and the streams of each: one controller per server.
 
 Within what the policy service grants (``grants.py``), or the node's own limits. A *flight* is one call of a plugin with
 its share of that. Flights are measured when they end, and after every ``STAGEOUT_TUNING_DELAY`` files the controller is
@@ -31,7 +31,7 @@ _MB = 1e6
 
 @dataclass(frozen=True)
 class TuningRules:
-    """What the administrator set.
+    """The administrator's settings.
 
     :param knobs: ``parallelism`` is for plugins that can send a file in parts. :param profiles: directory of what
         ``stageout profile`` has measured.
@@ -169,7 +169,7 @@ class Tuner:
         return flight
 
     def waiting(self, files: Mapping[str, int]) -> None:
-        """How many files wait for each server, so that no more streams are asked for than can be used."""
+        """Note the waiting files of each server, so that no more streams are asked for than can be used."""
         if self.grants is None:
             return
         for server in {*files, *self._lanes}:
@@ -229,7 +229,7 @@ class Tuner:
         return lane.controller.now(self._streams(lane)).concurrency
 
     def reports(self) -> list[StreamsReport]:
-        """What people see, by server."""
+        """Return the figures for people, by server."""
         return [self._report(lane) for _, lane in sorted(self._lanes.items())]
 
     def new_rules(self, rules: TuningRules) -> None:

@@ -128,7 +128,7 @@ class Agent:
         return True
 
     def _seen(self) -> dict[str, list[Seen]]:
-        """What managers and custodians say; of managers that have ended as they said before, what follows from that."""
+        """Return the reports of managers and custodians, adapted for managers that have ended as announced."""
         seen = self.board.by_job()
         if self.custodians:
             seen = self.custodians.completed(seen, self._is_gone)
@@ -234,7 +234,7 @@ class Agent:
             self._post(job.mail, job_id, News.FAILED, effect.shown.reason)
 
     def _under_another_name(self, name: str, job: Job | None, effects: Sequence[Effect]) -> list[Effect]:
-        """What can be done for a job from before the schedd was renamed: nothing that needs its managers.
+        """Decide on a job from before the schedd was renamed: its managers cannot be asked.
 
         They obey only the name in its id. One order about it, and they would refuse the whole sheet.
         """
@@ -283,7 +283,7 @@ class Agent:
         return self.receipts.last_transfer(job.name, job)
 
     def _name_impostors(self, name: str, record: Record, seen: Sequence[Seen]) -> None:
-        """What is said about the run by others than those whom its record names is not believed; people hear of it."""
+        """Log reports on the run by managers that its record does not name; they are not believed."""
         for item in seen:
             tickets = {ticket.name for ticket in record.of(item.manager)}
             if item.sandbox.state in _AFTER_CONFIRMATION and not tickets & set(item.sandbox.tickets):
@@ -305,7 +305,7 @@ class Agent:
     # ---- what the schedd is asked beside the queue ---------------------------------------------------------------
 
     def _ask_history(self, gone: Iterable[str]) -> None:
-        """How jobs left the queue that managers still report; seldom, because reading the history is dear."""
+        """Read how jobs left the queue that managers still report; seldom, because reading the history is dear."""
         unknown = [name for name in gone if name not in self._past and self._may_ask(name)]
         if unknown:
             self._past.update(self.queue.past(unknown))

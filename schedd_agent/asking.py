@@ -1,4 +1,4 @@
-"""How the agent asks custodians of the overlay: one connection for many questions."""
+"""Queries to custodians of the overlay: one connection for many questions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _ask(gateway: Gateway, by_key: Mapping[tuple[str, int], str], cancel: bool) 
 
 
 def custodians_of(settings: Settings) -> tuple[str, ...]:
-    """Whose word counts. :raises ConfigError: an address cannot be used."""
+    """Return the keys whose answers count. :raises ConfigError: an address cannot be used."""
     try:
         return addresses(settings.text("STAGEOUT_CUSTODIANS"))
     except BadRoute as problem:

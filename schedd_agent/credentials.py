@@ -24,7 +24,7 @@ def services_of(needed: str) -> frozenset[str]:
 
 
 class Owner(NamedTuple):
-    """What the queue says about a job.
+    """The queue's facts about a job.
 
     :param run: NumShadowStarts. :param proxy: its x509userproxy, "" for none.
     :param services: that it asked for (OAuthServicesNeeded), as their files are called.

@@ -76,12 +76,12 @@ class Kept:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether its pilot has not said yet what became of it, nor ended."""
+        """Tell whether its pilot has neither reported its end nor ended itself."""
         return self.seen.sandbox.state not in _GIVEN_AWAY
 
     @property
     def is_presumed(self) -> bool:
-        """Whether its pilot ended before it heard that the custodians have it."""
+        """Tell whether its pilot ended before it heard that the custodians have it."""
         return self.seen.sandbox.state == State.HANDED_OVER and self.seen.sandbox.files_left > 0
 
     def cut_off(self) -> None:
@@ -106,13 +106,13 @@ class Kept:
 
     @property
     def is_bad(self) -> bool:
-        """Whether some of it will not arrive: then the rest must not either."""
+        """Tell whether a part of it will not arrive: then the rest must not either."""
         if self.given_up or self.seen.sandbox.state != State.HANDED_OVER:
             return True
         return any(outcome != "done" for outcome, _ in self.finals.values())
 
     def learn(self, name: str, answer: tuple[str, str], custodian: str) -> None:
-        """What a custodian says of a deposit. Where several have it, one that delivered it is enough."""
+        """Record a custodian's answer about a deposit. Where several have it, one that delivered it is enough."""
         outcome, _ = answer
         others = self._others_of(name, custodian)
         if others:
@@ -372,7 +372,7 @@ def _receipts(item: Seen) -> tuple[Receipt, ...]:
 
 
 def _given_up(number: int, job: Job | None, past: Past | None, counts: Callable[[Job], int]) -> str:
-    """What becomes of a run that nobody waits for any more, "" while somebody does."""
+    """Return the decision on a run that nobody waits for any more; "" while somebody does."""
     if job is None:
         return State.CANCELLED.value if past is not None and past.wants_nothing else ""
     newest = counts(job)
@@ -389,7 +389,7 @@ def _is_over(kept: Kept, job: Job | None) -> bool:
 
 
 def _read(path: Path) -> tuple[list[Kept], list[object]]:
-    """What the file has; and rows of it that are none, as they stand there: a release that knows them may come."""
+    """Read the file; keep unknown rows as they are, for a release that knows them."""
     try:
         rows: Any = json.loads(read_file(path))
         if not isinstance(rows, list):

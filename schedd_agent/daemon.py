@@ -242,7 +242,7 @@ def make_agent(settings: Settings) -> Agent:
 
 
 def kept_in(spool: Path, wall_s: float) -> tuple[Numbers, Newest]:
-    """What is remembered over a restart. :raises ConfigError: it may not be read."""
+    """Read the state that survives a restart. :raises ConfigError: it may not be read."""
     try:
         return Numbers(spool / "stageout_agent", wall_s), Newest(spool / "stageout_agent_seen")
     except (IsADirectoryError, PermissionError) as problem:
@@ -251,7 +251,7 @@ def kept_in(spool: Path, wall_s: float) -> tuple[Numbers, Newest]:
 
 
 def key_path(settings: Settings) -> Path:
-    """Where the agent's key is kept. :raises ConfigError: SPOOL is not set."""
+    """Return the path of the agent's key. :raises ConfigError: SPOOL is not set."""
     return spool_of(settings) / "stageout_agent_key"
 
 

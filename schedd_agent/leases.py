@@ -1,4 +1,4 @@
-"""How long nothing was heard, counted only while the agent could have heard. Fed with the monotonic clock."""
+"""The silence of managers, counted only while the agent could have heard them. Fed with the monotonic clock."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _PoolView:
 
 
 class View:
-    """How long the agent could have heard of managers, and when the collector last showed what.
+    """The time in which the agent could have heard of managers, and the last sight of each in the collector.
 
     Silence counts as evidence only while agent and collector could have been heard. Time is counted from one good look
     to the next; what lies round a failed or late look, or after a restart of the collector, is not counted, and takes
@@ -93,7 +93,7 @@ class View:
         return self._pools_of.get(name_of(manager)) or (() if has_flocked else (OWN_POOL,))
 
     def ending(self, manager: str, number: int, ends_in_s: float) -> None:
-        """What a manager's newest report says of its end. :param number: of that report. :param ends_in_s: 0: none."""
+        """Note the end that a manager's newest report tells. :param number: its number. :param ends_in_s: 0: none."""
         if not ends_in_s:
             self._ends.pop(manager, None)
         elif self._ends.get(manager, (0, 0.0))[0] != number:
@@ -102,7 +102,7 @@ class View:
                 del self._ends[next(iter(self._ends))]
 
     def has_ended(self, manager: str) -> bool:
-        """Whether a manager (custodian) has said when it will have ended, that is over, and nothing came after it.
+        """Tell whether a manager's (custodian's) announced end has passed, and nothing came after it.
 
         Time is counted from the look that found its word, so it has ended before by any clock.
         """

@@ -48,7 +48,7 @@ class Notification(enum.IntEnum):
 
 
 def wants(notification: int, news: News) -> bool:
-    """Does the owner want this mail? HTCondor mailed the end at the hand-off, so `Complete` hears of failures, too."""
+    """Tell whether the owner wants this mail: `Complete` gets failures too, as HTCondor mailed at the hand-off."""
     if notification in (Notification.ALWAYS, Notification.COMPLETE):
         return True
     return notification == Notification.ERROR and news is not News.DELIVERED

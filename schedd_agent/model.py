@@ -1,4 +1,4 @@
-"""What the agent knows (jobs, records, reports) and what it can do (effects). Plain data, no I/O."""
+"""The agent's knowledge (jobs, records, reports) and its effects. Plain data, no I/O."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Status(enum.IntEnum):
 
 
 class Request(str, enum.Enum):
-    """What the owner asks for by StageOutRequest; the schedd has made sure that it is the owner."""
+    """The owner's request by StageOutRequest; the schedd has made sure that it is the owner."""
 
     RETRY = "retry"
     CANCEL = "cancel"
@@ -66,7 +66,7 @@ class Request(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Shown:
-    """What the job's ad says about stage-out.
+    """The job ad's attributes about stage-out.
 
     :param run: StageOutRun. :param next_attempt_at: wall clock, seconds; 0 when none is planned.
     :param keys: public keys of the managers that the run's record named.
@@ -177,7 +177,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Past:
-    """How a job left the queue.
+    """The way in which a job left the queue.
 
     :param status: JobStatus in the history. :param run: NumShadowStarts there. :param executing_since: as of a
     :class:`Job`, and so is ``transferred_at``: they do not tell two ends apart.
@@ -197,7 +197,7 @@ class Past:
 
     @property
     def wants_nothing(self) -> bool:
-        """Whether what is still on its way must not arrive."""
+        """Tell whether files that are still on their way must not arrive."""
         return self.status == Status.REMOVED or self.given_up
 
 
@@ -261,7 +261,7 @@ class Elder(NamedTuple):
 
 
 class Dag(enum.Enum):
-    """What became of the DAG of a node."""
+    """The end of a node's DAG."""
 
     UNKNOWN = "unknown"
     REMOVED = "removed"

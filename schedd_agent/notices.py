@@ -59,7 +59,7 @@ class OtherLook(NamedTuple):
 
 
 class Directory(Protocol):
-    """What the agent needs of a collector. All calls block and raise CollectorError."""
+    """The agent's interface to a collector. All calls block and raise CollectorError."""
 
     def look(self) -> Look:
         """All ads of managers. :raises CollectorError: it does not answer."""

@@ -16,7 +16,7 @@ REFRESH_S = AD_LIFETIME_S / 3
 
 
 class Key(NamedTuple):
-    """What an order is about; two orders with the same key are the same order. :param manager: custodian."""
+    """The key of an order; two orders with the same key are the same order. :param manager: custodian."""
 
     manager: str
     job: str

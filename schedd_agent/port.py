@@ -69,7 +69,7 @@ def _new_certificate() -> bytes:
 
 
 def addresses_of(settings: Settings) -> tuple[str, str]:
-    """What nodes connect to, and what to listen on ("" for all).
+    """Return the address that nodes connect to, and the one to listen on ("" for all).
 
     Nodes are told STAGEOUT_CREDENTIAL_HOST, else the one address of NETWORK_INTERFACE, else the full name.
     """

@@ -59,19 +59,19 @@ class QueueError(StageoutError):
 
 
 class Queue(Protocol):
-    """What the agent needs of a schedd. All calls block and raise QueueError."""
+    """The agent's interface to a schedd. All calls block and raise QueueError."""
 
     def jobs(self, reported: Collection[str]) -> list[Job]:
         """Candidates, and the jobs with these GlobalJobIds that are in the queue."""
 
     def past(self, names: Collection[str]) -> dict[str, Past]:
-        """How jobs left the queue, for those that the history knows."""
+        """Return how jobs left the queue, for those in the history."""
 
     def dags(self, clusters: Collection[int]) -> dict[int, Dag]:
-        """What became of these DAGMan jobs."""
+        """Return the ends of these DAGMan jobs."""
 
     def owners(self, names: Collection[str]) -> dict[str, Owner]:
-        """Whose credentials go with these jobs, for those that are in the queue."""
+        """Return the owners of these jobs' credentials, for jobs in the queue."""
 
     def apply(self, edit: Edit) -> None:
         """Change a job. On return it is in the schedd's log. :raises QueueError: it is not."""
@@ -166,7 +166,7 @@ class CondorQueue:
         return list(found.values())
 
     def past(self, names: Collection[str]) -> dict[str, Past]:
-        """How jobs left the queue, for those that the history knows."""
+        """Return how jobs left the queue, for those in the history."""
         found = {}
         for ad in self._history([Run(name, 0).job_id for name in names]):
             if ad.get("GlobalJobId") in names:
@@ -180,7 +180,7 @@ class CondorQueue:
         return found
 
     def dags(self, clusters: Collection[int]) -> dict[int, Dag]:
-        """What became of these DAGMan jobs."""
+        """Return the ends of these DAGMan jobs."""
         ids = [f"{cluster}.0" for cluster in clusters]
         running = {int(ad["ClusterId"]) for text in _by_ids(ids) for ad in self._query(text, ["ClusterId"])}
         gone = [f"{cluster}.0" for cluster in clusters if cluster not in running]
@@ -201,7 +201,7 @@ class CondorQueue:
         return self.dags({parent}).get(parent)
 
     def owners(self, names: Collection[str]) -> dict[str, Owner]:
-        """Whose credentials go with these jobs, for those that are in the queue."""
+        """Return the owners of these jobs' credentials, for jobs in the queue."""
         wanted = [*PROJECTION, "x509userproxy", "OAuthServicesNeeded"]
         ids = [Run(name, 0).job_id for name in names]
         ads = [(ad, parse_job(ad, False)) for constraint in _by_ids(ids) for ad in self._query(constraint, wanted)]

@@ -109,7 +109,7 @@ def _content(path: Path, what: str, uid: int | None) -> bytes:
 
 
 class Apart:
-    """Has a child process read, which is told by words what is wanted."""
+    """A reader that works in a child process, which gets its task as arguments."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._stream = sock.makefile("rwb")

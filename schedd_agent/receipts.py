@@ -281,7 +281,7 @@ def _ends_with_banner(file: FileIO, offset: int) -> bool:
 
 
 class ReadingEnds:
-    """Where readings of the open file ended, over restarts. Losing them loses nothing but the bound on damage.
+    """Positions up to which the open file was read, kept over restarts. Their loss loses only the bound on damage.
 
     :param path: a line of inode and offset for each; None to keep them in no file.
     """

@@ -1,4 +1,4 @@
-"""What managers report, as far as it may be believed.
+"""Managers' reports, as far as they may be believed.
 
 A report is believed about the key that signed it, never about the name in it: a *custodian* is a manager with a key
 (:func:`schedd_agent.model.custodian`). Which custodian counts for a run is in the AP's own record of that run.
@@ -188,7 +188,7 @@ class Board:
 
     @property
     def refused(self) -> Sequence[tuple[str, str]]:
-        """What was not believed, and why; the newest hundred."""
+        """Return the rejected reports with their reasons; the newest hundred."""
         return tuple(self._refused)
 
     def _read(self, ad: Mapping[str, Any], known: Mapping[tuple[str, str], tuple[str, str, Report]]) -> Report:

@@ -1,4 +1,4 @@
-"""What to do about one job: a pure function of what is known. Reads no clock, does no I/O.
+"""The decision on one job: a pure function of the agent's knowledge. Reads no clock, does no I/O.
 
 Nothing is remembered between two decisions but what :class:`~schedd_agent.model.Situation` carries, so a decision
 after a crash is the same decision again. The rules are those of ``docs/SCHEDD.md``, "Decisions".
@@ -332,7 +332,7 @@ def _obey(s: Situation, job: Job, own: Sequence[Seen]) -> Iterator[Effect]:
 
 
 def _lost(s: Situation, record: Record, own: Sequence[Seen], limits: Limits) -> str:
-    """Why output of the run is lost, "" when it is not."""
+    """Return the reason why output of the run is lost; "" when it is not."""
     for item in own:
         if item.sandbox.state == State.LOST:
             return f"output lost at {item.manager_name}: {item.sandbox.reason or 'no reason given'}"
@@ -371,7 +371,7 @@ def _sum(job: Job, own: Sequence[Seen]) -> Shown:
 
 
 def _holdings(boxes: Iterable[SandboxReport]) -> list[str]:
-    """What routers have; who reports may say anything, and a job's ad is no place for much of it."""
+    """Return the routers' holdings, filtered and bounded: a report may claim anything, and a job's ad is small."""
     said = (text for box in boxes if box.state not in ENDS for text in box.holdings)
     plain = (text for text in said if len(text) <= _HOLDING_CHARS and text.isascii() and text.isprintable())
     return [str(one) for one in islice(read_holdings(plain), _HOLDINGS_SHOWN)]
@@ -391,7 +391,7 @@ def _progress(s: Situation, job: Job, record: Record, own: Sequence[Seen], limit
 
 
 def _words(job: Job, figures: Shown, box: SandboxReport) -> str:
-    """What is going on, for people. Figures alone do not change it: each change is an event in the job's log."""
+    """Describe the progress for people. Figures alone do not change it: each change is an event in the job's log."""
     words = box.reason or _MEANING.get(State(box.state), box.state)
     if box.attempts > 1 or box.next_attempt_at:
         words += f"; attempt {box.attempts}" + (f" of {box.attempts_limit}" if box.attempts_limit else "")
@@ -451,7 +451,7 @@ def _hold(shown: Shown, error_code: int) -> Iterator[Effect]:
 
 
 def _advice(kind: ErrorClass) -> str:
-    """What the owner of failed output can do."""
+    """Return the advice for the owner of failed output."""
     if kind in _WRONG_URL:
         return _URL_ADVICE
     first = _BEFORE_A_RETRY.get(kind)

@@ -1,4 +1,4 @@
-"""What a terminal shows while files move; where standard error is none, nothing is shown until the end."""
+"""Progress bars on a terminal; without one on standard error, nothing is shown until the end."""
 
 from __future__ import annotations
 

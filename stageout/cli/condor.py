@@ -71,7 +71,7 @@ def quote(text: str) -> str:
 
 
 def errors(htcondor: Any) -> tuple[type[Exception], ...]:
-    """What the bindings raise when a daemon does not answer or refuses: HTCondor 23 has no class of its own for it."""
+    """Return the bindings' exceptions for a daemon that is silent or refuses; HTCondor 23 has no class for it."""
     own = getattr(htcondor, "HTCondorException", None)
     return (OSError, RuntimeError, ValueError, TypeError, *([own] if own else []))
 
@@ -226,7 +226,7 @@ class Pool:
         self._errors = errors(self._htcondor)
 
     def reports(self, managers: Iterable[str] | None = None) -> list[Report]:
-        """What the managers said last, whichever door it came in by (their own ads, or slot ads), if well signed.
+        """Return the last well-signed report of each manager, from its own ad or from slot ads.
 
         A name can be taken by anybody: of two keys that speak in one name both are returned. All times are those of
         this machine's clock.
@@ -254,8 +254,10 @@ class Pool:
         return [shifted(report, -ahead_s[who] - self._ahead_s) for who, report in newest.items()]
 
     def heard(self, managers: Iterable[str]) -> set[str]:
-        """Those of these managers whose report is news, by the clock of who shows it: the collector's for their own
-        ads, the startd's for its slot ads.
+        """Select the managers whose report is recent.
+
+        The age counts by the clock of the daemon that shows it: the collector for a manager's own ad, the startd for
+        slot ads.
 
         :raises Unavailable: the collector does not answer.
         """
@@ -278,7 +280,7 @@ class Pool:
         return found
 
     def agent_heard_at(self, schedd: str) -> int:
-        """When the collector heard the agent of a schedd last, by this machine's clock, in seconds; 0: it knows none.
+        """Return the time of the agent's last ad in the collector, by this machine's clock, in seconds; 0 without one.
 
         :raises Unavailable: the collector does not answer.
         """

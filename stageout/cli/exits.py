@@ -13,7 +13,7 @@ from stageout.core.errors import ErrorClass, StageoutError
 
 
 class Exit(enum.IntEnum):
-    """What the exit status says; documented in ``docs/COMMANDS.md``."""
+    """The exit statuses; documented in ``docs/COMMANDS.md``."""
 
     OK = 0
     FAILED = 1
@@ -35,7 +35,7 @@ class CommandError(StageoutError):
 
 
 class UsageError(CommandError):
-    """What was typed cannot be understood."""
+    """The command line cannot be parsed."""
 
     status = Exit.USAGE
     kind = ErrorClass.BAD_REQUEST

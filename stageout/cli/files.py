@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def is_directory(path: str, url: str) -> bool:
-    """Whether a URL means a directory: it ends with /, or has no path."""
+    """Tell whether a URL means a directory: it ends with /, or has no path."""
     return not path or url.endswith("/")
 
 
@@ -158,7 +158,7 @@ def _put(
 
 
 def _mode_of_new_files() -> int:
-    """What standard input is sent with; gathered in a temporary file, nobody else may read it."""
+    """Return the mode of a file sent from standard input: its temporary file is readable for nobody else."""
     return 0o666 & ~umask()
 
 
@@ -205,7 +205,7 @@ def _routes(shares: Sequence[Share]) -> list[dict[str, Any]]:
 
 
 def _custody(given: Deposit) -> dict[str, Any]:
-    """What `ask` wants to know, and until when."""
+    """Return the operation for a later `ask`, and when it expires."""
     return {"custodian": given.custodian, "origin": given.origin, "number": given.seq, "expires": given.expires}
 
 
@@ -214,7 +214,7 @@ def _sent(given: Sequence[Deposit]) -> int:
 
 
 def deadline_of(options: argparse.Namespace) -> int:
-    """When it should be there, as Unix time; 0 for no wish."""
+    """Return the wished time of arrival as Unix time; 0 for no wish."""
     return int(time.time() + options.within) if options.within else 0
 
 
@@ -273,7 +273,7 @@ def _ask(gateway: Gateway, options: argparse.Namespace) -> int:
 
 
 def _fate(gateway: Gateway, origin: str, seq: int, answer: Result | Custody | Copying) -> dict[str, Any]:
-    """What became of a file, for programs."""
+    """Return the outcome of a file, for programs."""
     about: dict[str, Any] = {
         "server": gateway.server, "origin": origin, "number": seq, "custodian": "", "moved_bytes": 0, "size_bytes": 0,
         "generation": 0,
@@ -367,7 +367,7 @@ def _get(gateway: Gateway, path: str, options: argparse.Namespace) -> int:
 
 
 def _place_here(path: str, file: str | None) -> Path:
-    """Where a file is to be. :param file: its name here, or a directory: one that exists, or ends with /."""
+    """Return the target path of a file. :param file: its name here, or a directory: one that exists, or ends with /."""
     name = Path(path).name
     if not name:
         raise UsageError("the URL names no file; get -r fetches a directory")

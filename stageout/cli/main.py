@@ -220,7 +220,7 @@ _seconds.__name__ = "number of seconds"
 
 
 def _whole(name: str, least: int, most: int = sys.maxsize) -> Callable[[str], int]:
-    """What reads a whole number. :param name: for messages."""
+    """Return a parser of whole numbers. :param name: for messages."""
 
     def read(text: str) -> int:
         value = int(text)
@@ -594,13 +594,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """What is still to be printed goes nowhere: at the exit it would fail once more."""
+    """Discard the output that is still to be printed: it would fail once more at the exit."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(problem: StageoutError | TransferFailure, is_json: bool) -> None:
-    """What went wrong, in a line for people, and as an object where that is wanted and was not told before."""
+    """Print an error as a line for people, and as an object with ``--json`` unless it was printed before."""
     from stageout.cli.bars import complain
 
     if is_json:

@@ -27,12 +27,12 @@ def spool_directory(settings: Settings) -> str:
 
 
 def control_socket(settings: Settings) -> Path:
-    """Where the manager of this node answers questions."""
+    """Return the control socket of this node's manager."""
     return Path(spool_directory(settings)) / "run" / "control"
 
 
 def local_report(now: float) -> Report:
-    """What is in this node's custody: all for root and the manager's user, one's own for others.
+    """Ask for the sandboxes in this node's custody: all for root and the manager's user, one's own for others.
 
     :param now: wall clock, seconds.
     :raises Unavailable: no manager answers here.
@@ -41,7 +41,7 @@ def local_report(now: float) -> Report:
 
 
 def local_streams() -> list[StreamsReport]:
-    """How much this node sends to each server at once, and why. :raises Unavailable: no manager answers here."""
+    """Ask how much this node sends to each server at once, and why. :raises Unavailable: no manager answers here."""
     return _asked(read_streams)
 
 
@@ -86,7 +86,7 @@ def read_status(path: Path, now: float) -> Report:
 
 
 def read_streams(path: Path) -> list[StreamsReport]:
-    """How much goes to each server at once, and why.
+    """Print how much goes to each server at once, and why.
 
     :raises OSError: nobody listens there. :raises BadMessage: it is no manager of this version.
     """

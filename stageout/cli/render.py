@@ -43,7 +43,7 @@ def duration(seconds: float) -> str:
 
 
 def until(at: int, now: float) -> str:
-    """When the next attempt is, from now: ``-`` without one, ``now`` when it is due."""
+    """Return the time until the next attempt: ``-`` without one, ``now`` when it is due."""
     if not at:
         return "-"
     return duration(at - now) if at > now + 0.5 else "now"
@@ -148,7 +148,7 @@ def jobs_table(rows: Sequence[Row], now: float, width: int = 0) -> list[str]:
 
 
 def total_line(rows: Sequence[Row]) -> str:
-    """How much is left, in one line."""
+    """Return the amount that is left, in one line."""
     files, left = sum(row.files_left for row in rows), sum(row.bytes_left for row in rows)
     return f"{count(len(rows), 'job')}; {count(files, 'file')}, {size(left)} still to deliver"
 
@@ -191,7 +191,7 @@ def _facts(row: Row, now: float) -> list[tuple[str, str]]:
 
 
 def held(one: Holding, now: float) -> str:
-    """What routers have of a job's output."""
+    """Return the parts of a job's output that routers hold."""
     text = f"{count(one.files, 'file')}, {size(one.size_bytes)} at {clean(one.custodians)}"
     return f"{text} for {duration(now - one.since)}"
 

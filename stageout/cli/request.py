@@ -77,7 +77,7 @@ def _gone(queue: Queue, one: JobId, verb: str) -> CommandError:
 
 
 def why_not(job: Job) -> str:
-    """Why nothing can be asked for this job."""
+    """Return the reason why nothing can be asked for this job."""
     if job.delivered:
         return "its output is delivered"
     if job.status == 4:
@@ -135,7 +135,7 @@ def await_answers(
 
 
 def _managers(job: Job) -> set[str]:
-    """Who has its output. Nobody in particular, as long as the job's ad does not say."""
+    """Return the managers that hold the job's output; one unnamed, as long as the job's ad names none."""
     return set(job.manager.split(",")) - {""} or {""}
 
 
@@ -149,7 +149,7 @@ def _silent(pool: Pool, jobs: Iterable[Job]) -> set[str]:
 
 
 def _meanwhile(verb: str, job: Job, silent: Collection[str]) -> str:
-    """What a request that is not taken at once waits for."""
+    """Describe the event that a request waits for when it is not taken at once."""
     gone = sorted(_managers(job) & set(silent))
     if not gone:
         return f"{verb} stands in the job's ad; waiting until the schedd agent and the node's manager have taken it"
@@ -174,7 +174,7 @@ def _still_failed(job: Job, verb: str) -> bool:
 
 
 def _outcome(job: Job | None, verb: str) -> str:
-    """What follows; progress in the job's ad may be older than the request, so it is not repeated here."""
+    """Return the next step; progress in the job's ad may be older than the request, so it is not repeated here."""
     if job is None:
         return "the job has left the queue"
     if verb == "pause":
@@ -194,7 +194,7 @@ def agent_silence_s(queue: Queue, pool: Pool, now: float) -> float:
 
 
 def no_answer(schedd: str, silence_s: float, jobs: Sequence[JobId]) -> str:
-    """What to tell when no answer came: is there an agent at all?
+    """Return the message for a missing answer, which depends on whether an agent exists.
 
     :param silence_s: see :func:`agent_silence_s`.
     """

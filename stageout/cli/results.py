@@ -1,4 +1,4 @@
-"""What commands say with ``--json``: objects, one a line, whose fields docs/COMMANDS.md explains."""
+"""Output of commands with ``--json``: objects, one a line, whose fields docs/COMMANDS.md explains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMA = 1
 
 
 class Told(CommandError):
-    """What went wrong, after programs have been told."""
+    """An error that ``--json`` has printed already."""
 
     def __init__(self, problem: CommandError | TransferFailure) -> None:
         super().__init__(str(problem), problem.kind)
@@ -28,7 +28,7 @@ def tell(facts: dict[str, Any]) -> None:
 
 
 def ending(problem: StageoutError | TransferFailure | None = None, outcome: str = "") -> dict[str, Any]:
-    """How something ended: the same fields, whether it failed or not. :param outcome: "": done, or failed."""
+    """Return the end of an operation, with the same fields for success and failure. :param outcome: "": either."""
     kind = getattr(problem, "kind", None)
     return {
         "outcome": outcome or ("done" if problem is None else "failed"),

@@ -49,7 +49,7 @@ def as_text(here: str, links: Sequence[KnownRow], routes: Sequence[Routed]) -> l
 
 
 def uplink_text(said: Known) -> list[str]:
-    """What the router's uplink carries and who sends by it, where it has one."""
+    """Print the load of the router's uplink and its senders, where it has one."""
     if not said.uplink:
         return []
     rows = [

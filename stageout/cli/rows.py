@@ -77,7 +77,7 @@ def merge(jobs: Iterable[Job], reports: Iterable[Report]) -> list[Row]:
 
 
 def _newest_boxes(reports: Iterable[Report], keys: Mapping[str, frozenset[str]]) -> dict[str, dict[int, _Said]]:
-    """What was said last about each run of each job. :param keys: by job, whose word counts; any otherwise."""
+    """Return the last report on each run of each job. :param keys: by job, the keys that count; any otherwise."""
     boxes: dict[str, dict[int, _Said]] = {}
     for report in reports:
         for box in report.sandboxes:
@@ -91,7 +91,7 @@ def _newest_boxes(reports: Iterable[Report], keys: Mapping[str, frozenset[str]])
 
 
 def _box_of(job: Job, boxes: Mapping[str, Mapping[int, _Said]]) -> _Said | None:
-    """What was said about the job's last run.
+    """Return the reports on the job's last run.
 
     A job whose shadow reconnected after a restart of the access point has a higher run number there than at its
     execute point, so the highest number that is not superseded serves too.
@@ -205,7 +205,7 @@ def _server(url: str) -> str:
 def as_json(
     rows: Iterable[Row], now: float, notes: Iterable[str] = (), streams: Iterable[StreamsReport] | None = None
 ) -> Mapping[str, Any]:
-    """What ``stageout status --json`` prints (``docs/COMMANDS.md`` says what each field means).
+    """Return the objects that ``stageout status --json`` prints (fields: ``docs/COMMANDS.md``).
 
     :param now: wall clock, seconds. :param notes: what the reader must know about gaps in the answer.
     :param streams: to each server, where a node was asked.

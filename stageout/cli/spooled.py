@@ -48,7 +48,7 @@ class Spooled:
         return json.loads(line)
 
     def end(self) -> tuple[int, int]:
-        """Where the next row will be."""
+        """Return the position of the next row."""
         return self._file.seek(0, 2), self._left
 
     def cut(self, end: tuple[int, int]) -> None:
@@ -58,6 +58,6 @@ class Spooled:
         self._file.truncate()
 
     def clear(self) -> None:
-        """There are none."""
+        """Forget all rows."""
         self.cut((0, 0))
         self._read_bytes = 0

@@ -27,7 +27,7 @@ _WATCH_INTERVAL_S = 2.0
 
 
 class Snapshot(NamedTuple):
-    """What is known at one time, and what the reader must know about gaps in it.
+    """The knowledge at one time, with warnings about its gaps.
 
     :param streams: to each server, with ``--node``; else None.
     """
@@ -60,7 +60,7 @@ def _queue_look(options: argparse.Namespace) -> Callable[[], Snapshot]:
 
 
 def whose_jobs() -> str | None:
-    """Whose jobs are shown without --all: one's own; root, who has none, sees all as with condor_q.
+    """Return the owner whose jobs are shown without --all: the user; root sees all, as with condor_q.
 
     :raises CommandError: this account has no name.
     """

@@ -14,7 +14,7 @@ SHOW_EVERY_S = 0.2
 
 
 class Tally:
-    """What has become of the files of one directory. Any thread may say so.
+    """The outcomes of the files of one directory, added by any thread.
 
     :param name: of the directory here. :param is_json: programs are told, and no bar is shown.
     :param about: what is the same for all of its files.

@@ -127,7 +127,7 @@ class _Tree:
                 self._ended(found, TransferFailure(ErrorClass.NOT_SUPPORTED, f"{found.local} is not a file"))
 
     def _new(self, files: Iterator[Found], routes: Sequence[Route]) -> Iterator[Found]:
-        """Those that are not there yet."""
+        """Select the files that the other side lacks."""
         pairs = ((one, one.local, self._prefix + one.path, None) for one in files)
         with Asking(self._gateway, routes) as asking:
             for found, is_same in compared(asking, pairs, is_put=True):
@@ -228,7 +228,7 @@ class _Fetched:
         return True
 
     def _files(self, there: str, below: str, entries: Spooled, directories: Spooled) -> Iterator[Wanted[_Key]]:
-        """Those of one directory; the directories in it are added to the others."""
+        """List the files of one directory, and add its directories to the others."""
         prefix, here = f"{there}/".lstrip("/"), self._into / below
         inside = "" if here == Path() else os.path.join(here, "")  # noqa: PTH118 - Path drops the last slash
         most_bytes = min(_MOST_NAME_BYTES, MAX_PATH_BYTES - len(os.fsencode(prefix)))
@@ -245,7 +245,7 @@ class _Fetched:
                     self._refuse(path, local, "is not a file")
 
     def new(self, asking: Asking, files: Iterator[Wanted[_Key]]) -> Iterator[Wanted[_Key]]:
-        """Those that are not here yet."""
+        """Select the files that are missing here."""
         pairs = ((wanted, wanted[2], wanted[1], _said(wanted)) for wanted in files)
         for wanted, is_same in compared(asking, pairs, is_put=False):
             if is_same:
@@ -266,7 +266,7 @@ class _Fetched:
 
 
 def _is_name(said: str, most_bytes: int) -> bool:
-    """Whether it can be a file's name here, and is below the directory that it is said to be in."""
+    """Tell whether a name is valid here and lies below its reported directory."""
     if said in _NO_NAMES or "/" in said or "\0" in said:
         return False
     try:
@@ -290,7 +290,7 @@ def _said(wanted: Wanted[_Key]) -> Answer:
 
 
 def _pages(entries: Spooled) -> Iterator[list[list[Any]]]:
-    """Those of one directory: names, kinds, sizes and times."""
+    """List the entries of one directory: names, kinds, sizes and times."""
     while page := entries.pop():
         yield page
 

@@ -1,4 +1,4 @@
-"""What a job's ad means to somebody who waits for its output. Pure."""
+"""The meaning of a job's ad for somebody who waits for its output. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stageout.core.states import State
 
 
 class Outcome(enum.Enum):
-    """How far a job is."""
+    """The progress of a job."""
 
     DELIVERED = "delivered"
     FAILED = "failed"

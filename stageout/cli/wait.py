@@ -30,7 +30,7 @@ _NOT_SUBMITTED = -1001, -1004
 
 
 class Source(Protocol):
-    """Where jobs are looked up."""
+    """The source of job ads."""
 
     def jobs(self, wanted: Sequence[JobId]) -> tuple[list[Job], list[ClassAd]]:
         """Jobs in the queue, and ads of their clusters."""
@@ -101,7 +101,7 @@ class Watcher:
         return {**dict.fromkeys(gone, _BETWEEN), **self._left, **queued}, bool(factories)
 
     def _missing(self, queued: set[JobId], factories: set[int]) -> list[JobId]:
-        """What to look up in the history: at first everything, later what has left since the last look."""
+        """Return the constraint for the history: at first every job, later those that left since the last look."""
         if not self._looked_back:
             return [one for one in self._wanted if one.proc is None or one not in queued]
         # A factory's jobs may come and go between two looks: when it has made its last one, all are looked up.

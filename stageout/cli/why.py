@@ -1,4 +1,4 @@
-"""Why a job's output was not handed off, from the job's ad and the access point's records of its transfers. Pure."""
+"""The reason why a job's output was not handed off, from the job's ad and the records of its transfers. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Why(NamedTuple):
 
 
 def why(job: Job, records: Iterable[ClassAd]) -> Why:
-    """Why the job's transfer is, or was, synchronous.
+    """Return the reason why the job's transfer is, or was, synchronous.
 
     :param records: OUTPUT records of the job's id; ids start again when a queue is made anew.
     """

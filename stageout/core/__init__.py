@@ -1,1 +1,1 @@
-"""What every part builds on: error classes, ClassAds, settings, clocks, log, durable steps, states."""
+"""The common ground of every part: error classes, ClassAds, settings, clocks, log, durable steps, states."""

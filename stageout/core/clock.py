@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What a daemon asks for time; tests put their own in its place."""
+    """The clocks of a daemon; tests replace them by their own."""
 
     def monotonic_s(self) -> float:
         """Seconds since an arbitrary start; never steps back."""

@@ -26,17 +26,17 @@ def code_of(problem: sqlite3.Error) -> int:
 
 
 def is_full(problem: BaseException) -> bool:
-    """Whether a database found no room on its disk."""
+    """Tell whether a database found no room on its disk."""
     return isinstance(problem, sqlite3.OperationalError) and code_of(problem) == _FULL
 
 
 def is_read_only(problem: BaseException) -> bool:
-    """Whether a database may not be written to."""
+    """Tell whether a database may not be written to."""
     return isinstance(problem, sqlite3.OperationalError) and code_of(problem) == _READONLY
 
 
 def find_code(problem: BaseException, path: Path, connection: sqlite3.Connection | None = None) -> None:
-    """Where an error says nothing but that something was not possible (before Python 3.11), look what that was.
+    """Find the cause of an error that SQLite reports without its code (Python before 3.11).
 
     :param path: of the database. :param connection: to it, if it is open. The error has ``sqlite_errorcode`` on return.
     """
@@ -54,7 +54,7 @@ def _has_all_pages(connection: sqlite3.Connection) -> bool:
 
 
 def _tried(directory: Path) -> int:
-    """What a new file there meets."""
+    """Return SQLite's code for what a new file in this directory meets."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             os.posix_fallocate(file.fileno(), 0, _TRIED_BYTES)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 
 class Advice(enum.Enum):
-    """What to do about a failure; the only input of retry decisions."""
+    """A class of failures; the only input of retry decisions."""
 
     RETRY_HERE = "retry here"
     RETRY_ELSEWHERE = "retry elsewhere"
@@ -75,7 +75,7 @@ class ErrorClass(enum.Enum):
 
     @property
     def advice(self) -> Advice:
-        """What to do about it."""
+        """Return the advice for this class of failures."""
         return self.value.advice
 
     @property

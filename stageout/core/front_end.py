@@ -66,7 +66,7 @@ def wrapped(text: str) -> str:
 
 
 def is_ours(text: str) -> bool:
-    """Whether a plugin hands off: one that is built on the library, or a front end."""
+    """Tell whether a plugin offers hand-offs: it is built on the library, or it is a front end."""
     return "stageout" in text
 
 
@@ -80,7 +80,7 @@ def plugin_of(path: Path) -> str:
 
 
 def is_fresh(text: str, plugin: os.stat_result) -> bool:
-    """Whether a front end answers ``-classad`` by itself while the plugin's file has this status."""
+    """Tell whether a front end answers ``-classad`` from its cache while the plugin's file has this status."""
     return f"\nseen={shlex.quote(signature(plugin))}\n" in text
 
 

@@ -1,4 +1,4 @@
-"""How much memory this process may fill: what the machine has, and what its control groups leave (cgroups(7))."""
+"""Memory that this process may fill: that of the machine, bounded by its control groups (cgroups(7))."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def room_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
-    """What files may take in memory before something else has to leave it; None: nobody can say.
+    """Return the bytes that files may take before something else leaves the memory; None when unknown.
 
     Of a group that is its limit, or that above which it is throttled, without what its processes hold themselves, and
     what lies in a tmpfs: neither can be dropped as files can.

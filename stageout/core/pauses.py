@@ -1,4 +1,4 @@
-"""How long to wait before something that failed is tried again."""
+"""Pauses before something that failed is tried again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured about servers, one file for each: written by ``stageout profile``, read by estimator and manager.
+"""Measurements of servers, one file for each: written by ``stageout profile``, read by estimator and manager.
 
 A profile is a hint: who cannot read one goes on without it. Its form is described in ``docs/TUNING.md``.
 """
@@ -83,7 +83,7 @@ class Profile:
 
 
 def file_of(folder: Path, server: str) -> Path:
-    """Where the profile of a server is kept."""
+    """Return the path of a server's profile."""
     return folder / f"{quote(server.lower() or 'local', safe='.-')}.json"
 
 
@@ -112,6 +112,6 @@ def load(folder: Path, server: str) -> Profile | None:
 
 
 def good_for_uploads(folder: Path, server: str) -> Best | None:
-    """What was good for uploads to a server; None when nobody knows, or it is long ago."""
+    """Return the best parameters for uploads to a server; None when unknown or outdated."""
     profile = load(folder, server)
     return profile.best.get("upload") if profile is not None and profile.fresh() else None

@@ -138,7 +138,7 @@ def load_or_make_key(label: str, path: Path) -> SigningKey:
 
 
 def check(kind: str, text: str, signature: str, public: str) -> None:
-    """Is this the signature of this key over this message? :raises BadSignature: no."""
+    """Check that this key signed this message. :raises BadSignature: it did not."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -156,7 +156,7 @@ def check(kind: str, text: str, signature: str, public: str) -> None:
 
 
 def succeeds(new: str, old: str, vouches: Iterable[Vouch]) -> bool:
-    """Does a chain of vouches lead from ``old`` to ``new``?"""
+    """Tell whether a chain of vouches leads from ``old`` to ``new``."""
     at = old
     for vouch in vouches:
         if vouch.old == at:

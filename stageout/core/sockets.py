@@ -79,7 +79,7 @@ def notice_death(sock: socket.socket) -> None:
 
 
 def readable(descriptors: Iterable[int], within_s: float) -> list[int]:
-    """Those from which something, or the end, can be read within so many seconds (at most a day).
+    """Return the sockets that become readable within so many seconds (at most a day).
 
     ``select.select`` does the same, but not for descriptors from 1024 on, which a busy daemon has.
     """
@@ -91,7 +91,7 @@ def readable(descriptors: Iterable[int], within_s: float) -> list[int]:
 
 @dataclass(frozen=True)
 class Segments:
-    """What open TCP connections that back off for each loss have sent, one or several together.
+    """Counters of open TCP connections that back off for each loss, one or several together.
 
     :param sent: segments, and :param resent: those that were sent again. :param size_bytes: of the largest.
     :param trips_s: the sum of their round trips lately, of so many :param connections:.
@@ -107,14 +107,14 @@ class Segments:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Those of one connection as they are told to its other side, times in microseconds; () for nothing."""
+        """Encode the counters of one connection for its other side, times in microseconds; () for none."""
         if self.connections != 1:
             return ()
         return self.sent, self.resent, self.size_bytes, round(self.trips_s * 1e6), round(self.least_s * 1e6)
 
     @classmethod
     def of(cls, numbers: tuple[int, ...]) -> Segments:
-        """What was told by :attr:`numbers`; nothing for what has another length."""
+        """Decode :attr:`numbers`; zeros when the length is wrong."""
         if len(numbers) != _NUMBERS:
             return cls()
         sent, resent, size_bytes, trip_us, least_us = numbers
@@ -128,7 +128,7 @@ class Segments:
 
 
 def segments(sock: socket.socket) -> Segments:
-    """What a connection has sent; nothing, where nobody can say or it does not back off."""
+    """Read the counters of a connection; zeros where the kernel has none or it does not back off."""
     try:
         control = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
         told = _info(sock)
@@ -142,7 +142,7 @@ def segments(sock: socket.socket) -> Segments:
 
 
 def acked_bytes(sock: socket.socket) -> int | None:
-    """What the other side has of all that was sent, to a segment; None: nobody can say, as it is closed or not TCP.
+    """Return the bytes that the other side has confirmed, to a segment; None when closed or not TCP.
 
     What came behind a lost segment counts as soon as it is there, so the sum does not stand still and then leap.
     """
@@ -155,7 +155,7 @@ def acked_bytes(sock: socket.socket) -> int | None:
 
 
 def arrived_bytes(sock: socket.socket) -> int | None:
-    """What has come, to a segment, also what waits for a lost one before it; None: nobody can say."""
+    """Return the bytes received, to a segment, with those that wait for a lost one; None when unknown."""
     try:
         told = _info(sock)
         (came,), (size_bytes,) = _FIELD.unpack_from(told, _CAME_AT), _FIELD.unpack_from(told, _SEGMENT_IN_AT)
@@ -165,7 +165,7 @@ def arrived_bytes(sock: socket.socket) -> int | None:
 
 
 def waiting_bytes(sock: socket.socket) -> int:
-    """What was sent by a connection and the other side has not confirmed (tcp(7)); 0 where the kernel cannot say."""
+    """Return the bytes sent and not yet confirmed by the other side (tcp(7)); 0 where the kernel cannot say."""
     try:
         (size_bytes,) = _INT.unpack(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(_INT.size)))
     except OSError:
@@ -214,7 +214,7 @@ def as_a_client(sock: socket.socket) -> socket.socket:
 
 
 def unsent_bytes(size_bytes: int, took_s: float) -> int:
-    """What may wait in the kernel, unsent, of a connection that carries blocks: what leaves in 5 ms, within bounds.
+    """Return the bytes that may wait unsent in the kernel for a connection of blocks: 5 ms of its rate, bounded.
 
     It can take no other route and no other turn, and is lost with the connection. Where it is little on a fast link,
     who sends sleeps and is woken for each part of a block, which costs as much as sending it.

@@ -10,7 +10,7 @@ import enum
 
 
 class State(str, enum.Enum):
-    """Where a sandbox (the handed-off output of one run of a job) stands."""
+    """The state of a sandbox (the handed-off output of one run of a job)."""
 
     OFFERED = "Offered"
     ACCEPTED = "Accepted"

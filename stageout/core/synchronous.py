@@ -1,4 +1,4 @@
-"""Why the output of a job was not handed off: the table of reasons, each with a short code that does not change.
+"""Reasons why the output of a job was not handed off: a table, each with a short code that does not change.
 
 A code stands in the job's ad or in the result ads of its plugin, and is counted on its node. Sentences may change, and
 nodes of an older version send sentences alone, so the code of a reason is found by words of its sentence.

@@ -156,7 +156,7 @@ class Tunnel:
                     raise
 
     def _is_left(self) -> bool:
-        """Whether the other end of the plain side was closed, and not only says no more."""
+        """Tell whether the other end of the plain side is closed altogether, not only for writing."""
         closed = select.poll()
         closed.register(self._plain, 0)
         return bool(closed.poll(0))

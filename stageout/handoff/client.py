@@ -24,7 +24,7 @@ _FILES_PER_S = 1000
 
 
 class Offer:
-    """What became of an offer.
+    """The outcome of an offer.
 
     :param accepted: the manager has custody: success may be reported. :param reason: why not, one sentence.
     :param receipt: attributes for ``DeveloperData.StageOutReceipt``, empty when not accepted.
@@ -39,7 +39,7 @@ class Offer:
 
 
 class Carried:
-    """What goes along with the files.
+    """The data that goes along with the files.
 
     :param surroundings: as it is offered. :param contents: of its credentials, in their order.
     """

@@ -1,4 +1,4 @@
-"""Where this plugin runs, and where its sandbox manager would listen. Imports ``os`` only: it is in every job's way."""
+"""The place of this plugin, and the socket of its sandbox manager. Imports ``os`` only: it is in every job's way."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Place:
 
 
 def find(local_path: str) -> Place | None:
-    """Where we are, None outside a job's scratch directory or where no manager ever ran.
+    """Find the job's scratch directory and the manager's socket; None where either is lacking.
 
     The scratch directory is ``EXECUTE/dir_PID/scratch``, or ``EXECUTE/dir_PID`` before HTCondor 24.
 

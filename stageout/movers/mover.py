@@ -89,7 +89,7 @@ class Cargo:
 
 @dataclass(frozen=True)
 class Equipment:
-    """What a plugin gets besides files, as from the starter.
+    """The environment of a plugin's call, as the starter gives it.
 
     :param credentials: content by file name. :param job_ad: attributes that the plugin may read.
     :param plugin_data: ``PluginData`` and ``METHOD_PluginData``.
@@ -298,7 +298,7 @@ class Mover:
         return answers
 
     def _sent(self) -> list[SentFile]:
-        """What was asked for; sizes of what has been fetched are those of the files."""
+        """Return the requests; sizes of what has been fetched are those of the files."""
         return [
             SentFile(name, item.url, self._size_bytes(name) if self._batch.fetches else item.size_bytes, item.deposit)
             for item, name in zip(self._batch.files, self._names)
@@ -426,7 +426,7 @@ class Mover:
             log.error("plugin-outlived", plugin=self._batch.plugin.path, pids=rest, advice=_OUTLIVED)
 
     def _read_outfile(self) -> str:
-        """What the plugin wrote. The directory is the user's: nothing but a plain file of the user's own is read."""
+        """Read the plugin's output file. The directory is the user's, so only a plain file of the user is read."""
         try:
             handle = os.open(self._outfile, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
@@ -478,7 +478,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _of_the_owners(answer: Answer, item: Cargo, name: str) -> Answer:
-    """What a plugin says of a file, by the name that its job gave it."""
+    """Replace a file's spool name in a plugin's message by the name that its job gave it."""
     if name == item.name or not isinstance(answer, Failure):
         return answer
     whole = rf"(?<![\w.]){re.escape(name)}(?![\w.])"  # not within an address

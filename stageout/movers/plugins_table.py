@@ -40,7 +40,7 @@ class Plugin:
 
 
 class PluginsTable:
-    """Which plugin moves which URL. :meth:`load` before use, and again on a reconfiguration.
+    """The plugin for each URL scheme. Call :meth:`load` before use, and again on a reconfiguration.
 
     :param asks_as_itself: plugins are asked by the user of this process, who also runs them; else, below root, by one
         without rights.
@@ -154,7 +154,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _unprivileged() -> tuple[int, int]:
-    """Who asks: the user condor below a root manager, as in the startd; nobody where there is none."""
+    """Return the account of queries: condor below a root manager, as in the startd, or nobody without it."""
     if os.geteuid() != 0:
         return os.geteuid(), os.getegid()
     for name in ("condor", "nobody"):

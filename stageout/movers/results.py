@@ -52,7 +52,7 @@ class SentFile:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a plugin ended.
+    """The end of a plugin's process.
 
     :param status: exit status, negative for a signal, None when it could not be started.
     :param lifetime_s: its limit, if it was stopped there; else 0. :param text: why it could not be started.
@@ -101,7 +101,7 @@ Gone = Union[Delivered, InCustody]
 
 
 def only_delivered(answers: Sequence[Answer]) -> dict[int, Gone]:
-    """Those of the answers after which nothing is left to do here, by their index."""
+    """Return the answers that leave nothing to do here, by their index."""
     return {index: answer for index, answer in enumerate(answers) if isinstance(answer, (Delivered, InCustody))}
 
 

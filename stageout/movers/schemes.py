@@ -16,7 +16,7 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 def userinfo(url: str) -> str:
-    """What stands before the host of a URL and its ``@``: a user, perhaps with a password."""
+    """Return the user information of a URL: a user, perhaps with a password."""
     return _authority(url).rpartition("@")[0]
 
 

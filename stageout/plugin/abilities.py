@@ -1,4 +1,4 @@
-"""What a plugin declares. Apart from everything else, so that ``-classad`` loads nothing heavy (no dataclasses)."""
+"""The abilities that a plugin declares, in a module of its own: ``-classad`` loads nothing heavy (no dataclasses)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 class Abilities:
-    """What ``-classad`` says. Kept apart from the protocol class so that the query imports nothing heavy.
+    """The answer to ``-classad``. Kept apart from the protocol class so that the query imports nothing heavy.
 
     :param methods: URL schemes, letters and digits only (HTCondor cuts a scheme at its last ``+``, ``-`` or ``.``).
         Empty: any (the front ends of other plugins).

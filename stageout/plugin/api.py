@@ -1,4 +1,4 @@
-"""What a protocol author writes and gets: one class with ``download`` and ``upload`` and a few declared abilities."""
+"""The interface of a protocol's author: one class with ``download`` and ``upload`` and a few declared abilities."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Outcome:
 
 
 class Context(Protocol):
-    """What a protocol may ask of the framework during one transfer. Safe to use from the worker's thread."""
+    """The services of the framework during one transfer. Safe to use from the worker's thread."""
 
     @property
     def remaining_s(self) -> float:

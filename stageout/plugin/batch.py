@@ -162,7 +162,7 @@ class Batch:
         return TransferFailure(ErrorClass.PLUGIN_BROKEN, text)
 
     def _failure(self, error: BaseException) -> TransferFailure:
-        """What a protocol raised; a plugin that dies without an ad makes HTCondor run the job for ever."""
+        """Turn a protocol's exception into a result: HTCondor reruns a job for ever whose plugin dies without an ad."""
         if isinstance(error, TransferFailure):
             return error
         self._log.add("exception in the protocol", trace="".join(traceback.format_tb(error.__traceback__, limit=-6)))

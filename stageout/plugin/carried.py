@@ -1,4 +1,4 @@
-"""What goes along with handed-off files: the credentials of their URLs, PluginData, attributes of the job's ad.
+"""Data that goes along with handed-off files: the credentials of their URLs, PluginData, attributes of the job's ad.
 
 Read at the end of the job, as its user: all of it vanishes with the job. Loaded only when there is something to carry.
 """

@@ -1,4 +1,4 @@
-"""What a protocol may ask during a transfer (:class:`stageout.plugin.api.Context`), and the facts behind it."""
+"""The context of a transfer (:class:`stageout.plugin.api.Context`), and the facts behind it."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Deadline:
 
     @property
     def stopped(self) -> TransferFailure | None:
-        """Why running transfers must end now; None while they may go on."""
+        """Return the reason why running transfers must end now; None while they may go on."""
         return self._stopped
 
     def stop(self, reason: TransferFailure) -> None:
@@ -181,7 +181,7 @@ class FileContext:
 
     @property
     def decided(self) -> bool:
-        """Whether another file of this call has failed for good."""
+        """Tell whether another file of this call has failed for good."""
         return self._deadline.decided
 
     def credential(self, service: str, handle: str = "") -> str:

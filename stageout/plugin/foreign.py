@@ -23,7 +23,7 @@ _HARMLESS = frozenset({"CURL_CA_BUNDLE"})
 
 
 def handed_off(front_end: str, arguments: list[str]) -> bool:
-    """Whether the node's sandbox manager has taken over all files of this call.
+    """Offer the files of this call; return whether the node's sandbox manager has taken over all of them.
 
     :param front_end: its path, as HTCondor has it. :param arguments: of the plugin.
     """
@@ -38,7 +38,7 @@ def handed_off(front_end: str, arguments: list[str]) -> bool:
 
 
 def _has_variables(front_end: str, items: Sequence[Item]) -> bool:
-    """Whether the job has set variables for the plugin: they do not last beyond the job."""
+    """Tell whether the job has set variables for the plugin: they do not outlive the job."""
     name = Path(front_end).name
     names = [name.partition("_plugin")[0] if "_plugin" in name else Path(name).stem]
     if any(item.method in ("pelican", "osdf", "stash") for item in items):

@@ -1,4 +1,4 @@
-"""How fast the bytes of one file moved, once they moved: without connecting, slow start and the checks at the end."""
+"""The rate of one file's bytes once they moved: without connecting, slow start and the checks at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What HTCondor asks for: the command line and the input file, as one list of items."""
+"""The requests of HTCondor: the command line and the input file, as one list of items."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _SHORT_CHARS = 120
 
 @dataclass
 class Record:
-    """What happened to one file.
+    """The result of one file.
 
     :param failed_attempts: before the last one. :param result: None while there is none.
     :param moved_bytes: over the network, all attempts together.
@@ -46,7 +46,7 @@ class Record:
 
     @property
     def failure(self) -> TransferFailure | None:
-        """Why the file did not arrive; None when it did."""
+        """Return the failure of the file; None when it arrived."""
         if self.result is None:
             return PROVISIONAL
         return self.result if isinstance(self.result, TransferFailure) else None

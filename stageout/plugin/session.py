@@ -109,7 +109,7 @@ class Session:
         return None
 
     def _handed_off(self) -> bool:
-        """Whether the node's sandbox manager has taken all files over. Why not stands in every result ad."""
+        """Offer all files to the node's sandbox manager; a refusal's reason goes into every result ad."""
         if not self._call.upload or os.environ.get("STAGEOUT_MOVER"):
             return False
         reason = self._unfit()
@@ -125,7 +125,7 @@ class Session:
         return False
 
     def _unfit(self) -> str:
-        """Why this batch cannot be offered, "" when it can."""
+        """Return the reason why this batch cannot be offered; "" when it can."""
         if any(record.failure for record in self._records if record.result is not None):
             return "a file of this batch cannot be uploaded at all"
         return ""
@@ -152,7 +152,7 @@ class Session:
         return ""
 
     def _carried(self, items: list[Item]) -> Carried | None:
-        """What must go along with the files, because it vanishes with the job."""
+        """Collect the data that must go along with the files because it vanishes with the job."""
         abilities, has_proxy = self._abilities, "X509_USER_PROXY" in os.environ
         if not (abilities.job_attributes or abilities.credentials) and not any(
             item.given
@@ -219,7 +219,7 @@ class Session:
 
 
 class Report:
-    """Where the result ads go: slots of the output file, or stdout in the single-file form.
+    """The output of result ads: slots of the output file, or stdout in the single-file form.
 
     :param to_stdout: writes to HTCondor's end of stdout.
     """

@@ -27,7 +27,7 @@ class Scheme(NamedTuple):
 
 
 def is_url(text: str) -> bool:
-    """Whether HTCondor takes the text for a URL."""
+    """Tell whether HTCondor takes the text for a URL."""
     return _URL.match(text) is not None
 
 
@@ -88,7 +88,7 @@ def encode_url(url: str, destination: str = "") -> str:
 
 
 def is_checkpoint(url: str, destination: str, job: str) -> bool:
-    """Whether HTCondor made the URL of a file in a checkpoint: destination, job, number, raw name.
+    """Tell whether HTCondor composed this URL for a checkpoint's file: destination, job, number, raw name.
 
     :param destination: the job's ``checkpoint_destination``. :param job: its GlobalJobId.
     """

@@ -32,7 +32,7 @@ _STEADY_MOST = 1.4
 
 @dataclass(frozen=True)
 class Setting:
-    """What to move, and how.
+    """The transfer to measure.
 
     :param file_bytes: of each file. :param files: how many. :param streams: of each file.
     :param concurrency: files at once. :param block_bytes: of reads and writes, 0: the plugin's choice.
@@ -96,7 +96,7 @@ class Carrier:
         return Setting(max(1, all_bytes // count), count, 1, count)
 
     def empty_s(self) -> float:
-        """What an upload takes without any bytes: connecting, checks; 0 for downloads. Measured once.
+        """Return the seconds of an upload without bytes (connecting, checks); 0 for downloads. Measured once.
 
         :raises StageoutError: it failed; the text is the plugin's.
         """
@@ -108,7 +108,7 @@ class Carrier:
 
     @property
     def left_bytes(self) -> int:
-        """That may still be moved, where there is a limit."""
+        """Return the bytes that may still be moved, where there is a limit."""
         return max(0, self.most_bytes - self.moved_bytes)
 
     def run(self, setting: Setting) -> Run:

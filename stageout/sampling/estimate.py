@@ -61,7 +61,7 @@ class Leg:
 
     @property
     def spread(self) -> float:
-        """How much samples of the same number of streams differ."""
+        """Return the variance between samples of the same number of streams."""
         kept = [run for run in self.runs if run.moved_bytes and not self.stored]
         streams = [run.streams if self.in_parts else run.concurrency for run in kept]
         return spread_of((n, run.rate_bytes_per_s, float(run.moved_bytes)) for n, run in zip(streams, kept))
@@ -69,7 +69,7 @@ class Leg:
 
 @dataclass(frozen=True)
 class Means:
-    """What an estimate may use.
+    """The bounds of an estimate.
 
     :param find: the plugin for a URL scheme. :param profiles: directory of stored profiles; None: not looked at.
     :param most_streams: never sample or answer more. :param printed: choose as printed, not as the samples say.

@@ -1,4 +1,4 @@
-"""Which plugin moves a URL, for a person at a command line: the node's, or those installed beside this program."""
+"""The plugin for a URL at a command line: the node's, or those installed beside this program."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Plugin:
     downloads_in_parts: tuple[str, ...] = ()
 
     def in_parts(self, method: str, upload: bool) -> bool:
-        """Whether one file moves over several streams; else several files are moved at once."""
+        """Tell whether one file moves over several streams; otherwise several files move at once."""
         return method in (self.uploads_in_parts if upload else self.downloads_in_parts)
 
 
@@ -73,7 +73,7 @@ def _of_the_node() -> list[Path]:
 
 
 def profiles_folder() -> Path:
-    """Where profiles are kept: STAGEOUT_PROFILES of HTCondor's configuration, or its default."""
+    """Return the directory of profiles: STAGEOUT_PROFILES of HTCondor's configuration, or its default."""
     return Path(_settings().text("STAGEOUT_PROFILES"))
 
 

@@ -29,7 +29,7 @@ _WITHIN = 0.03
 
 @dataclass(frozen=True)
 class Limits:
-    """What a profile may cost. :param time_s: start nothing after it. :param size_bytes: move no more."""
+    """The bounds of a profile's cost. :param time_s: start nothing after it. :param size_bytes: move no more."""
 
     time_s: float = 120.0
     size_bytes: int = 4 << 30
@@ -143,7 +143,7 @@ class Profiler:
         return False
 
     def _plan(self, carrier: Carrier, usual: int) -> list[Setting]:
-        """What to measure, the most telling first; nothing twice, but for the pairs with and without reservation."""
+        """List the measurements, the most telling first; none twice, but for the pairs with and without reservation."""
         plan: list[Setting] = []
         for setting in self._settings(carrier, usual):
             if setting.reserve is not None or setting not in plan:

@@ -66,7 +66,7 @@ def table(profile: Profile) -> str:
 
 
 def conclusions(profile: Profile) -> list[str]:
-    """What follows, in sentences."""
+    """Return the conclusions, in sentences."""
     found = [
         f"{way}: {best.streams} streams of one file, or {best.concurrency} files at once, come within 3 % of the best;"
         f" {best.rate_bytes_per_s / _MB:.1f} MB/s"

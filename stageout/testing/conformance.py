@@ -27,7 +27,7 @@ from stageout.testing.starter import PluginError, listed, query
 
 
 class Finding(NamedTuple):
-    """What came out for one rule.
+    """The result for one rule.
 
     :param outcome: "pass", "fail" or "n/a". :param detail: what was seen, or why the rule does not apply.
     :param advice: what to do when it failed.

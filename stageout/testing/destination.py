@@ -88,7 +88,7 @@ class Destination:
         return f"http://127.0.0.1:{self.port}/{path.lstrip('/')}"
 
     def file(self, path: str) -> Path:
-        """Where the server keeps what is put at ``path``."""
+        """Return the server's file for ``path``."""
         return self.home / "files" / path.lstrip("/")
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""What the rules of the conformance suite look at: one plugin, and runs of it that several rules share."""
+"""The subject of the conformance suite's rules: one plugin, and runs of it that several rules share."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Examination:
 
 
 def story(run: PluginRun) -> str:
-    """How a run ended and what it said, for a finding."""
+    """Describe a run's end and output, for a finding."""
     end = f"signal {run.exit_signal}" if run.exit_signal else f"exit status {run.exit_code}"
     said = next((ad.text("TransferError") for ad in run.ads if ad.text("TransferError")), "")
     return f"{end}; {said or run.printed.strip()[-160:] or 'nothing said'}"

@@ -93,7 +93,7 @@ class RouterProcess:
 
     @property
     def log(self) -> str:
-        """What it wrote since it was first started."""
+        """Return the log since the router's first start."""
         return (self.home / "log").read_text() if (self.home / "log").exists() else ""
 
     @property

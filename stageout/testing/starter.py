@@ -71,7 +71,7 @@ class PluginRun:
 
     @property
     def succeeded(self) -> bool:
-        """What HTCondor decides by: the exit status alone."""
+        """Tell whether the call succeeded: HTCondor decides by the exit status alone."""
         return self.result is Result.SUCCESS
 
 
@@ -110,7 +110,7 @@ def plugin_name(plugin: Path) -> str:
 
 
 class PluginTable:
-    """Which plugin moves which method; a later plugin wins.
+    """The plugin for each method; a later plugin wins.
 
     :param plugins: executables in the order of FILETRANSFER_PLUGINS.
     :ivar bad: plugins that gave no usable answer, and why.
@@ -184,7 +184,7 @@ def run_query(plugin: Path, environment: Mapping[str, str] | None = None) -> tup
 
 
 def query(plugin: Path, environment: Mapping[str, str] | None = None) -> ClassAd:
-    """What a plugin says about itself, read as HTCondor reads it.
+    """Read a plugin's answer about itself as HTCondor reads it.
 
     :raises PluginError: no answer, or one without SupportedMethods.
     """
@@ -258,7 +258,7 @@ class EmbeddedStarter:
         return runs
 
     def input_text(self, plugin: Path, files: Sequence[Wanted]) -> str:
-        """What the input file holds: ads with nothing between them, and PluginData where the version puts it."""
+        """Write the input file: ads with nothing between them, and PluginData where the version puts it."""
         schemes = list(dict.fromkeys(method_of(item.url) for item in files))
         data = {name: self._job_ad[name] for name in ["PluginData"] if name in self._job_ad}
         named = {scheme: f"{scheme}_PluginData" for scheme in schemes if f"{scheme}_PluginData" in self._job_ad}
@@ -407,7 +407,7 @@ _RESULT_TYPES: dict[str, type] = {
 
 
 def filtered(ad: ClassAd) -> ClassAd:
-    """What reaches the access point's epoch history: known names with exactly the right literal type."""
+    """Return the attributes that reach the epoch history: known names with exactly the right literal type."""
     kept = _typed(ad, _RESULT_TYPES)
     if "TransferErrorData" in kept:
         elements = kept["TransferErrorData"]

@@ -38,7 +38,7 @@ _START_S = 10.0
 
 @dataclass(frozen=True)
 class Link:
-    """What the link is like, the same in both directions.
+    """The properties of the link, the same in both directions.
 
     :param queue_s: how long packets may wait for their turn; those that would wait longer are dropped.
     :param loss: share of packets that are dropped at random.

@@ -1,4 +1,4 @@
-"""How many streams: policies, adaptive controllers, stream and flow models. Pure: no sockets, no files, no clock.
+"""Stream counts: policies, adaptive controllers, stream and flow models. Pure: no sockets, no files, no clock.
 
 ``docs/TUNING.md`` explains which to choose.
 """

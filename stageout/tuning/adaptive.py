@@ -36,7 +36,7 @@ class Knobs:
 
 @dataclass(frozen=True)
 class Step:
-    """What a controller decided.
+    """A controller's decision.
 
     :param concurrency: transfers at once from now on. :param parallelism: streams of each.
     :param reason: one sentence, for the log and for ``status``.

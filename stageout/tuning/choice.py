@@ -1,4 +1,4 @@
-"""Which number of streams to sample next, and which one to take: as printed, and the version that runs.
+"""The number of streams to sample next, and the one to take: the published rule and the improved one.
 
 As printed (:mod:`stageout.tuning.streams`): powers of two until the rate falls or hardly rises, then the peak of the
 curve through the best three samples. On real links a sample of a few seconds is wrong by a tenth or more, so that the
@@ -37,7 +37,7 @@ _GRID, _ROUNDS = 16, 3
 
 @dataclass(frozen=True)
 class Choice:
-    """What to use.
+    """The chosen number of streams.
 
     :param streams: how many. :param rate: predicted with them, in the unit of the samples.
     :param by: "model" or "samples" (there were too few for a curve).
@@ -179,7 +179,7 @@ def choose(
 
 
 def spread_of(runs: Iterable[tuple[int, float, float]]) -> float:
-    """How much samples of the same number of streams differ: relative variance of the rate of one of weight 1.
+    """Return the relative variance of the rate between samples of the same number of streams, at weight 1.
 
     :param runs: streams, rate and weight of each. :returns: 0 where no number was sampled twice.
     """

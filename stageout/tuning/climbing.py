@@ -39,7 +39,7 @@ class Climber:
 
     @property
     def trying(self) -> bool:
-        """Whether another number than the best known one is being tried."""
+        """Tell whether another number than the best known one is being tried."""
         return self.now != self._base
 
     def measured(self, rate: float) -> int:
@@ -51,7 +51,7 @@ class Climber:
         return self.now
 
     def need(self, why: str) -> int:
-        """There are to be :attr:`least`, which need not be tried. The number that there is to be now."""
+        """Start at :attr:`least`, which needs no trial, and return the number to use now."""
         least = min(self.least, self._most)
         if least > self.now:
             self.reason = f"{why}: {least}."

@@ -1,4 +1,4 @@
-"""How long a transfer may take, and how slow it may become, from what its destination has reached before.
+"""Limits on the duration and the slowness of a transfer, from the past rates of its destination.
 
 One figure per destination is kept: the rate of one call of a plugin, as a decaying mean and mean deviation of its
 logarithm, because rates of one destination differ by factors. Every file counts as :data:`FILE_BYTES` more than it has,
@@ -37,7 +37,7 @@ _STALLS_TEACH_DOWN_TO = 10_000.0  # a server that hangs again and again must not
 
 @dataclass(frozen=True)
 class Observed:
-    """What calls of a plugin to one destination have reached.
+    """The rates that a plugin's calls to one destination have reached.
 
     :param log_rate: decaying mean of ln(bytes per s), with :data:`FILE_BYTES` for each file.
     :param spread: decaying mean deviation from it. :param at: wall clock of the last call, s.
@@ -62,12 +62,12 @@ class Observed:
 
 
 def work_bytes(files: int, size_bytes: int) -> int:
-    """What a call has to do, the cost of its files included."""
+    """Return the work of a call, the cost of its files included."""
     return size_bytes + files * FILE_BYTES
 
 
 def learn(known: Observed | None, files: int, size_bytes: int, took_s: float, now: float) -> Observed:
-    """What is known after a call that moved all its files.
+    """Return the knowledge after a call that moved all its files.
 
     :param took_s: time from start to end of the call. :param now: wall clock, s.
     """
@@ -76,7 +76,7 @@ def learn(known: Observed | None, files: int, size_bytes: int, took_s: float, no
 
 
 def missed(known: Observed | None, files: int, size_bytes: int, took_s: float, now: float) -> Observed:
-    """What is known after a call that was given up because it took too long: the next limit is twice as long."""
+    """Return the knowledge after a call that took too long: it doubles the next limit."""
     slow = max(_LEAST_RATE, MARGIN * work_bytes(files, size_bytes) / max(took_s, 1e-3) / 2)
     if known is None or not is_fresh(known, now):
         return Observed(math.log(slow) + 2 * _FIRST_SPREAD, _FIRST_SPREAD, now)
@@ -84,7 +84,7 @@ def missed(known: Observed | None, files: int, size_bytes: int, took_s: float, n
 
 
 def stalled(known: Observed | None, now: float) -> Observed | None:
-    """What is known after a transfer was given up because it had stalled: the next one may be half as fast."""
+    """Return the knowledge after a transfer that stalled: the next one may be half as fast."""
     if known is None or not is_fresh(known, now):
         return None
     slow = known.slow_bytes_s(now)
@@ -96,7 +96,7 @@ def _slower(known: Observed, slow: float, now: float) -> Observed:
 
 
 def is_fresh(known: Observed | None, now: float) -> bool:
-    """Is there knowledge that still counts? :param now: wall clock, s."""
+    """Tell whether the knowledge is still valid. :param now: wall clock, s."""
     return known is not None and now - known.at < OLD_S
 
 
@@ -110,7 +110,7 @@ def _mixed(known: Observed | None, rate: float, now: float) -> Observed:
 
 
 def limit_s(known: Observed | None, files: int, size_bytes: int, most_s: float, now: float) -> float:
-    """How long a call may take: never less than :data:`LEAST_S`, never more than ``most_s``.
+    """Return the time limit of a call: never less than :data:`LEAST_S`, never more than ``most_s``.
 
     :param most_s: the administrator's limit. :param now: wall clock, s.
     """
@@ -128,7 +128,7 @@ class Stall:
 
 
 def stall(known: Observed | None, files_at_once: int, now: float) -> Stall | None:
-    """When one of ``files_at_once`` files has stalled; None while nothing is known.
+    """Return the stall limit for one of ``files_at_once`` files; None while nothing is known.
 
     One per cent of what it would get of a slow call. On a slow way the window is longer, because data comes in blocks.
 

@@ -49,7 +49,7 @@ def cpu_line(samples: Sequence[tuple[float, float]]) -> CpuLine:
 
 @dataclass(frozen=True)
 class Capacities:
-    """What bounds the flow, rates in the unit of the samples.
+    """The bounds of the flow, rates in the unit of the samples.
 
     :param nic: of one node's interface. :param cpu_rate: of one node's CPU (:meth:`CpuLine.rate_at`).
     :param nodes: that may be used. :param network: of the way between the sites, for all nodes together.
@@ -65,7 +65,7 @@ class Capacities:
 
 @dataclass(frozen=True)
 class Plan:
-    """How to transfer.
+    """The parameters of a transfer.
 
     :param streams: per stripe (N_si). :param stripes: per node (S_x). :param nodes: N_n.
     :param rate: predicted, of all together. :param bound_by: the capacity that ends it: stripes (a node takes no more,

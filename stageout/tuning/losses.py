@@ -1,4 +1,4 @@
-"""How many connections a link needs whose losses have nothing to do with its load.
+"""The number of connections for a link whose losses do not depend on its load.
 
 After M. Mathis and others, "The Macroscopic Behavior of the TCP Congestion Avoidance Algorithm" (1997): where a share
 p of the segments is lost, a connection that backs off for each carries segment / round trip x sqrt(3/2) / sqrt(p). A
@@ -28,7 +28,7 @@ class Losses:
         self.one = math.inf
 
     def note(self, now_s: float, sent: int, lost: int, segment_bytes: int, trip_s: float, least_s: float) -> None:
-        """What happened since the last time.
+        """Add the segments sent and lost since the last call.
 
         :param sent: segments, and :param lost: lost ones, since the route began. :param segment_bytes: of each.
         :param trip_s: round trip lately. :param least_s: the shortest ever.
@@ -50,5 +50,5 @@ class Losses:
         return math.ceil(_SPARE * best / self.one) if self.one < math.inf else 0
 
     def hinder(self, connections: int, rate: float, best: float) -> bool:
-        """Whether it is losses that keep so many connections below the best rate that there was."""
+        """Tell whether losses keep so many connections below the best rate so far."""
         return self.one < math.inf and _CARRIED * connections * self.one <= rate < _SHORT_OF * best

@@ -1,4 +1,4 @@
-"""Who gets how many streams between one source and one destination.
+"""Policies that divide the streams between one source and one destination among clients.
 
 The reference is the greedy policy of Chervenak, Sim, Gu, Schuler and Hirpathak, "Adaptation and Policy-Based Resource
 Allocation for Efficient Bulk Data Transfers in High Performance Computing Environments" (the ADAPT project);
@@ -34,7 +34,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Grant:
-    """What one client holds, or waits for.
+    """The streams that one client holds or waits for.
 
     :param client: its name, unique within the pair. :param owner: on whose behalf it works.
     :param streams: counted as its own now; 0 while it waits. :param wanted: more it could not use.

@@ -1,4 +1,4 @@
-"""How the flows of one link share it: weights, deadlines, and nobody starves.
+"""Shares of the flows of one link: by weight and deadline, without starvation.
 
 A flow is one transfer, over however many connections. TCP shares a link by connections; where flows differ in weight
 the ones that would get too much are held back to a rate, and the others grow into the room. Nobody knows what the link
@@ -80,7 +80,7 @@ def _weight(flow: Flow, first: Mapping[tuple[str, int], Flow]) -> float:
 
 
 def differ(flows: Sequence[Flow], now: float) -> bool:
-    """Whether TCP alone would share the link otherwise: not all have the same owner, priority and deadline."""
+    """Tell whether the shares differ from TCP's: the flows differ in owner, priority or deadline."""
     return len({(flow.owner, flow.priority, flow.deadline if flow.deadline > now else 0) for flow in flows}) > 1
 
 
@@ -106,7 +106,7 @@ def standing(priority: int, deadline: int, since: float, now: float) -> tuple[fl
 
 @dataclass
 class _Past:
-    """What a flow did.
+    """The counters of one flow.
 
     :param rates: (monotonic time, bytes a second), oldest first. :param open_s: until then it counts as one that can
         use its whole part. :param test_s: when this is tried again, and :param pause_s: how long after that again.
@@ -125,7 +125,7 @@ def _begun(flow: Flow) -> _Past:
 
 @dataclass
 class _Probe:
-    """Whether the link carries more than was ever seen.
+    """A trial whether the link carries more than its best rate so far.
 
     Where the sum rises by itself nobody knows yet how far: until it rises no more the heaviest flows are not held, and
     find out, while the others have their parts of what is known. And from time to time all may have a little more for a
@@ -222,8 +222,9 @@ class Shares:
             past.test_s, past.pause_s = now_s + _TEST_S, _TEST_S
 
     def _demand(self, key: str, part: float, now_s: float) -> float:
-        """What a flow could use. One that stays far below its part is tried again from time to time: perhaps the others
-        were in its way, not its own end.
+        """Return the rate that a flow could use.
+
+        A flow that stays far below its part is tried again from time to time: perhaps the others were in its way.
         """
         past = self._past[key]
         most = max(rate for _, rate in past.rates)

@@ -1,4 +1,4 @@
-"""Whose piece leaves next on a line whose rate is known: start-time fair queueing, without queue, clock or lock.
+"""Start-time fair queueing of the pieces of flows on a line of known rate, without queue, clock or lock.
 
 Each flow has a place in virtual time, where its next piece starts; a piece moves it on by its size over the flow's
 weight. Of the pieces that wait the one that starts first leaves (Goyal, Vin and Cheng, SIGCOMM 1996).
@@ -37,7 +37,7 @@ _OFTEN_S = 4.0
 
 
 def piece_bytes(rate: float, connections: int = 1) -> int:
-    """What leaves at once on a line of so many bytes a second: what it carries in 10 ms, within bounds.
+    """Return the burst of a line in bytes: 10 ms of its rate in bytes per second, bounded.
 
     :param connections: that share it.
     """
@@ -79,7 +79,7 @@ class Turns:
         return max(0.0, self.virtual - AWAY_S * self.rate)
 
     def wait_s(self, start: float, others: float, now_s: float) -> float:
-        """How long a piece must wait before it is looked at again; 0: it leaves now.
+        """Return the seconds that a piece must wait before the next look; 0: it leaves now.
 
         :param start: its place in virtual time. :param others: the first place among those of other processes.
         """
@@ -95,7 +95,7 @@ class Turns:
         self._count(size_bytes, now_s)
 
     def lets(self, size_bytes: int, now_s: float) -> bool:
-        """Whether something so small leaves at once. It counts like all else, if it does."""
+        """Tell whether a piece so small leaves at once; if it does, it is counted like any other."""
         if size_bytes > MESSAGE_BYTES or self.messages_s > now_s + _MESSAGES_S:
             return False
         self.messages_s = max(self.messages_s, now_s) + size_bytes / (_MESSAGES_PART * self.rate)
@@ -117,13 +117,13 @@ class Turns:
 
 @dataclass(eq=False)
 class Place:
-    """Where a flow's next piece starts. :param weight: its part of the line."""
+    """The start time of a flow's next piece. :param weight: its part of the line."""
 
     weight: float = 1.0
     start: float = 0.0
 
     def begin(self, behind: float) -> None:
-        """It has something to send again. :param behind: as of the line."""
+        """Let the flow join again. :param behind: as of the line."""
         self.start = max(self.start, behind)
 
     def leave(self, size_bytes: int) -> None:

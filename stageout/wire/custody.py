@@ -179,7 +179,7 @@ class Report:
 
 
 class Action(str, enum.Enum):
-    """What an agent can ask of a manager."""
+    """The orders that an agent can give to a manager."""
 
     CONFIRM = "confirm"
     SUPERSEDE = "supersede"
@@ -387,7 +387,7 @@ def payload_of(ad: Mapping[str, Any]) -> str:
 
 
 def check_signature(kind: str, ad: Mapping[str, Any], key: str) -> None:
-    """Is the ad's payload signed with this key? :param kind: MyType. :raises BadPayload: no, and why."""
+    """Check that the ad's payload is signed with this key. :param kind: MyType. :raises BadPayload: the reason."""
     signature: object = ad.get("StageOutSignature")
     try:
         check(kind, payload_of(ad), signature if isinstance(signature, str) else "", key)

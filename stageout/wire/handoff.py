@@ -82,7 +82,7 @@ class OfferedCredential:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the plugin needs besides the files, and what is gone when the job has ended.
+    """Data that the plugin needs besides the files, and that is gone when the job has ended.
 
     :param job_ad: attributes of the job's ad that the plugin may read, an ad in the new syntax; "" for none.
     :param plugin_data: ``PluginData`` and ``METHOD_PluginData`` as HTCondor gave them, likewise.

@@ -1,4 +1,4 @@
-"""What a router gives for a time: space, and the right to deliver alone. No I/O; described in docs/WIRE.md."""
+"""A router's grants for a time: space, and the right to deliver alone. No I/O; described in docs/WIRE.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a sandbox manager fetches renewed credentials: one HTTPS request to the schedd agent's own port.
+"""The fetch of renewed credentials by a sandbox manager: one HTTPS request to the schedd agent's own port.
 
 The agent makes a certificate for itself and says its SHA-256 in its notice; the manager talks to nobody else. The
 request is signed with the manager's key, which the run's receipt names, and is about this certificate: nobody to whom
@@ -42,7 +42,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Request:
-    """What a manager asks of an agent.
+    """A manager's request to an agent.
 
     :param certificate: SHA-256 of the certificate that it sees, hexadecimal.
     :param payload: text that ``signature`` covers.

@@ -30,19 +30,19 @@ _SCRAMBLE, _SALT, _PURPOSE = b"\xde\xad\xbe\xef", b"htcondor", b"master jwt"
 
 
 class BadToken(ValueError):
-    """It is no token, or gives no right now; the words are for its holder."""
+    """A text is no token, or the token gives no right now; the message is for its holder."""
 
 
 @dataclass(frozen=True)
 class Claims:
-    """What a token says, not yet proved. :param key: name of the key that signed it."""
+    """The claims of a token, not yet proved. :param key: name of the key that signed it."""
 
     identity: str
     key: str
 
 
 def is_token(text: str) -> bool:
-    """Whether a word of a key file is a token."""
+    """Tell whether a word of a key file is a token."""
     return _TOKEN.fullmatch(text) is not None
 
 

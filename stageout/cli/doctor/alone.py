@@ -16,7 +16,7 @@ _LEAST_FREE = 0.05
 
 
 def router_places(machine: Machine) -> Iterator[Finding]:
-    """Are the directories there that files and records go to, with room?"""
+    """Check that the directories for files and records exist and have room."""
     root, home = machine.settings.text(_ROOT), machine.settings.text(_DIR)
     if root:
         yield _directory(machine, _ROOT, root, "make it, or mount it")
@@ -43,7 +43,7 @@ def _directory(machine: Machine, name: str, path: str, remedy: str) -> Finding:
 
 
 def router_keys(machine: Machine) -> Iterator[Finding]:
-    """Is there a file of keys that others cannot read?"""
+    """Check that a file of keys exists that others cannot read."""
     path = machine.settings.text(_KEYS)
     try:
         mode = machine.stat(path).st_mode
@@ -58,7 +58,7 @@ def router_keys(machine: Machine) -> Iterator[Finding]:
 
 
 def router_port(machine: Machine) -> Iterator[Finding]:
-    """Does a router listen where it should?"""
+    """Check that a router listens at its address."""
     try:
         host, port = machine.settings.text("STAGEOUT_ROUTER_HOST"), machine.settings.count("STAGEOUT_ROUTER_PORT")
     except ConfigError:

@@ -62,14 +62,14 @@ _BEGINNING = "STA"
 
 
 def _later(parameter: str) -> str:
-    """How to find the file that has replaced what ours has put into a list."""
+    """Say how to find the file that replaced a list to which our fragment adds."""
     return (
         f"or, where it is there: 'condor_config_val -verbose {parameter}' names the later file that replaces its value"
     )
 
 
 def version(machine: Machine) -> Iterator[Finding]:
-    """Is this HTCondor one that the parts were tested with?"""
+    """Check that the parts were tested with this version of HTCondor."""
     text = machine.version()
     number = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
     if number >= _TESTED:
@@ -82,7 +82,7 @@ def version(machine: Machine) -> Iterator[Finding]:
 
 
 def settings(machine: Machine) -> Iterator[Finding]:
-    """Can every knob be read?"""
+    """Check that every knob can be read."""
     bad = 0
     for knob in KNOBS.values():
         try:
@@ -113,7 +113,7 @@ def _of_daemons(machine: Machine) -> set[str]:
 
 
 def strays(machine: Machine) -> Iterator[Finding]:
-    """Is a daemon of ours where there is nothing for it to serve, by the fragment of another role?"""
+    """Check that no daemon of ours runs where another role's fragment put it without anything to serve."""
     listed = {word.upper(): PurePath(machine.settings.condor(word)).name
               for word in words(machine.settings.condor("DAEMON_LIST"))}  # fmt: skip
     ours = set(listed.values())
@@ -129,7 +129,7 @@ def strays(machine: Machine) -> Iterator[Finding]:
 
 
 def _daemon(machine: Machine, program: str, name: str, remedy: str) -> Iterator[Finding]:
-    """Is a program among the daemons that condor_master starts?"""
+    """Check that condor_master starts this program."""
     for word in words(machine.settings.condor("DAEMON_LIST")):
         path = machine.settings.condor(word)
         if PurePath(path).name != program:
@@ -148,7 +148,7 @@ def _daemon(machine: Machine, program: str, name: str, remedy: str) -> Iterator[
 
 
 def _cannot_start(machine: Machine, path: str, option: str, user: str) -> str:
-    """Why a program of ours cannot be run by a user, "" when it can. Each prints something and ends."""
+    """Return the reason why a user cannot run a program of ours; "" when a trial run works."""
     user = user if machine.user_id(user) is not None else ""
     ran = machine.run([path, option], _CLASSAD_TIMEOUT_S, user)
     if ran.status in _GOOD_STATUS and ran.output:
@@ -158,7 +158,7 @@ def _cannot_start(machine: Machine, path: str, option: str, user: str) -> str:
 
 
 def plugins_for_jobs(machine: Machine) -> Iterator[Finding]:
-    """May users of jobs run our plugins? An installation with umask 077 is readable for root only."""
+    """Check that job users may run our plugins. An installation with umask 077 is readable for root only."""
     name = "plugins-for-jobs"
     paths = [path for path in words(machine.settings.condor("FILETRANSFER_PLUGINS")) if is_ours(machine, path)]
     bad = {path: trouble for path in paths if (trouble := _cannot_start(machine, path, "-classad", _JOB_USER))}
@@ -169,22 +169,22 @@ def plugins_for_jobs(machine: Machine) -> Iterator[Finding]:
 
 
 def router_daemon(machine: Machine) -> Iterator[Finding]:
-    """Is the overlay's router among the daemons?"""
+    """Check that condor_master starts the overlay's router."""
     yield from _daemon(machine, ROUTER_PROGRAM, "router-daemon", _INSTALL_ROUTER)
 
 
 def agent_daemon(machine: Machine) -> Iterator[Finding]:
-    """Is the schedd agent among the daemons?"""
+    """Check that condor_master starts the schedd agent."""
     yield from _daemon(machine, AGENT_PROGRAM, "agent-daemon", _INSTALL_AP)
 
 
 def manager_daemon(machine: Machine) -> Iterator[Finding]:
-    """Is the sandbox manager among the daemons?"""
+    """Check that condor_master starts the sandbox manager."""
     yield from _daemon(machine, MANAGER_PROGRAM, "manager-daemon", _INSTALL_EP)
 
 
 def transforms(machine: Machine) -> Iterator[Finding]:
-    """Are the job transforms there, in order, and does the running schedd have them?"""
+    """Check that the job transforms exist in order, and that the running schedd has them."""
     names = words(machine.settings.condor("JOB_TRANSFORM_NAMES"))
     places = [names.index(name) if name in names else -1 for name in TRANSFORMS]
     if -1 in places or places != sorted(places):
@@ -204,7 +204,7 @@ def transforms(machine: Machine) -> Iterator[Finding]:
 
 
 def protected_attributes(machine: Machine) -> Iterator[Finding]:
-    """May owners change only what is theirs to change?"""
+    """Check that owners can change only their own attributes."""
     name = "protected-attributes"
     listed = {word.lower() for word in words(machine.settings.condor("PROTECTED_JOB_ATTRS"))}
     open_ = [word for word in GUARDED if word.lower() not in listed]
@@ -222,7 +222,7 @@ def protected_attributes(machine: Machine) -> Iterator[Finding]:
 
 
 def superuser(machine: Machine) -> Iterator[Finding]:
-    """May the agent edit other people's jobs?"""
+    """Check that the agent may edit other users' jobs."""
     users = {word.split("@")[0] for word in words(machine.settings.condor("QUEUE_SUPER_USERS", "root, condor"))}
     agents = [
         word for word in words(machine.settings.condor("DAEMON_LIST"))
@@ -236,7 +236,7 @@ def superuser(machine: Machine) -> Iterator[Finding]:
 
 
 def order_numbers(machine: Machine) -> Iterator[Finding]:
-    """Is the agent's directory in SPOOL safe from condor_preen?"""
+    """Check that condor_preen leaves the agent's directory in SPOOL alone."""
     if "stageout_agent" in words(machine.settings.condor("VALID_SPOOL_FILES")):
         yield ok("order-numbers", "condor_preen leaves the agent's directory in SPOOL alone")
     else:
@@ -245,7 +245,7 @@ def order_numbers(machine: Machine) -> Iterator[Finding]:
 
 
 def histories(machine: Machine) -> Iterator[Finding]:
-    """Are the records written that the agent and ``stageout wait`` read?"""
+    """Check that HTCondor writes the records that the agent and ``stageout wait`` read."""
     if machine.settings.condor("JOB_EPOCH_HISTORY"):
         yield ok("epoch-history", f"records of transfers: {machine.settings.condor('JOB_EPOCH_HISTORY')}")
     else:
@@ -258,7 +258,7 @@ def histories(machine: Machine) -> Iterator[Finding]:
 
 
 def startd_attributes(machine: Machine) -> Iterator[Finding]:
-    """Does the startd say what the manager must know about a job?"""
+    """Check that the startd publishes the job attributes that the manager needs."""
     name = "startd-attributes"
     text = f"{machine.settings.condor('STARTD_JOB_ATTRS')} {machine.settings.condor('STARTD_JOB_EXPRS')}"
     listed = {word.lower() for word in words(text)}
@@ -275,7 +275,7 @@ def startd_attributes(machine: Machine) -> Iterator[Finding]:
 
 
 def start_expression(machine: Machine) -> Iterator[Finding]:
-    """Does a node with a full spool take no new jobs?"""
+    """Check that a node with a full spool accepts no new jobs."""
     if "stageoutaccept" in machine.settings.condor("START").lower():
         yield ok("start-expression", "START heeds StageOutAccept")
     else:
@@ -298,7 +298,7 @@ def startd_cron(machine: Machine) -> Iterator[Finding]:
 
 
 def _in_effect(machine: Machine, name: str, daemon: str, parameter: str, needed: object) -> Iterator[Finding]:
-    """Does the running daemon have what the files say?"""
+    """Check that the running daemon has the configuration of the files."""
     wanted = list(needed) if isinstance(needed, (list, tuple)) else []
     try:
         live = {word.lower() for word in words(machine.ask_daemon(daemon, parameter) or "")}
@@ -314,7 +314,7 @@ def _in_effect(machine: Machine, name: str, daemon: str, parameter: str, needed:
 
 
 def plugins(machine: Machine) -> Iterator[Finding]:
-    """Does each registered plugin answer, quickly and legibly, and is ``https`` ours?"""
+    """Check that each registered plugin answers quickly and legibly, and that ``https`` is ours."""
     owners: dict[str, str] = {}
     yield from registered(machine, owners)
     yield from _front_ends(machine, owners)
@@ -334,7 +334,7 @@ def plugins(machine: Machine) -> Iterator[Finding]:
 
 
 def _front_ends(machine: Machine, owners: Mapping[str, str]) -> Iterator[Finding]:
-    """Does each plugin that moves something have a hand-off, and does each front end know its plugin?"""
+    """Check that each plugin offers hand-offs, and that each front end knows its plugin."""
     listed = words(machine.settings.condor("FILETRANSFER_PLUGINS"))
     bare = [path for path in listed if path in owners.values() and not is_ours(machine, path)]
     for path in listed:
@@ -361,7 +361,7 @@ def _front_end(machine: Machine, path: str) -> Iterator[Finding]:
 
 
 def registered(machine: Machine, owners: dict[str, str]) -> Iterator[Finding]:
-    """Does each registered plugin answer? Filled in: which method is whose."""
+    """Check that each registered plugin answers, and fill in the plugin of each method."""
     for path in words(machine.settings.condor("FILETRANSFER_PLUGINS")):
         yield from _plugin(machine, path, owners)
 
@@ -404,7 +404,7 @@ def _plugin(machine: Machine, path: str, owners: dict[str, str]) -> Iterator[Fin
 
 
 def _complaint(output: str, ad: ClassAd) -> str:
-    """What in a query's answer would break the starter's ad."""
+    """Return the parts of a query's answer that would break the starter's ad."""
     for word in words(ad.text("StartdAttrs")):
         if word not in ad:
             return f"StartdAttrs names {word}, which is not in the answer"

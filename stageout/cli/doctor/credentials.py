@@ -12,7 +12,7 @@ _MORE = "docs/CREDENTIALS.md"
 
 
 def port(machine: Machine) -> Iterator[Finding]:
-    """Can managers fetch fresh credentials of this access point's jobs?"""
+    """Check that managers can fetch fresh credentials for this access point's jobs."""
     settings = machine.settings
     tokens, number = settings.condor("SEC_CREDENTIAL_DIRECTORY_OAUTH"), settings.count("STAGEOUT_CREDENTIAL_PORT")
     if not number:

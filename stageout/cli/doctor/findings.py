@@ -1,4 +1,4 @@
-"""What a check says, and what it may ask. Pure."""
+"""Findings of checks, and the interface to the machine that checks examine. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stageout.core.config import Settings
 
 
 class Level(enum.IntEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = 0
     UNCHECKED = 1
@@ -22,7 +22,7 @@ class Level(enum.IntEnum):
 
 
 class Role(str, enum.Enum):
-    """What a machine is in the pool."""
+    """The role of a machine in the pool."""
 
     AP = "ap"
     EP = "ep"
@@ -100,10 +100,10 @@ class Machine(Protocol):
         """Version of the HTCondor that runs here, like ``25.14.1``. :raises Unseen: cannot be told."""
 
     def manager_answer(self) -> ClassAd:
-        """What this node's sandbox manager says about itself. :raises Unseen: none answers."""
+        """Ask this node's sandbox manager for its status. :raises Unseen: none answers."""
 
     def try_handoff(self, schedd: str, plugin: str) -> str:
-        """Why the manager would not take over output of a job of this schedd now; "" when it would.
+        """Return the reason why the manager would refuse a hand-off of this schedd's job now; "" when it would accept.
 
         :raises OSError: the probe file cannot be made.
         """
@@ -115,7 +115,7 @@ class Machine(Protocol):
         """Status of a GET with this bearer token. :raises OSError: nobody answers whose certificate counts."""
 
     def listens(self, host: str, port: int) -> bool:
-        """Whether somebody takes connections there."""
+        """Tell whether a daemon accepts connections at this address."""
 
     def greet(self, host: str, port: int, key: str) -> float:
         """Prove the key in that file to a router. :return: how many seconds its clock is before ours.
@@ -124,7 +124,7 @@ class Machine(Protocol):
         """
 
     def processes(self, variable: str) -> tuple[list[tuple[int, str]], bool]:
-        """Those with an environment variable, number and value; and whether this user may look at all others, too."""
+        """List the processes with an environment variable (number, value); and tell whether all could be looked at."""
 
     def now(self) -> float:
         """Wall clock, seconds."""
@@ -139,12 +139,12 @@ def ok(name: str, text: str) -> Finding:
 
 
 def warn(name: str, text: str, remedy: str) -> Finding:
-    """It works, but less well or less safely than it could."""
+    """Return a finding for a part that works, but less well or less safely than it could."""
     return Finding(name, Level.WARN, text, remedy)
 
 
 def fail(name: str, text: str, remedy: str) -> Finding:
-    """It does not work."""
+    """Return a finding for a part that does not work."""
     return Finding(name, Level.FAIL, text, remedy)
 
 

@@ -31,7 +31,7 @@ def handoff(machine: Machine) -> Iterator[Finding]:
 
 
 def handoffs_lately(machine: Machine) -> Iterator[Finding]:
-    """How many hand-offs of jobs were refused within the last hour, and why?"""
+    """Check the rate of hand-offs refused within the last hour, by reason."""
     try:
         said = machine.manager_answer()
     except (FileNotFoundError, ConnectionRefusedError):

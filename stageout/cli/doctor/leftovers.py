@@ -11,7 +11,7 @@ from stageout.core.children import MOVER_MARK
 
 
 def plugin_rest(machine: Machine) -> Iterator[Finding]:
-    """Does anything still run that a plugin of the manager has started whose call has ended?"""
+    """Check that no process of a plugin still runs after the plugin's call has ended."""
     yield _plugin_rest(machine, spool_path(machine))
 
 
@@ -21,7 +21,7 @@ def router_plugin_rest(machine: Machine) -> Iterator[Finding]:
 
 
 def _plugin_rest(machine: Machine, home: str) -> Finding:
-    """What could not be killed. :param home: whose owner is the daemon's user: plugins of root's run as any user."""
+    """Find processes that could not be killed. :param home: its owner is the daemon's user; root's run as any user."""
     marked, sees_all = machine.processes(MOVER_MARK)
     looked = {pid: _has_outlived(machine, pid, place) for pid, place in marked}
     rest = sorted(pid for pid, outlived in looked.items() if outlived)
@@ -51,7 +51,7 @@ def _owner(machine: Machine, path: str) -> int:
 
 
 def _has_outlived(machine: Machine, pid: int, place: str) -> bool | None:
-    """Whether the directory of its call is gone, as the process sees it (it may be in a container), but not itself.
+    """Tell whether the process still runs although the directory of its call is gone, as it sees it from its container.
 
     None: that is not for this user to see.
     """

@@ -1,4 +1,4 @@
-"""What the checks see: the machine that the command runs on."""
+"""The machine that the command runs on, as checks see it."""
 
 from __future__ import annotations
 
@@ -143,11 +143,11 @@ class ThisMachine:
         return found[1]
 
     def try_handoff(self, schedd: str, plugin: str) -> str:
-        """Why the manager would not take over output of a job of this schedd now; "" when it would."""
+        """Return why the manager would refuse a hand-off of this schedd's job now; "" when it would accept."""
         return probe.try_handoff(self._settings, schedd, plugin)
 
     def manager_answer(self) -> ClassAd:
-        """What this node's sandbox manager says about itself."""
+        """Ask this node's sandbox manager for its status."""
         return node.manager_facts(self._settings)
 
     def accepts_generic(self) -> bool:
@@ -168,7 +168,7 @@ class ThisMachine:
         return http_status(url, token)
 
     def listens(self, host: str, port: int) -> bool:
-        """Whether somebody takes connections there."""
+        """Tell whether a daemon accepts connections at this address."""
         try:
             socket.create_connection((host, port), _LATEST_S).close()
         except OSError:
@@ -181,7 +181,7 @@ class ThisMachine:
             return float(channel.ahead_s)
 
     def processes(self, variable: str) -> tuple[list[tuple[int, str]], bool]:
-        """Those with an environment variable, and whether there are no others that this user may not look at.
+        """List the processes with an environment variable (number, value); and tell whether all could be looked at.
 
         Where /proc is mounted with hidepid (proc(5)) those are not even named, and process 1 is one of them.
         """

@@ -25,7 +25,7 @@ def spool_path(machine: Machine) -> str:
 
 
 def spool_place(machine: Machine) -> Iterator[Finding]:
-    """Is the spool outside everything that HTCondor empties, and on EXECUTE's filesystem?"""
+    """Check that the spool lies outside all that HTCondor empties, and on EXECUTE's filesystem."""
     spool = PurePath(spool_path(machine))
     remedy = f"set {KNOBS['STAGEOUT_SPOOL'].name} = {KNOBS['STAGEOUT_SPOOL'].default}"
     for name in ("EXECUTE", "SPOOL", "LOG"):
@@ -48,7 +48,7 @@ def spool_known(machine: Machine) -> Iterator[Finding]:
 
 
 def spool_filesystem(machine: Machine) -> Iterator[Finding]:
-    """Can files be linked from the scratch directories into the spool?"""
+    """Check that files can be linked from the scratch directories into the spool."""
     name, spool, execute = "spool-filesystem", spool_path(machine), machine.settings.condor("EXECUTE")
     try:
         here, there = machine.stat(spool).st_dev, machine.stat(execute).st_dev
@@ -84,7 +84,7 @@ def _is_true(machine: Machine, name: str) -> bool:
 
 
 def spool_owner(machine: Machine) -> Iterator[Finding]:
-    """Does the spool belong to the manager, and may only the manager write into it?"""
+    """Check that the spool belongs to the manager, and that only the manager may write into it."""
     spool = spool_path(machine)
     try:
         seen = machine.stat(spool)
@@ -109,7 +109,7 @@ def _root_runs_jobs(machine: Machine) -> bool:
 
 
 def space(machine: Machine) -> Iterator[Finding]:
-    """Does the quota fit the disk, and does HTCondor know that this space is not for jobs?"""
+    """Check that the quota fits the disk, and that HTCondor reserves this space."""
     total, free = _filesystem(machine)
     quota = machine.settings.count("STAGEOUT_SPOOL_QUOTA_MB") * _MB or total // 2
     is_default = not machine.settings.count("STAGEOUT_SPOOL_QUOTA_MB")
@@ -147,7 +147,7 @@ def _has_a_disk_of_its_own(machine: Machine) -> bool:
 
 
 def _held_bytes(machine: Machine) -> int:
-    """What waits in the spool; 0 when no manager says."""
+    """Return the bytes that wait in the spool; 0 when no manager answers."""
     try:
         return machine.manager_answer().integer("BytesAtRisk")
     except (OSError, Unseen):
@@ -171,7 +171,7 @@ def encryption(machine: Machine) -> Iterator[Finding]:
 
 
 def manager(machine: Machine) -> Iterator[Finding]:
-    """Does the manager answer, and can it serve the jobs of this node?"""
+    """Check that the manager answers and can serve the jobs of this node."""
     remedy = _last_problem(machine) or (
         "look into SandboxManagerLog in the LOG directory; is it in DAEMON_LIST, and is condor_master up?"
     )
@@ -188,7 +188,7 @@ def manager(machine: Machine) -> Iterator[Finding]:
 
 
 def _last_problem(machine: Machine) -> str:
-    """Why the manager ended, by the last line of its log; "" when that says nothing of the kind."""
+    """Return the reason of the manager's end from the last line of its log; "" without one."""
     lines = machine.end_of(machine.settings.condor("SANDBOX_MANAGER_LOG")).splitlines()
     last = lines[-1] if lines else ""
     if " ERROR " not in last:
@@ -208,7 +208,7 @@ def _manager_uid(machine: Machine, uid: int) -> Iterator[Finding]:
 
 
 def plugins_for_waiting(machine: Machine) -> Iterator[Finding]:
-    """Is there a plugin for everything that the manager holds, and for a pilot's way out?"""
+    """Check that a plugin exists for all output in custody, and for a pilot's drain target."""
     name = "plugins-needed"
     try:
         missing = machine.manager_answer().text("MissingPlugins")
@@ -222,7 +222,7 @@ def plugins_for_waiting(machine: Machine) -> Iterator[Finding]:
 
 
 def last_report(machine: Machine) -> Iterator[Finding]:
-    """Does the manager still make reports? Without them access points learn nothing and nothing is sent."""
+    """Check that the manager still makes reports. Without them access points learn nothing and nothing is sent."""
     name = "manager-report"
     try:
         said = machine.manager_answer()
@@ -239,7 +239,7 @@ def last_report(machine: Machine) -> Iterator[Finding]:
 
 
 def unknown_output(machine: Machine) -> Iterator[Finding]:
-    """Is there output in the spool that the ledger has no record of?"""
+    """Check that the ledger has a record of all output in the spool."""
     name = "output-unknown"
     try:
         count = machine.manager_answer().integer("UnknownOutput")
@@ -256,7 +256,7 @@ def unknown_output(machine: Machine) -> Iterator[Finding]:
 
 
 def startd_answers(machine: Machine) -> Iterator[Finding]:
-    """Does the startd say whose job runs in a slot, which is what the manager asks at each hand-off?"""
+    """Check that the startd tells the owner of a slot's job, which the manager asks at each hand-off."""
     name = "startd-answers"
     busy = [ad for ad in machine.slots() if ad.text("State") == "Claimed" and ad.text("Activity") == "Busy"]
     if not busy:
@@ -271,7 +271,7 @@ def startd_answers(machine: Machine) -> Iterator[Finding]:
 
 
 def restart_risk(machine: Machine) -> Iterator[Finding]:
-    """Is a restart at hand while output is in custody here?"""
+    """Check that no restart is planned while output is in custody here."""
     try:
         at_risk = machine.manager_answer().integer("BytesAtRisk")
     except (FileNotFoundError, ConnectionRefusedError):

@@ -12,7 +12,7 @@ _INSTALL = "put condor_config.d/30-stageout-pilot.conf behind the fragment for e
 
 
 def pilot_end(machine: Machine) -> Iterator[Finding]:
-    """Does the manager know that its spool goes away, and does condor_master wait for its last report?"""
+    """Check that the manager knows of its spool's end, and that condor_master waits for its last report."""
     settings = machine.settings
     try:
         is_pilot, grace_s = settings.flag("STAGEOUT_PILOT"), settings.number("STAGEOUT_PILOT_GRACE")

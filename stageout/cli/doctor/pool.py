@@ -21,7 +21,7 @@ _HEARTBEAT_S = 900
 
 
 def collector(machine: Machine) -> Iterator[Finding]:
-    """Does the collector answer?"""
+    """Check that the collector answers."""
     try:
         found = machine.ads('MyType == "Collector"')
     except Unseen as reason:
@@ -32,7 +32,7 @@ def collector(machine: Machine) -> Iterator[Finding]:
 
 
 def clock(machine: Machine) -> Iterator[Finding]:
-    """Does this machine's clock agree with the collector's? The collector itself compares."""
+    """Check that this machine's clock agrees with the collector's, which compares them itself."""
     if not machine.ads('MyType == "Collector"'):
         raise Unseen("the collector has no ad of its own, by which its clock is asked for: try again in a minute")
     skew_s = -_collector_ahead_s(machine)
@@ -121,7 +121,7 @@ def flocking(machine: Machine) -> Iterator[Finding]:
 
 
 def agents_seen(machine: Machine) -> Iterator[Finding]:
-    """Is there any agent for which this node would take output over?"""
+    """Check that an agent exists for whose jobs this node would take output over."""
     ads = machine.ads(f'MyType == "{AGENT_AD}"')
     schedds = sorted({ad.text("StageOutSchedd") for ad in ads} - {""})
     if schedds:
@@ -132,7 +132,7 @@ def agents_seen(machine: Machine) -> Iterator[Finding]:
 
 
 def leave_limits(machine: Machine) -> Iterator[Finding]:
-    """May a job leave the queue before this node gives its output up, while its agent is stopped?"""
+    """Check that no job leaves the queue before this node gives its output up, while its agent is stopped."""
     give_up_s = machine.settings.count("STAGEOUT_GIVE_UP")
     limits_s = dict(filter(None, map(_leave_limit, machine.ads(f'MyType == "{AGENT_AD}"'))))
     short = [f"{schedd} ({limit_s:.0f} s)" for schedd, limit_s in sorted(limits_s.items()) if limit_s <= give_up_s]
@@ -154,7 +154,7 @@ def _leave_limit(ad: ClassAd) -> tuple[str, float] | None:
 
 
 def reporting_door(machine: Machine) -> Iterator[Finding]:
-    """Which way do this node's reports reach the collector?"""
+    """Check the way of this node's reports to the collector."""
     try:
         name = machine.manager_answer().text("Manager")
     except OSError:
@@ -188,7 +188,7 @@ def slot_attributes(machine: Machine) -> Iterator[Finding]:
 
 
 def synchronous(machine: Machine) -> Iterator[Finding]:
-    """How many hand-offs of the whole pool were refused within the last hour, and for which reasons?"""
+    """Check the rate of hand-offs of the whole pool refused within the last hour, by reason."""
     slots = machine.ads('MyType == "Machine" && DynamicSlot =!= true && StageOutHandoffs > 0')
     nodes = {ad.text("StageOutManager"): ad for ad in slots}.values()
     tried = sum(ad.integer("StageOutHandoffs") for ad in nodes)

@@ -70,7 +70,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def roles_of(machine: Machine) -> list[Role]:
-    """What runs here, by DAEMON_LIST; an execute point whose EXECUTE belongs to an ordinary user is a pilot.
+    """Return the roles of this machine, by DAEMON_LIST.
+
+    An execute point whose EXECUTE belongs to an ordinary user is a pilot.
 
     :raises CommandError: neither a schedd nor a startd nor a router.
     """
@@ -122,7 +124,7 @@ def _examine_one(check: Check, machine: Machine) -> list[Finding]:
 
 
 def as_json(roles: Sequence[Role], findings: Sequence[Finding]) -> dict[str, object]:
-    """What ``stageout doctor --json`` prints (``docs/COMMANDS.md`` says what each field means)."""
+    """Return the objects that ``stageout doctor --json`` prints (fields: ``docs/COMMANDS.md``)."""
     return {
         "schema": SCHEMA,
         "roles": [role.value for role in roles],

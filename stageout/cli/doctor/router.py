@@ -34,7 +34,7 @@ _CREDENTIALS = "STAGEOUT_ROUTER_EGRESS_CREDENTIALS"
 
 
 def egress(machine: Machine) -> Iterator[Finding]:
-    """Has every URL of STAGEOUT_ROUTER_EGRESS a plugin, and what that needs?"""
+    """Check that every URL of STAGEOUT_ROUTER_EGRESS has a plugin with all that it needs."""
     try:
         targets = read_targets(machine.settings.text("STAGEOUT_ROUTER_EGRESS"))
         lessor = machine.settings.text(_LESSOR)
@@ -77,7 +77,7 @@ def _target(machine: Machine, target: Target, owners: dict[str, str]) -> Iterato
 
 
 def sums(machine: Machine) -> Iterator[Finding]:
-    """Are the packages there that digest blocks fast? What a router lacks, all its senders must do without."""
+    """Check that the packages for fast digests are installed: all senders lack what their router lacks."""
     del machine
     lacking = sorted({"crc32c", "xxh3-32"} - set(frames.checksums()))
     if lacking:

@@ -24,7 +24,7 @@ _SAME_VERSION = "install the same version of stageout everywhere"
 
 
 def reports(machine: Machine) -> Iterator[Finding]:
-    """Are the managers' reports signed, each by the one key of its name?"""
+    """Check that each manager's reports are signed by the one key of its name."""
     name, ads = "trust", machine.ads(REPORTS)
     if not ads:
         yield unchecked(name, "no manager reports yet")
@@ -64,7 +64,7 @@ def _disputed(good: list[Report]) -> Iterator[Finding]:
 
 
 def refused_by_agent(machine: Machine) -> Iterator[Finding]:
-    """What did the agents not believe?"""
+    """Check the reports that the agents did not believe."""
     found = [(ad.text("Name"), text) for ad in machine.ads(f'MyType == "{AGENT_AD}"') for text in _refused_of(ad)]
     yield from _refusals("refused-reports", found, "ScheddAgentLog (report-refused) names all")
 
@@ -99,7 +99,7 @@ def _refused_of(ad: ClassAd) -> list[str]:
 
 
 def refused_by_manager(machine: Machine) -> Iterator[Finding]:
-    """Whom does this node's manager obey, and what did it not obey?"""
+    """Check the agents whose orders this node's manager obeys, and the orders that it refused."""
     try:
         said = machine.manager_answer()
     except OSError:

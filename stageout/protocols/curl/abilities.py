@@ -1,4 +1,4 @@
-"""What the plugin declares. Imported for every ``-classad``: nothing heavy here."""
+"""The abilities of the plugin. Imported for every ``-classad``: nothing heavy here."""
 
 from __future__ import annotations
 

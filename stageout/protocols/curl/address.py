@@ -1,4 +1,4 @@
-"""Where a URL leads: the URL for the wire, who may see the credential, and the names around a path."""
+"""The target of a URL: the URL for the wire, who may see the credential, and the names around a path."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Address:
         )
 
     def redirected(self, location: str) -> Address:
-        """Where a redirect leads. The credential stays behind unless host, port and scheme are the same.
+        """Return the target of a redirect. The credential stays behind unless host, port and scheme are the same.
 
         :raises TransferFailure: BAD_URL when that is no place for this protocol.
         """

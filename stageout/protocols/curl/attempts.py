@@ -28,12 +28,12 @@ class Movement(abc.ABC):
 
     @property
     def milestone(self) -> int:
-        """What is kept if the present attempt fails; a rise starts the retry budget anew."""
+        """Return the bytes kept if the present attempt fails; a rise starts the retry budget anew."""
         return 0
 
     @property
     def repeatable(self) -> bool:
-        """Whether a further attempt is worth what it costs after an answer that refuses the file."""
+        """Tell whether a further attempt is worth its cost after an answer that refuses the file."""
         return True
 
     @abc.abstractmethod
@@ -52,7 +52,7 @@ class Movement(abc.ABC):
 
 
 class _Patience:
-    """How long a file is tried. In a data slot once: the schedule is the manager's."""
+    """The retry schedule of a file. In a data slot once: the schedule is the manager's."""
 
     def __init__(self, movement: Movement, task: Task, begin_s: float) -> None:
         self._movement = movement
@@ -67,7 +67,7 @@ class _Patience:
         self._wait_s = 0.0
 
     def exhausted(self, state: tenacity.RetryCallState) -> bool:
-        """Whether no further attempt is made; plans the wait before the next one."""
+        """Tell whether no further attempt is made; otherwise plan the wait before the next one."""
         failure = state.outcome.exception() if state.outcome else None
         assert isinstance(failure, TransferFailure)  # no other is retried
         self._failure, now_s = failure, time.monotonic()
@@ -121,7 +121,7 @@ class _Patience:
 
 
 def _may_help(error: BaseException) -> bool:
-    """What is retried in the plugin: exactly what the table advises to retry here, except its own end."""
+    """Tell whether the plugin retries a failure: exactly as the table advises, except for its own end."""
     if not isinstance(error, TransferFailure):
         return False
     ended = error.kind in (ErrorClass.DEADLINE, ErrorClass.NOT_ATTEMPTED)

@@ -73,7 +73,7 @@ class Download(Movement):
         )
 
     def _forget(self) -> None:
-        """What is here is worth nothing: the next attempt begins anew."""
+        """Discard the part that is here: the next attempt begins anew."""
         self._part.restart(())
 
     def _verify(self) -> str:
@@ -186,7 +186,7 @@ class FtpDownload(Download):
 
 
 def strong_validator(headers: dict[str, str]) -> str:
-    """What ``If-Range`` may name (RFC 9110, 8.8): a strong ETag, or a date that was old when the answer was made."""
+    """Return the validator for ``If-Range`` (RFC 9110, 8.8): a strong ETag, or a date older than the answer."""
     tag = headers.get("etag", "")
     if tag.startswith('"') and tag.endswith('"') and len(tag) > 2:
         return tag
@@ -202,6 +202,6 @@ def strong_validator(headers: dict[str, str]) -> str:
 
 
 def same_version(validator: str, headers: dict[str, str]) -> bool:
-    """Whether a partial answer agrees with the version that was begun; one that says nothing keeps its promise."""
+    """Tell whether a partial answer agrees with the version that was begun; one without validators does."""
     name = "etag" if validator.startswith('"') else "last-modified"
     return headers.get(name, validator) == validator

@@ -1,4 +1,4 @@
-"""Which error class each failure of libcurl, HTTP, FTP and the local system is: tables, and nothing else decides."""
+"""Error classes of failures of libcurl, HTTP, FTP and the local system: tables, and nothing else decides."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def _bare(text: str) -> str:
 
 
 def certificate_problem(verify_result: int) -> str | None:
-    """What OpenSSL's verification code says about a server's certificate; None when it has no objection itself."""
+    """Explain OpenSSL's verification code of a server's certificate; None when the certificate is accepted."""
     return _VERIFY_RESULTS.get(verify_result, f"its certificate is not accepted (OpenSSL code {verify_result})")
 
 

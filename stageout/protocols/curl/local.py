@@ -38,7 +38,7 @@ def path_of(address: Address) -> Path:
 
 
 def is_null_device(path: Path) -> bool:
-    """Whether this is ``/dev/null``, under whatever name."""
+    """Tell whether this is ``/dev/null``, under any name."""
     try:
         found, null = path.stat(), Path(os.devnull).stat()
     except OSError:

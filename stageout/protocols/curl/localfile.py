@@ -135,7 +135,7 @@ class PartFile:
             raise self._failure(error) from None
 
     def digests(self) -> dict[str, str]:
-        """Those that were computed on the way."""
+        """Return the digests computed during the transfer."""
         return self._digests.values()
 
     def commit(self) -> None:
@@ -258,7 +258,7 @@ class SourceFile:
         return found
 
     def digests(self) -> dict[str, str]:
-        """Those that were computed on the way."""
+        """Return the digests computed during the transfer."""
         return self._digests.values()
 
     def close(self) -> None:

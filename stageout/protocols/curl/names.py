@@ -1,4 +1,4 @@
-"""Why a host name did not resolve. libcurl does not tell "there is no such name" from "nobody answered"."""
+"""The reason why a host name did not resolve. libcurl does not tell "there is no such name" from "nobody answered"."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def read_signed(data: Mapping[str, Any]) -> Signed | None:
 
 
 def wants_parts(task: Task) -> bool:
-    """Whether a file is to be sent in parts: signed parts are there, or S3 is known to listen and the file is long."""
+    """Tell whether a file is sent in parts: signed parts are there, or S3 is known to listen and the file is long."""
     if value_of(task.request.data, "s3_parts") is not None:
         return True
     if value_of(task.request.data, "s3_multipart") is not True or task.address.signed:

@@ -32,7 +32,7 @@ def proxy_in_use(url: str, context: Context) -> str:
 
 
 def _excepted(host: str) -> bool:
-    """Whether the environment says that a host is reached without a proxy: names, their domains, or ``*``."""
+    """Tell whether the environment exempts a host from the proxy: names, their domains, or ``*``."""
     names = (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").replace(",", " ").lower().split()
     return "*" in names or any(f".{host}".endswith(f".{name.lstrip('.')}") for name in names)
 

@@ -1,4 +1,4 @@
-"""What was learnt about servers during a batch. Safe to use from several threads."""
+"""Knowledge of servers gained during a batch. Safe to use from several threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Servers:
         self._making: dict[Origin, threading.Lock] = {}
 
     def moves(self, origin: Origin) -> bool | None:
-        """Whether a WebDAV server can MOVE; None when nobody has asked."""
+        """Tell whether a WebDAV server can MOVE; None while unknown."""
         with self._lock:
             return self._moving.get(origin)
 
@@ -33,7 +33,7 @@ class Servers:
             self._moving[origin] = moves
 
     def digests(self, origin: Origin) -> tuple[str, ...]:
-        """What to compute while a file is read for this server."""
+        """Return the digests to compute while a file is read for this server."""
         with self._lock:
             return self._digests.get(origin, USUAL_DIGESTS)
 
@@ -43,7 +43,7 @@ class Servers:
             self._digests[origin] = (name,)
 
     def silent(self, origin: Origin) -> bool:
-        """Whether a WebDAV server was asked for the checksums of a file and had none."""
+        """Tell whether a WebDAV server was asked for the checksums of a file and had none."""
         with self._lock:
             return origin in self._silent
 
@@ -53,7 +53,7 @@ class Servers:
             self._silent.add(origin)
 
     def confirmed(self, collection: str) -> bool:
-        """Whether a file was seen under its final name after a rename into this collection."""
+        """Tell whether a file was seen under its final name after a rename into this collection."""
         with self._lock:
             return collection in self._confirmed
 

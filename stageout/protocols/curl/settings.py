@@ -15,7 +15,7 @@ from stageout.plugin.api import Context
 
 
 class ChecksumPolicy(enum.Enum):
-    """What is asked of a destination, or of a source, besides its answer to the transfer itself."""
+    """The checks of a destination or a source besides its answer to the transfer itself."""
 
     OFF = "off"
     IF_AVAILABLE = "if-available"

@@ -71,7 +71,7 @@ class Task:
         return self.settings.checksum_policy is ChecksumPolicy.REQUIRED
 
     def user_digests(self) -> dict[str, str]:
-        """What the job's owner states: ``checksum``, or ``checksums`` by file name, in PluginData.
+        """Return the checksum that the job's owner states: ``checksum``, or ``checksums`` by file name, in PluginData.
 
         :raises TransferFailure: BAD_REQUEST when it cannot be read.
         """

@@ -43,7 +43,7 @@ class Receiver(Protocol):
 
 @dataclass
 class Query:
-    """What to ask.
+    """A request.
 
     :param method: HTTP method; "" for FTP. :param url: for the wire.
     :param headers: whole lines. :param source: what to send, None for nothing.
@@ -61,7 +61,7 @@ class Query:
 
 @dataclass
 class Reply:
-    """What came back.
+    """A response.
 
     :param status: of HTTP, or the last reply of FTP; 0 when there was none.
     :param headers: of the last answer, names in lower case. :param lines: all lines of an FTP dialogue.
@@ -348,7 +348,7 @@ class Transport:
 
 
 def _answered(curl: pycurl.Curl, reply: Reply) -> bool:
-    """Whether a proxy, if there is one, has passed on an answer or opened its tunnel."""
+    """Tell whether a proxy, if there is one, has passed on an answer or opened its tunnel."""
     return bool(reply.status) or int(curl.getinfo(pycurl.HTTP_CONNECTCODE)) in _SUCCESS
 
 

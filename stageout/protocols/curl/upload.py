@@ -28,7 +28,7 @@ _CHEAP_DIGEST = "adler32"  # for the result ad, where the server states none
 
 
 class Stored(NamedTuple):
-    """What the destination says it has. ``size_bytes`` None: it does not say."""
+    """The destination's own description of a file. ``size_bytes`` None: unknown."""
 
     size_bytes: int | None = None
     digests: dict[str, str] = {}  # noqa: RUF012 - never changed
@@ -212,7 +212,7 @@ class HttpUpload(Upload):
         return stored_by_head(reply)
 
     def _shows_what_it_has(self) -> bool:
-        """Whether a file that is not found is lost. Ingest services take files that nobody can read."""
+        """Tell whether a file that is not found is lost. Ingest services take files that nobody can read."""
         return False
 
     def _facts(self) -> dict[str, object]:
@@ -220,7 +220,7 @@ class HttpUpload(Upload):
 
 
 def stored_by_head(reply: Reply) -> Stored:
-    """What the answer to a HEAD says about the file."""
+    """Read the description of a file from the answer to a HEAD."""
     length = reply.headers.get("content-length", "")
     return Stored(int(length) if length.isdigit() else None, stated_by_server(reply.headers, whole_body=True))
 

@@ -17,7 +17,7 @@ _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
 
 @dataclass(frozen=True)
 class Address:
-    """Where a URL leads.
+    """The collection and path of a URL.
 
     :param collection: UUID. :param path: in the collection, decoded, begins with a slash.
     :param is_folder: all below the path is meant. :param service: credential service of the URL, "" when it names none.

@@ -319,7 +319,7 @@ class Direct:
         self._context.progress(self._moved_bytes)
 
     def _refusal(self, response: HTTPResponse) -> TransferFailure:
-        """What an answer means. A 404 is a missing file only when its text is the one of a missing file."""
+        """Classify an answer. A 404 is a missing file only when its text is the one of a missing file."""
         text = response.read(4096)
         kind = _STATUSES.get(response.status, ErrorClass.UNKNOWN)
         if response.status == 404:

@@ -1,4 +1,4 @@
-"""What failed, by the codes of the service: refused requests, events of a task, the end of a task."""
+"""Failures by the codes of the service: refused requests, events of a task, the end of a task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRANSIENT_STATUSES = (429, 500, 503, 504)
 
 
 class Fault(NamedTuple):
-    """What an event of a task means. :param lasts: it does not go away by itself, though the service tries on."""
+    """The meaning of a task's event. :param lasts: it does not go away by itself, though the service tries on."""
 
     kind: ErrorClass
     lasts: bool
@@ -102,12 +102,12 @@ STATUSES: dict[int, ErrorClass] = {
 
 
 def fault_of(code: str) -> Fault:
-    """What an event, or the fatal error of a task, means."""
+    """Return the meaning of an event or of a task's fatal error."""
     return FAULTS.get(code, _UNKNOWN)
 
 
 def words_of(kind: ErrorClass) -> str:
-    """What it means for a person; "" when there is nothing to say beyond the code."""
+    """Return an explanation for people; "" when the code says it all."""
     return _WORDS.get(kind, "")
 
 
@@ -147,7 +147,7 @@ def _kind(error: GlobusAPIError) -> ErrorClass:
 
 
 def _wanted_login(error: GlobusAPIError) -> str:
-    """What a person must log in for; "" when that is not the trouble."""
+    """Return the consent that a person must give; "" when none is lacking."""
     consent = error.info.consent_required
     if consent:
         scopes = " ".join(consent.required_scopes or [])

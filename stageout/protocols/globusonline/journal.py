@@ -1,4 +1,4 @@
-"""What was submitted, on the disk before it is submitted: whoever comes after a crash finds the task and not a second.
+"""The journal of submissions, durable before each submission: a restart finds the task and starts no second one.
 
 One file per submission, ``SUBMISSION_ID.json``. Below a sandbox manager the directory outlives plugin and manager;
 else it is in the job's scratch directory and lives as long as that.
@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def pairs(self) -> set[Pair]:
-        """What it moves and nobody has the result of: pairs of paths."""
+        """Return the pairs of paths whose result is not known."""
         moved = {(item["source_path"], item["destination_path"]) for item in self.document["DATA"]}
         return moved - self.settled
 
@@ -64,7 +64,7 @@ class Journal:
         self.folder = Path(given) / _NAME if given else Path.cwd() / f".{_NAME}_plugin"
 
     def entries(self) -> Iterator[Entry]:
-        """What was submitted and is not known to be over. What is too old to be running is forgotten."""
+        """Return the submissions that may still run; forget those that are too old to run."""
         for path in sorted(self.folder.glob("*-*.json")):
             try:
                 if time.time() - path.stat().st_mtime > _FORGOTTEN_S:
@@ -141,7 +141,7 @@ class Journal:
     # ---- rates: nice to have, so nothing is synced -------------------------------------------------------------------
 
     def rate_bytes_s(self, between: tuple[str, str]) -> float | None:
-        """What the last task between two collections reached; None when none is known."""
+        """Return the rate of the last task between two collections; None when unknown."""
         found = self._rates().get(" ".join(between))
         return float(found) if isinstance(found, (int, float)) and found > 0 else None
 

@@ -19,7 +19,7 @@ Sizes = Callable[[str], Mapping[str, int]]
 
 
 def uploaded(move: Move, ended: Ended, sizes: Sizes) -> Outcome | TransferFailure | None:
-    """What became of one uploaded file; None when the task says nothing about it.
+    """Return the outcome of one uploaded file; None when the task says nothing about it.
 
     A file that the task found at the destination already (sync level) is in no list: then the destination itself is
     asked for its size, as it is for a file without a checksum.
@@ -46,7 +46,7 @@ def uploaded(move: Move, ended: Ended, sizes: Sizes) -> Outcome | TransferFailur
 
 
 def downloaded(move: Move, ended: Ended) -> Outcome | TransferFailure | None:
-    """What became of one download; None when the task says nothing about it. A file that arrived has its name now."""
+    """Return the outcome of one download, which gets its name on arrival; None when the task has no result for it."""
     skipped = [(pair, code) for pair, code in ended.skipped.items() if belongs(pair, move.pair)]
     if skipped:
         return _skipped(skipped, ended)

@@ -55,7 +55,7 @@ def by_folder(moves: Iterable[Move]) -> list[list[Move]]:
 
 
 def document(moves: Sequence[Move], between: Pair, label: str, sync: str) -> dict[str, Any]:
-    """What is submitted, but for submission id and deadline.
+    """Return the submitted document without submission id and deadline.
 
     Source errors are skipped, because the service then names each file and its error when the task is over; otherwise
     one missing file would keep the task going until its deadline.
@@ -97,11 +97,11 @@ def label_of(jobs: str, upload: bool, pairs: Iterable[Pair]) -> str:
 
 
 def allowed_s(size_bytes: float, files: int, rate_bytes_s: float) -> float:
-    """How long a task may take altogether, its time in the queue not counted."""
+    """Return the time limit of a task, without its time in the queue."""
     return _LEAST_S + _MARGIN * (size_bytes / rate_bytes_s + files / _FILES_PER_S)
 
 
 def belongs(found: Pair, pair: Pair) -> bool:
-    """Whether a file of a task's result is what ``pair`` moves, or lies below it."""
+    """Tell whether a file of a task's result is the one of ``pair``, or lies below it."""
     source, destination = (path.rstrip("/") for path in pair)
     return found == pair or (found[0].startswith(source + "/") and found[1].startswith(destination + "/"))

@@ -139,7 +139,7 @@ class _Call:
         return Move(transfer, address, here, pair, size_bytes)
 
     def _arrival(self, transfer: Transfer, local: Path) -> Path:
-        """Where a download arrives before it gets its name: the same place when the call is repeated."""
+        """Return the temporary path of a download: the same one when the call is repeated."""
         return self.journal.folder.resolve() / f"in-{transfer.request.index}" / (local.name or "all")
 
     # ---- all of it ---------------------------------------------------------------------------------------------------
@@ -174,5 +174,5 @@ class _Call:
             return
 
     def _jobs(self) -> str:
-        """Whose files these are, for people."""
+        """Return the jobs whose files these are, for people."""
         return one_line(os.environ.get(_JOBS) or str(self._context.job_attribute("GlobalJobId") or ""), 100)

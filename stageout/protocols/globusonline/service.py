@@ -38,7 +38,7 @@ class Stopped(Exception):
 
 
 class Life:
-    """How long the plugin may go on. :param context: of any file of the call."""
+    """The time limit of the plugin. :param context: of any file of the call."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -50,7 +50,7 @@ class Life:
 
     @property
     def has_run_out(self) -> bool:
-        """It has to end because its time is over, and for no other reason: somebody may want to go on."""
+        """Tell whether the time limit alone ends the plugin, so that a later call may go on."""
         try:
             self._context.progress(0)
         except TransferFailure as reason:

@@ -25,7 +25,7 @@ class LocalCollection:
     paths: tuple[tuple[Path, Path], ...]
 
     def there(self, path: Path) -> str | None:
-        """Where the collection has a file of this node; None when it does not see it."""
+        """Return the collection's path of a file of this node; None when the collection does not contain it."""
         fits = [(here, there) for here, there in self.paths if here == path or here in path.parents]
         if not fits:
             return None

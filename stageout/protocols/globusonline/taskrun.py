@@ -28,7 +28,7 @@ Log = Callable[..., None]
 
 @dataclass
 class Ended:
-    """How a task ended.
+    """The end of a task.
 
     :param cause: why it did not carry all files over; None when the service calls it succeeded.
     :param lasting: the cause does not go away by itself and may lie in some of the files only.

@@ -41,7 +41,7 @@ class Tokens:
         raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, self._remedy(resource_server))
 
     def has_expired(self, resource_server: str) -> bool:
-        """Whether the file itself says that its token's time is over."""
+        """Tell whether the file itself states that its token has expired."""
         now = time.time()
         for _, document in self._documents():
             if _is_for(document, resource_server):

@@ -1,4 +1,4 @@
-"""When a task that the service keeps trying should be given up. Pure: times come from outside."""
+"""The decision to give up a task that the service keeps trying. Pure: times come from outside."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNSEEN_POLLS = 4  # a longer time without a look says nothing about the task: t
 
 
 class Look(NamedTuple):
-    """What one look at a task showed.
+    """An observation of a task.
 
     :param at_s: monotonic clock. :param progress: grows, or changes, with what was moved.
     :param codes: of errors since the last look, newest first.
@@ -29,7 +29,7 @@ class Look(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """Why. :param code: of the service, "" when it said nothing. :param waited_s: without progress."""
+    """The reason to give up. :param code: of the service, "" for none. :param waited_s: without progress."""
 
     fault: Fault
     code: str

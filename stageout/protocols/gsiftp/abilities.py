@@ -1,4 +1,4 @@
-"""What the plugin declares: nothing on a node without globus-url-copy. Imported for every ``-classad``."""
+"""The abilities of the plugin: none on a node without globus-url-copy. Imported for every ``-classad``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ METHODS = ("gsiftp", "ftp")
 
 
 def program_path(environment: Mapping[str, str]) -> str:
-    """Where globus-url-copy is, "" when it is not installed."""
+    """Return the path of globus-url-copy; "" when it is not installed."""
     for folder in environment.get("PATH", os.defpath).split(os.pathsep):
         path = os.path.join(folder, PROGRAM)  # noqa: PTH118 - pathlib is not worth its import time here
         if folder and os.access(path, os.X_OK):

@@ -1,4 +1,4 @@
-"""What globus-url-copy shows of its control connections (``-dbg``), read into commands and answers."""
+"""Parser of globus-url-copy's debug output (``-dbg``): commands and answers of its control connections."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Answer:
 
     @property
     def kind(self) -> ErrorClass:
-        """What it means when it is negative."""
+        """Return the meaning of a negative answer."""
         return class_of(self.code, self.globus, self.number)
 
 
@@ -68,7 +68,7 @@ class Dialogue:
 
 
 def wanted(line: str) -> bool:
-    """Whether a line says anything; those about single buffers do not."""
+    """Tell whether a line carries information; those about single buffers do not."""
     return not line.startswith(_BULK)
 
 

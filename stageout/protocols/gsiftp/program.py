@@ -147,7 +147,7 @@ class Program:
                 raise TransferFailure(ErrorClass.STALLED, text)
 
     def _moved_bytes(self, pid: int) -> int:
-        """What the process has read from, or written to, its files and connections; near enough for progress."""
+        """Return the bytes that the process has read and written, near enough for progress."""
         name = "rchar" if self._upload else "wchar"
         try:
             lines = Path(f"/proc/{pid}/io").read_text().splitlines()

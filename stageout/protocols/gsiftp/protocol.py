@@ -236,7 +236,7 @@ def _watch(moves: Sequence[Move]) -> Callable[[int], None]:
 
 
 def _failure(dialogue: Dialogue, move: Move) -> TransferFailure:
-    """Why a file did not arrive."""
+    """Return the failure of a file that did not arrive."""
     refusal = dialogue.refusal
     words = next(iter(dialogue.errors), "")
     if refusal is not None:

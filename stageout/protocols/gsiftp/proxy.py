@@ -22,7 +22,7 @@ RENEW = "renew it (grid-proxy-init or voms-proxy-init) and submit again, or let 
 
 @dataclass(frozen=True)
 class Proxy:
-    """What a file of certificates says.
+    """The facts in a file of certificates.
 
     :param ends_s: when the first of its certificates ends, wall clock. :param limited: one of them is a limited proxy.
     """

@@ -1,4 +1,4 @@
-"""What an FTP or GridFTP server's answer means: reply codes, the server's own codes, errno; no sentence counts."""
+"""The meaning of an FTP or GridFTP server's answer: reply codes, the server's own codes, errno; no sentence counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plugin declares. Imported for every ``-classad``."""
+"""The abilities of the plugin. Imported for every ``-classad``."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class _Deposit:
         return operation_of(self.name, self.gateway.secret)
 
     def finish(self, custodians: Sequence[str], expires: int, size_bytes: int, sent_bytes: int) -> None:
-        """It is durable at these: not at its destination, and the result does not say so."""
+        """Record the custodians where the file is durable, although it has not reached its destination."""
         seed, _, number = self.name.rpartition("/")
         receipt = Receipt(",".join(custodians), seed, int(number), int(number), expires)
         self.transfer.finish(Outcome(size_bytes, sent_bytes, developer={"StageOutCustody": str(receipt)}))
@@ -204,8 +204,9 @@ def _give_packed(group: Sequence[_Deposit], custodians: Sequence[str], by_itself
 
 
 def _custodians(end: Gateway, custodians: Sequence[str], context: Context) -> tuple[list[Custodian], int, float]:
-    """Who may be asked, how many must have a file, and how long to go on asking (s). Where there are several, one that
-    is silent holds up the others for seconds only: the pilot has no more.
+    """Return the custodians to ask, how many must have a file, and how long to go on asking (s).
+
+    Among several, a silent one holds up the others for seconds only: the pilot has no more.
     """
     if len(custodians) > 1:
         end = replace(end, timeout_s=min(end.timeout_s, _NEXT_AFTER_S))

@@ -1,4 +1,4 @@
-"""What happened in a run: when each job computed, when its slot was free, when its files were delivered.
+"""The record of a run: when each job computed, when its slot was free, when its files were delivered.
 
 Three witnesses with one clock (all run on this machine): the job stamps its first and last instruction, the startd
 logs with milliseconds when the slot can take the next job, the destination when each file began and was whole.

@@ -1,4 +1,4 @@
-"""What the demonstration prints: progress, the table and the last line."""
+"""The demonstration's output: progress, the table and the last line."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def last_line(runs: Sequence[Record]) -> str:
 
 
 def shortfalls(synchronous: Record, stage_out: Record) -> list[str]:
-    """What is wrong with the runs, in sentences; empty when all is right."""
+    """Return the faults of the runs, in sentences; empty without faults."""
     found = [
         f"{run.title}: job {job.number} has {job.verified} of {run.files_per_job} files right at the destination."
         for run in (synchronous, stage_out)

@@ -91,7 +91,7 @@ class Workload:
 
 @dataclass
 class JobReport:
-    """What a job said on its standard output.
+    """A job's standard output.
 
     :param started_s: wall clock of its first instruction. :param ended_s: of its last.
     :param input_digest: SHA-256 of what it got. :param digests: output file -> SHA-256 of what it wrote.

@@ -113,7 +113,7 @@ class Emulator:
         self.world.save()
 
     def refresh_token(self, user: str, scope: str) -> str:
-        """What a person's login with offline access leaves."""
+        """Return the tokens of a person's login with offline access."""
         return self.world.issue(_REFRESH, user, scope, _LIFE_S)
 
     def client(self, client_id: str, secret: str) -> None:
@@ -181,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
 
     def finish(self) -> None:
-        """It has ended."""
+        """Tell whether the process has ended."""
         cast("_Server", self.server).connections.discard(self.request)
         with contextlib.suppress(OSError):
             super().finish()

@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What tells it from the others."""
+        """Return the key that identifies it."""
         return f"{self.source}\n{self.destination}"
 
 
@@ -252,7 +252,7 @@ def _source_problem(collection: Collection, origin: Path, path: str) -> str:
 
 
 def _is_same(level: int | None, origin: Path, target: Path) -> bool:
-    """Whether this sync level sees nothing to do."""
+    """Tell whether this sync level finds nothing to do."""
     if level is None or not target.exists():
         return False
     if level == 0:

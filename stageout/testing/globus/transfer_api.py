@@ -92,7 +92,7 @@ class TransferApi:
         return 202, _result("Accepted", submission_id=submission, task_id=task.task_id)
 
     def _refuse_twins(self, task: Task) -> None:
-        """What the service does to a second task for the same paths, and to the 101st."""
+        """Refuse a second task for the same paths, and the 101st task, as the service does."""
         living = [one for one in self._world.tasks.values() if one.owner == task.owner and one.status == ACTIVE]
         if any(one.between == task.between and one.pairs == task.pairs for one in living):
             raise ApiError(409, "Conflict", "A transfer with identical paths has not yet completed")

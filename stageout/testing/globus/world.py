@@ -1,4 +1,4 @@
-"""What the emulated service knows: collections, tokens, tasks, planned refusals. Kept on disk over a restart."""
+"""The state of the emulated service: collections, tokens, tasks, planned refusals. Kept on disk over a restart."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Collection:
         return found
 
     def denies(self, path: str) -> bool:
-        """Is this path one of ``denied``?"""
+        """Tell whether this path is one of ``denied``."""
         return any(path == one or path.startswith(one.rstrip("/") + "/") for one in self.denied)
 
 
@@ -110,7 +110,7 @@ class Refusal:
     lacks: tuple[str, ...] = ()
 
     def meets(self, method: str, path: str) -> bool:
-        """Is this request one of those that are refused?"""
+        """Tell whether this request is one of the refused ones."""
         return self.times > 0 and self.method in ("*", method) and re.fullmatch(self.path, path) is not None
 
 
@@ -144,7 +144,7 @@ class Task:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """What is moved: pairs of paths."""
+        """Return the pairs of paths to move."""
         return sorted((item["source_path"], item["destination_path"]) for item in self.document["DATA"])
 
     @property
@@ -292,7 +292,7 @@ class World:
         return name
 
     def user_of(self, header: str, resource_server: str) -> str:
-        """Who sends this Authorization header.
+        """Return the user of this Authorization header.
 
         :raises ApiError: nobody who may.
         """
@@ -321,7 +321,7 @@ class World:
 
 
 def new_deadline(document: dict[str, Any]) -> float:
-    """When a new task expires: what it says, else after a day."""
+    """Return the expiry of a new task: its own, or a day from now."""
     given = document.get("deadline")
     return wall_s(given) if given else time.time() + timedelta(days=1).total_seconds()
 

@@ -1,4 +1,4 @@
-"""Where the HTCondor of a pool comes from: this machine's own, or a cached root filesystem built with debootstrap.
+"""The HTCondor of a pool: this machine's own, or a cached root filesystem built with debootstrap.
 
 A finished root is never changed: its directory is named after a hash of its recipe and the month of its build, and
 appears by one rename. So a broken build is never used, a changed recipe builds anew, security updates arrive once a
@@ -38,7 +38,7 @@ _HOST_TOOLS = {"debootstrap": "debootstrap", "unshare": "util-linux", "nsenter":
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one release's root is built."""
+    """The recipe for one release's root."""
 
     suite: str
     packages: tuple[str, ...]

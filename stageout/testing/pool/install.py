@@ -98,7 +98,7 @@ def _installed_share() -> Path:
 
 
 def _requirements(checkout: Path | None) -> list[str]:
-    """What pip has to install beside the product itself, for every daemon of it."""
+    """List the packages that pip installs beside the product, for all its daemons."""
     if checkout is None:
         required = [text.replace("'", '"') for text in importlib.metadata.requires(DISTRIBUTION) or []]
         ours = [text for text in required if "extra ==" not in text]

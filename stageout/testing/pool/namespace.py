@@ -69,7 +69,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a namespace is made of.
+    """The parts of a namespace.
 
     :param name: host name inside.
     :param home: directory of this node on this machine, inside `shared`.

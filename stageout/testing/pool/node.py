@@ -22,7 +22,7 @@ CONFIG_DIR = "/etc/condor/config.d"
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """What is particular to one execute point.
+    """The settings of one execute point.
 
     :param user: who runs condor_master; anything but root is like a pilot: no root anywhere, jobs run as that user.
     :param config: extra HTCondor settings.

@@ -273,7 +273,7 @@ class Pool:
         )
 
     def why(self, job: JobRef) -> str:
-        """What the queue and the log say about a job, for a report."""
+        """Describe a job by its queue entry and its log, for a report."""
         ad = self.q(job) or self.history(job) or Ad()
         names = [event["Name"] for event in self.events(job)]
         facts = {

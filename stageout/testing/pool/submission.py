@@ -1,4 +1,4 @@
-"""What was submitted, and how jobs are named."""
+"""A submission, and the names of its jobs."""
 
 from __future__ import annotations
 
