@@ -1,5 +1,6 @@
 # make demo    the main job on a real pool         make test   everything that CI runs
 # make check   style, types, unit tests            make bench  benchmarks (QUICK=1: short)
+# make docs    this site in out/docs/html, man pages in out/docs/man
 # make oldest  what differs between versions of Python, on the oldest one that is installed here
 # make pilot   dist/stageout-pilot.pyz: all that a pilot needs beside Python
 # make storm   daemons die for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
@@ -11,7 +12,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: pilot demo test check oldest bench mutants crash planted sim storm chaos overlay-storm clean
+.PHONY: pilot demo docs test check oldest bench mutants crash planted sim storm chaos overlay-storm clean
 
 $(STAMP): setup.cfg pyproject.toml
 	tools/install
@@ -26,6 +27,11 @@ check: $(STAMP)
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	$(PY) -m pytest -q -n 3 tests/unit
+
+# Strict: a warning is an error. No network is needed.
+docs: $(STAMP)
+	$(PY) -m sphinx -q -W --keep-going -d out/docs/doctrees -b html docs out/docs/html
+	$(PY) -m sphinx -q -W --keep-going -d out/docs/doctrees -b man docs out/docs/man
 
 oldest: $(STAMP)
 	tools/oldest

@@ -1,0 +1,372 @@
+"""Reference tables in Markdown, read from the code: knobs, attributes, log events, codes, reasons, programs.
+
+A line ``<!-- reference: NAME ARGUMENT -->`` in a page stands for a table; :func:`fill` puts the table there. Sphinx
+calls it for every page (``stageout_docs.py``), tests call it without Sphinx.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from unittest import mock
+
+from descriptions import ATTRIBUTES, ERRORS, EVENTS, EXTRA_KNOBS
+
+from schedd_agent.model import HOLD_SUBCODE_BASE
+from stageout.cli.exits import Exit
+from stageout.core.config import KNOBS, Knob, PathKnob
+from stageout.core.errors import Advice, ErrorClass
+from stageout.core.synchronous import CAUSES
+from stageout.protocols.curl import settings as curl
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_MARKER = re.compile(r"^<!-- reference: (\S+)(?: (\S+))? -->$", re.M)
+_ATTRIBUTE = re.compile(r"\bStageOut[A-Z]\w*")
+#: Names that begin like an attribute: transforms of the access point, types of ads, and a probe of the doctor.
+_NO_ATTRIBUTES = frozenset({
+    "StageOutDefault_", "StageOutDefault_in", "StageOutDefault_out", "StageOutInit", "StageOutRetry", "StageOutWhy",
+    "StageOutAgent", "StageOutOrders", "StageOutOrderBucket", "StageOutProbe", "StageOutRenewal", "StageOutSuccessor",
+})  # fmt: skip
+
+#: Section of the events -> folders whose code writes them.
+EVENT_SOURCES: dict[str, tuple[str, ...]] = {
+    "sandbox-manager": ("sandbox_manager",),
+    "schedd-agent": ("schedd_agent",),
+    "router": ("overlay_router",),
+    "policy-service": ("policy_service",),
+    "shared": ("stageout/core", "stageout/movers", "stageout/overlay", "stageout/wire", "stageout/sampling"),
+}
+_LEVELS = {"event": "INFO", "warn": "WARNING", "error": "ERROR"}
+#: Functions that write an event whose name they are given -> ends that they add to the name.
+_INDIRECT = {"Lines": ("", "-more"), "_try": ("",)}
+
+PROGRAMS = {
+    "stageout": ("stageout.cli.main", "build_parser"),
+    "stageout-sandbox-manager": ("sandbox_manager.daemon", "main"),
+    "stageout-schedd-agent": ("schedd_agent.daemon", "main"),
+    "stageout-router": ("overlay_router.daemon", "main"),
+    "stageout-policy-service": ("policy_service.daemon", "main"),
+}
+EXIT_MEANINGS = {
+    Exit.OK: "The command did what was asked: output delivered, request carried out, installation healthy.",
+    Exit.FAILED: "The command failed, a delivery failed or was cancelled, a request was refused, or a check failed.",
+    Exit.TIMED_OUT: "The time limit passed before an answer or the delivery.",
+    Exit.UNKNOWN_JOB: "The job is neither in the queue nor in the history.",
+    Exit.USAGE: "The command line is wrong.",
+    Exit.UNAVAILABLE: "A daemon does not answer. The same command may work later.",
+}
+_ADVICE = {
+    Advice.RETRY_HERE: "stageout tries again",
+    Advice.RETRY_ELSEWHERE: "stageout tries again; another node may succeed",
+    Advice.NEEDS_CREDENTIAL: "renew the credential",
+    Advice.NEEDS_PERSON: "a person must act",
+}
+
+
+@dataclasses.dataclass
+class Event:
+    """One log event: the levels and facts of all places that write it."""
+
+    name: str
+    levels: set[str] = dataclasses.field(default_factory=set)
+    facts: list[str] = dataclasses.field(default_factory=list)
+
+    def merge(self, level: str, facts: Iterable[str]) -> None:
+        """Add one place that writes the event."""
+        self.levels.add(level)
+        self.facts += [fact for fact in facts if fact not in self.facts]
+
+
+def fill(text: str) -> str:
+    """Return a page with its tables. :raises KeyError: for a name that :data:`TABLES` does not have."""
+    return _MARKER.sub(lambda found: TABLES[found[1]](found[2] or ""), text)
+
+
+def has_tables(text: str) -> bool:
+    """Whether a page has tables that are read from the code."""
+    return bool(_MARKER.search(text))
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _literal(text: object) -> str:
+    """Program text for a page, without anything that Markdown would take for markup."""
+    return re.sub(r"([*_<>\[\]{}$`~])", r"\\\1", str(text))
+
+
+# ---- knobs -----------------------------------------------------------------------------------------------------------
+
+
+def knobs(role: str) -> str:
+    """Return the knobs of one role: "ep", "pilot", "ap", "policy", "router", "globus" or "both"."""
+    rows = [[_anchor(f"`{knob.name}`", knob.name), _default(knob.default), _kind(knob), _sentence(knob.doc)]
+            for knob in KNOBS.values() if knob.role == role]  # fmt: skip
+    rows += [[_anchor(f"`{name}`", name), _default(default), "text", doc]
+             for name, (where, default, doc) in EXTRA_KNOBS.items() if where == role]  # fmt: skip
+    return _table(["knob", "default", "kind and bounds", "description"], rows)
+
+
+def curl_knobs(_: str) -> str:
+    """Return the knobs of the curl plugin, which are fields of a class and no part of HTCondor's configuration."""
+    docs = dict(re.findall(r":param (\w+): (.+?)(?=\n\s*:param|\s*\Z)", inspect.getdoc(curl.Settings) or "", re.S))
+    rows = []
+    for item in dataclasses.fields(curl.Settings):
+        default = getattr(item.default, "value", item.default)
+        name = f"STAGEOUT_{item.name.upper()}"
+        rows.append([_anchor(f"`{name}`", name), _default(default), _sentence(docs[item.name])])
+    return _table(["knob", "default", "description"], rows)
+
+
+def _default(value: object) -> str:
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`" if value != "" else "(empty)"
+
+
+def _kind(knob: Knob) -> str:
+    if knob.choices:
+        return "one of " + ", ".join(f"`{word}`" for word in knob.choices)
+    if isinstance(knob, PathKnob):
+        return "absolute path"
+    if isinstance(knob.default, bool):
+        return "`true` or `false`"
+    if isinstance(knob.default, str):
+        return "text"
+    bounds = [f"at least {knob.least:g}"] if knob.least is not None else []
+    bounds += [f"at most {knob.most:g}"] if knob.most is not None else []
+    return ", ".join(["integer" if isinstance(knob.default, int) else "number", *bounds])
+
+
+def _sentence(text: str) -> str:
+    """A description as a sentence: the table of knobs abbreviates seconds, and begins in lower case."""
+    text = re.sub(r"^((?:most|least) )?s\b", lambda found: f"{found[1] or ''}seconds", _literal(text))
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+def _anchor(shown: str, name: str) -> str:
+    return f"[{shown}]{{#{name.lower().replace('_', '-')}}}"
+
+
+# ---- ClassAd attributes ----------------------------------------------------------------------------------------------
+
+
+def attribute_names() -> set[str]:
+    """All attributes that product code or a configuration fragment names."""
+    folders = ["stageout", "sandbox_manager", "schedd_agent"]
+    texts = [path.read_text() for name in folders for path in (ROOT / name).rglob("*.py")]
+    texts += [path.read_text() for path in (ROOT / "condor_config.d").glob("*.conf")]
+    return {name for text in texts for name in _ATTRIBUTE.findall(text)} - _NO_ATTRIBUTES
+
+
+def attributes(ad: str) -> str:
+    """Return the attributes of one kind of ad: "job", "slot", "report", "plugin" or "result"."""
+    known = attribute_names()
+    rows = [[_anchor(f"`{name}`", name), kind, text] for name, (where, kind, text) in sorted(ATTRIBUTES.items())
+            if where == ad and name in known]  # fmt: skip
+    if ad == "job":  # an attribute that nobody has described yet must not be missing from the reference
+        rows += [[f"`{name}`", "", "(not described yet)"] for name in sorted(known - set(ATTRIBUTES))]
+    return _table(["attribute", "type", "description"], rows)
+
+
+# ---- log events ------------------------------------------------------------------------------------------------------
+
+
+def events_in(text: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield name, level and facts of each log event that a module writes."""
+    tree = ast.parse(text)
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if name in _LEVELS and call.args:
+            level = ast.unparse(call.args[1]).rpartition(".")[2] if len(call.args) > 1 else _LEVELS[name]
+            facts = [word.arg for word in call.keywords if word.arg]
+            for found in _names_of(call.args[0], tree):
+                yield found, level, facts
+        elif name in _INDIRECT:
+            for argument in call.args:
+                for found in _constants(argument):
+                    yield from (
+                        (found + end, "WARNING" if "failed" in found else "INFO", []) for end in _INDIRECT[name]
+                    )
+
+
+def _names_of(argument: ast.expr, tree: ast.Module) -> list[str]:
+    """Names of an event: written there, chosen there, or chosen by an assignment in the same module."""
+    if not isinstance(argument, ast.Name):
+        return _constants(argument)
+    chosen = (node.value for node in ast.walk(tree) if isinstance(node, ast.Assign)
+              if any(isinstance(target, ast.Name) and target.id == argument.id for target in node.targets))  # fmt: skip
+    return [name for value in chosen if isinstance(value, ast.IfExp) for name in _constants(value)]
+
+
+def _constants(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.IfExp):
+        return [*_constants(node.body), *_constants(node.orelse)]
+    is_name = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return [node.value] if is_name and re.fullmatch(r"[a-z]+(-[a-z]+)*", node.value) else []  # type: ignore[attr-defined]
+
+
+def events_of(section: str) -> dict[str, Event]:
+    """All log events of one section, by name."""
+    found: dict[str, Event] = defaultdict(lambda: Event(""))
+    paths = [path for folder in EVENT_SOURCES[section] for path in sorted((ROOT / folder).rglob("*.py"))]
+    for path in paths:
+        for name, level, facts in events_in(path.read_text()):
+            found[name].name = name
+            found[name].merge(level, facts)
+    return dict(sorted(found.items()))
+
+
+def events(section: str) -> str:
+    """Return the table of events of one section of :data:`EVENT_SOURCES`."""
+    rows = []
+    for event in events_of(section).values():
+        levels = ", ".join(level for level in ("INFO", "WARNING", "ERROR") if level in event.levels)
+        facts = ", ".join(f"`{fact}`" for fact in event.facts)
+        text = EVENTS.get(f"{section}/{event.name}") or EVENTS.get(event.name, "(not described yet)")
+        rows.append([_anchor(f"`{event.name}`", f"{section}-event-{event.name}"), levels, text, facts])
+    return _table(["event", "level", "meaning and action", "facts in the line"], rows)
+
+
+# ---- errors, reasons, exit statuses ----------------------------------------------------------------------------------
+
+
+def hold_codes(_: str) -> str:
+    """Return the sub-codes of holds that stageout causes."""
+    rows = []
+    for kind in ErrorClass:
+        code = HOLD_SUBCODE_BASE + kind.code
+        happened, action = ERRORS[kind]
+        rows.append([f"[**{code}**]{{#hold-{code}}}", happened, action])
+    return _table(["sub-code", "what happened", "what to do"], rows)
+
+
+def error_codes(_: str) -> str:
+    """Return the classes of errors with what HTCondor is told."""
+    rows = []
+    for kind in ErrorClass:
+        hold = HOLD_SUBCODE_BASE + kind.code
+        types = [kind.value.error_type, kind.value.failure_type or ""]
+        rows.append([str(kind.code), f"`{kind.name}`", *types, _ADVICE[kind.advice], f"[{hold}](#hold-{hold})"])
+    return _table(["code", "name", "`ErrorType`", "`FailureType`", "next step", "hold sub-code"], rows)
+
+
+def reasons(_: str) -> str:
+    """Return the reasons for which output is transferred before the job ends."""
+    rows = [[_anchor(f"`{cause.code}`", f"reason-{cause.code}"), cause.sentence[:1].upper() + cause.sentence[1:] + "."]
+            for cause in CAUSES]  # fmt: skip
+    return _table(["code", "meaning"], rows)
+
+
+def exit_statuses(_: str) -> str:
+    """Return the exit statuses of the ``stageout`` command."""
+    return _table(["status", "meaning"], [[str(int(code)), EXIT_MEANINGS[code]] for code in Exit])
+
+
+# ---- programs --------------------------------------------------------------------------------------------------------
+
+
+class _Seen(Exception):
+    """Carry a parser out of a program that was about to use it."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        super().__init__()
+        self.parser = parser
+
+
+def parser_of(program: str) -> argparse.ArgumentParser:
+    """Return the parser of a program's command line, without running the program."""
+    module, name = PROGRAMS[program]
+    function: Callable[..., object] = getattr(importlib.import_module(module), name)
+
+    def stop(parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        raise _Seen(parser)
+
+    try:
+        with mock.patch.object(argparse.ArgumentParser, "parse_args", stop):
+            made = function()
+    except _Seen as seen:
+        return seen.parser
+    assert isinstance(made, argparse.ArgumentParser)
+    return made
+
+
+def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the subcommands of a parser, by name."""
+    found = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(found[0]) if found else {}
+
+
+def program(name: str) -> str:
+    """Return usage, description and options of a program and of all its subcommands."""
+    parser = parser_of(name)
+    parts = [_usage(parser), _text(parser.description or ""), _options(parser)]
+    for word, command in commands(parser).items():
+        parts += [f"({name}-{word})=\n## {word}", _usage(command), _text(command.description or ""), _options(command)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    usage = " ".join(parser.format_usage().split()).removeprefix("usage: ")
+    return f"```text\n{usage}\n```"
+
+
+def _text(description: str) -> str:
+    """A description as paragraphs; lines that are set in stay as they are."""
+    blocks = []
+    for block in description.strip().split("\n\n"):
+        plain = [line for line in block.splitlines() if not line.startswith("  ")]
+        kept = [line for line in block.splitlines() if line.startswith("  ")]
+        if "\n  " not in f"\n{block}":
+            blocks.append(_literal(block))
+            continue
+        blocks.append(_literal(" ".join(plain)) + "\n\n```text\n" + "\n".join(line.strip() for line in kept) + "\n```")
+    return "\n\n".join(blocks)
+
+
+def _options(parser: argparse.ArgumentParser) -> str:
+    """Arguments as a list of definitions, which man pages show well."""
+    parts = []
+    for action in parser._actions:
+        if isinstance(action, (argparse._HelpAction, argparse._SubParsersAction)) or action.help == argparse.SUPPRESS:
+            continue
+        words = action.option_strings or [_metavar(action)]
+        value = f" {_metavar(action)}" if action.option_strings and action.nargs != 0 else ""
+        text = (action.help or "").replace("%(default)s", str(action.default))
+        names = ", ".join(f"`{word}{value}`" for word in words)
+        parts.append(f"{names}\n: {_sentence(text) if text else 'Required.'}")
+    return "\n\n".join(parts)
+
+
+def _metavar(action: argparse.Action) -> str:
+    given = action.metavar if action.metavar is not None else action.dest
+    if isinstance(given, tuple):
+        return " ".join(given)
+    return "{" + ",".join(map(str, action.choices)) + "}" if action.choices and action.metavar is None else given
+
+
+TABLES: dict[str, Callable[[str], str]] = {
+    "knobs": knobs,
+    "curl-knobs": curl_knobs,
+    "attributes": attributes,
+    "events": events,
+    "hold-codes": hold_codes,
+    "error-codes": error_codes,
+    "reasons": reasons,
+    "exit-statuses": exit_statuses,
+    "program": program,
+}
