@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
 import time
 import zlib
+from types import SimpleNamespace
 
+import pycurl
 import pytest
 
 from stageout.core.errors import ErrorClass as K
+from stageout.core.errors import TransferFailure
+from stageout.protocols.curl.settings import Settings
+from stageout.protocols.curl.transport import Query, Transport
 from stageout.testing.starter import Wanted
-from tests.curl.interposer import Interposer, status
+from tests.curl.interposer import Interposer, cut, status
 
 GIB = 1 << 30
 
@@ -164,3 +170,19 @@ def test_start_is_quick(plugin, nginx):
     nginx.file("small").write_bytes(b"data")
     durations_s = sorted(plugin.get(nginx.url("small")).run.duration_s for _ in range(5))
     assert durations_s[0] < 0.5
+
+
+@pytest.mark.parametrize("sent_bytes", [3_000_000, 1_500_000])
+def test_data_comes_in_large_blocks(door, nginx, sent_bytes):
+    """libcurl hands over 16 KiB at a time. Nothing is missing when the connection breaks."""
+    nginx.file("blocks").write_bytes(os.urandom(3_000_000))
+    door.next("GET", cut(sent_bytes) if sent_bytes < 3_000_000 else None)
+    blocks = []
+    receiver = SimpleNamespace(begin=lambda reply: None, write=blocks.append)
+    meter = SimpleNamespace(moved=lambda request_bytes: None, connected=lambda seconds: None)
+    context = SimpleNamespace(machine_attribute=lambda name: None)
+    query = Query("GET", door.url("blocks"), receiver=receiver, options={pycurl.PROXY: ""})
+    with pytest.raises(TransferFailure) if sent_bytes < 3_000_000 else contextlib.nullcontext():
+        Transport().perform(query, context, Settings(), meter)
+    assert b"".join(blocks) == nginx.file("blocks").read_bytes()[:sent_bytes]
+    assert len(blocks) <= 3

@@ -23,6 +23,7 @@ from stageout.protocols.curl.proxies import named_by_environment, named_by_machi
 from stageout.protocols.curl.settings import Settings, in_data_slot
 
 _BUFFER_BYTES = 512 * 1024
+_BLOCK_BYTES = 1 << 20  # libcurl hands over 16 KiB at a time, too little for a write and a digest each
 _TEXT_BYTES = 16 * 1024
 _MOST_TEXT_BYTES = 1 << 20  # an error page without end is not waited for
 _LOOK_INTERVAL_S = 0.2
@@ -38,7 +39,7 @@ class Receiver(Protocol):
         """Status and headers are here, data follows."""
 
     def write(self, data: bytes) -> None:
-        """The next piece."""
+        """Take the next block; the last one follows when the request has ended, also when it has failed."""
 
 
 @dataclass
@@ -159,6 +160,8 @@ class _Exchange:
         self._watch = watch
         self._begun = False
         self._text_bytes = 0
+        self._pieces: list[bytes] = []
+        self._waiting_bytes = 0
         self.reply = Reply()
 
     def header(self, raw: bytes) -> None:
@@ -185,11 +188,26 @@ class _Exchange:
             return None if self._text_bytes <= _MOST_TEXT_BYTES else -1
         try:
             self.begin()
-            receiver.write(data)
         except BaseException as error:
             self._watch.failure = error
             return -1
-        return None
+        self._pieces.append(data)
+        self._waiting_bytes += len(data)
+        return None if self._waiting_bytes < _BLOCK_BYTES or self.flush() else -1
+
+    def flush(self) -> bool:
+        """Give the receiver what has come. False when it could not take it; the watch then knows why."""
+        block = b"".join(self._pieces)
+        self._pieces.clear()
+        self._waiting_bytes = 0
+        if not block or self._query.receiver is None:
+            return True
+        try:
+            self._query.receiver.write(block)
+        except BaseException as error:
+            self._watch.failure = self._watch.failure or error
+            return False
+        return True
 
     def begin(self) -> None:
         """Tell the receiver, once."""
@@ -245,7 +263,10 @@ class Transport:
             curl.setopt(pycurl.SEEKFUNCTION, exchange.seek)
         try:
             curl.perform()
+            if not exchange.flush():
+                raise pycurl.error(pycurl.E_WRITE_ERROR, "")
         except pycurl.error as error:
+            exchange.flush()  # what has come can be continued
             self._fill(curl, query, exchange.reply)
             self._note(curl, meter)
             self._explain(curl, query, context, exchange.reply, watch, error)
