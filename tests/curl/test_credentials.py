@@ -10,7 +10,7 @@ import pytest
 
 from stageout.core.errors import ErrorClass as K
 from stageout.testing.starter import Wanted
-from tests.curl.interposer import Interposer, status
+from tests.curl.interposer import Interposer, Reply, status
 from tests.curl.plugin import NO_RETRY
 from tests.curl.servers import WebDav
 
@@ -141,6 +141,22 @@ def test_redirect_of_a_large_upload(plugin, door, nginx):
     assert nginx.file("big-there").read_bytes() == data
     assert "one-time-secret" not in result.everything
     other.close()
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_upload_answered_by_see_other(plugin, door, nginx, stored):
+    """The place that 303 names shows whether the server took the file, as for HTCondor's own plugin."""
+
+    def see_other(asked, forward):
+        if stored:
+            forward()
+        return Reply(303, {"Location": f"/other{stored}"})
+
+    door.next("PUT", see_other)
+    result = plugin.put(door.url(f"other{stored}"), b"data")
+    assert result.ok is stored
+    assert result.ad["DeveloperData"]["TransferHTTPStatusCode"] == (200 if stored else 404)
+    assert door.methods().count("PUT") == 1
 
 
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://127.0.0.1/x", "http://", ""])

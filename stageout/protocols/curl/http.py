@@ -53,19 +53,27 @@ class Http:
         :raises TransferFailure: no answer, too many redirects, or no credential.
         """
         most_redirects = positive_number(self._context, "CURL_MAX_REDIRS") or _MOST_REDIRECTS
+        asked = method
         for _ in range(most_redirects + 1):
             lines = [*headers, *self._authorisation(address), *_expect(source)]
             query = Query(method, address.url, lines, source, receiver, options or {})
             reply = self._perform(query, self._identity(address))
-            self._note(method, address, reply)
+            self._note(asked, address, reply)
             if reply.status not in _REDIRECTS or "location" not in reply.headers:
-                return reply
+                return reply if method == asked else replace(reply, headers={})  # those are about something else
             if reply.status == 303 and method == "PUT":
-                return reply
-            address = address.redirected(reply.headers["location"])
+                method, source = "HEAD", None  # whether the file was taken stands there
+            address = self._elsewhere(address, reply)
         text = f"{self._home.host} redirects more than {most_redirects} times; check the URL"
         facts = {**self.facts, "LibcurlReturnCode": pycurl.E_TOO_MANY_REDIRECTS}
         raise TransferFailure(ErrorClass.BAD_URL, text, server=self._home.host, developer=facts)
+
+    def _elsewhere(self, address: Address, reply: Reply) -> Address:
+        try:
+            return address.redirected(reply.headers["location"])
+        except TransferFailure as failure:
+            failure.developer = {**self.facts, "LibcurlReturnCode": pycurl.E_REMOTE_FILE_NOT_FOUND}
+            raise
 
     def _perform(self, query: Query, identity: dict[int, Any]) -> Reply:
         """Make a request with the job's X.509 proxy; without it when it cannot be read, because few servers ask."""
