@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import datetime
 from email.utils import formatdate
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import trustme
 
@@ -23,7 +25,7 @@ from stageout.core.classads import ClassAd
 from stageout.testing.pool.image import find_image
 from stageout.testing.starter import EmbeddedStarter, PluginRun, PluginTable, Wanted
 from tests.curl.interposer import Asked, Interposer, Reply
-from tests.curl.servers import Ftp, WebDav
+from tests.curl.servers import Apache, Ftp, WebDav
 
 RELEASE = "25.14"
 _PLUGIN = "usr/libexec/condor/curl_plugin"
@@ -52,7 +54,8 @@ def stock_plugin(folder: Path) -> Path:
 class Store(Interposer):
     """An HTTP server with files in memory, to which all faults of :mod:`tests.curl.interposer` can be added.
 
-    :ivar files: path without the first slash -> content. :ivar ranges: whether it answers a Range request with 206.
+    :ivar files: decoded path without the first slash -> content.
+    :ivar ranges: whether it answers a Range request with 206.
     :ivar headers: what every answer about a file says; None for what it does not say.
     """
 
@@ -64,7 +67,7 @@ class Store(Interposer):
 
     def forward(self, asked: Asked) -> Reply:
         """Do what is asked."""
-        path = asked.path.partition("?")[0].lstrip("/")
+        path = _decoded(asked.path.partition("?")[0]).lstrip("/")
         if asked.method == "PUT":
             self.files[path] = asked.body
             return Reply(201)
@@ -89,6 +92,11 @@ class Store(Interposer):
         if not self.ranges or not first.isdigit() or int(first) >= size_bytes:
             return None
         return int(first) if condition is None or condition in self.headers.values() else None
+
+
+def _decoded(path: str) -> str:
+    """Path of a request line, whose bytes http.server takes for ISO 8859-1."""
+    return unquote_to_bytes(path.encode("latin-1")).decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
@@ -177,14 +185,24 @@ class Stage:
         self.name_port(server.port, "WEBDAV")
         return server
 
+    def apache(self) -> Apache:
+        """Apache with WebDAV."""
+        home = Path(tempfile.mkdtemp(prefix="stageout-beside-apache-"))  # its user could not enter our own
+        self._stack.callback(shutil.rmtree, home, ignore_errors=True)
+        server = Apache(home)
+        self._stack.callback(server.close)
+        self.name_port(server.port, "APACHE")
+        return server
+
     def name_port(self, port: int, role: str) -> None:
         """Let values of both runs be compared although ports differ."""
         self.roles[f":{port}"] = f":{role}"
 
-    def certificate(self, *names: str, authority: trustme.CA) -> Path:
-        """Key and chain for a server with these names."""
+    def certificate(self, *names: str, authority: trustme.CA, valid: tuple[datetime, datetime] | None = None) -> Path:
+        """Key and chain for a server with these names. :param valid: from when to when."""
         path = self.home / f"{'-'.join(names)}.pem"
-        authority.issue_cert(*names).private_key_and_cert_chain_pem.write_to_path(path)
+        start, end = valid or (None, None)
+        authority.issue_cert(*names, not_before=start, not_after=end).private_key_and_cert_chain_pem.write_to_path(path)
         return path
 
     def ftp(self) -> tuple[str, Path]:

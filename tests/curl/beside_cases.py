@@ -10,6 +10,7 @@ import trustme
 
 from tests.curl.beside import Ask, Case, Stage
 from tests.curl.beside_faults import FAULTS
+from tests.curl.beside_jobs import JOBS
 from tests.curl.beside_small import SMALL
 from tests.curl.interposer import changed, status
 
@@ -193,4 +194,5 @@ CASES = [
     Case("proxy-refuses-tunnel", proxy_refuses_tunnel, other=_LIBCURL),
     *FAULTS,
     *SMALL,
+    *JOBS,
 ]

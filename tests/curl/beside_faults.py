@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from urllib.parse import unquote
 
 from tests.curl.beside import Ask, Case, Stage
 from tests.curl.interposer import Asked, Drop, Early, Hold, Reply, cut, paced, status
@@ -132,7 +133,7 @@ def _get_names(*names: str) -> Callable[[Stage], Ask]:
     """URLs as persons write them."""
 
     def arrange(stage: Stage) -> Ask:
-        stage.store.files.update(dict.fromkeys(names, DATA))
+        stage.store.files.update(dict.fromkeys(map(unquote, names), DATA))
         return Ask([stage.wanted(stage.store.url(name), DATA, f"file{i}") for i, name in enumerate(names)])
 
     return arrange

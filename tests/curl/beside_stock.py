@@ -1,4 +1,6 @@
-"""Print all cases, HTCondor's own curl_plugin beside ours: ``python -m tests.curl.beside_stock [WORD...]``.
+"""Print docs/CURL_COMPARED.md: all cases, HTCondor's own curl_plugin beside ours.
+
+Run ``python -m tests.curl.beside_stock [WORD...]``.
 
 Words choose the cases whose names hold one of them. Exit status 1 when ours is worse in any.
 """
@@ -14,14 +16,28 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from stageout.testing.starter import PluginTable, installed
-from tests.curl.beside import Case, Seen, lacking, run, stock_plugin, worse
+from tests.curl.beside import RELEASE, Case, Seen, lacking, run, stock_plugin, worse
 from tests.curl.beside_cases import CASES
 
 ROOT = Path(__file__).resolve().parents[2]
-_HEAD = (
-    "| case | HTCondor's | ours | time | time of ours | requests | requests of ours | attributes | worse |",
-    "|---|---|---|---|---|---|---|---|---|",
-)
+_QUICK_S = 3.0
+_PAGE = """\
+# stageout_curl_plugin beside HTCondor's own
+
+`python -m tests.curl.beside_stock` makes this page. It runs `curl_plugin` of HTCondor {release} and
+`stageout_curl_plugin` on the same input, one after the other, as condor_starter does.
+`tests/curl/test_beside_stock.py` compares the quick cases in CI.
+In columns with two values the first one is of HTCondor's plugin.
+
+- **arrived** means that the plugin reports success and the content is right. Failures show the exit status and the
+  `ErrorType` of the result ads.
+- **seconds**: empty if both plugins take less than 3 s. **requests**: HTTP requests that reached the server.
+- **attributes**: how many attributes of the other's result ads ours have, and how many they have in addition.
+- **worse**: failure where the other succeeds, success without the right content, much more time for the same outcome,
+  or an attribute that is missing or means something else.
+
+| case | HTCondor's | ours | seconds | requests | attributes | worse |
+|---|---|---|---|---|---|---|"""
 
 
 def row(case: Case, stock: Seen, ours: Seen) -> str:
@@ -29,14 +45,13 @@ def row(case: Case, stock: Seen, ours: Seen) -> str:
     theirs = {name for ad in stock.attributes() for name in ad}
     own = {name for ad in ours.attributes() for name in ad}
     kept = len(theirs & own)
+    times_s = (stock.run.duration_s, ours.run.duration_s)
     cells = [
         case.name,
         outcome(stock),
         outcome(ours),
-        f"{stock.run.duration_s:.1f} s",
-        f"{ours.run.duration_s:.1f} s",
-        str(stock.asked or ""),
-        str(ours.asked or ""),
+        f"{times_s[0]:.0f}, {times_s[1]:.0f}" if max(times_s) >= _QUICK_S else "",
+        f"{stock.asked}, {ours.asked}" if stock.asked or ours.asked else "",
         f"{kept} of {len(theirs)}, {len(own - theirs)} more",
         "; ".join([*worse(case, stock, ours), *lacking(case, stock, ours)]) or "no",
     ]
@@ -80,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
             stock, ours = (run(case, table, plugin) for table, plugin in zip(tables, plugins))
             return case, stock, ours
 
-        print("\n".join(_HEAD))
+        print(_PAGE.format(release=RELEASE))
         for case, stock, ours in pool.map(both, chosen):
             print(row(case, stock, ours), flush=True)
             bad += bool(worse(case, stock, ours) or lacking(case, stock, ours))

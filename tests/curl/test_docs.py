@@ -12,8 +12,10 @@ import pycurl
 from stageout.core.errors import ErrorClass
 from stageout.protocols.curl.failures import CURL_CODES, FTP_REPLIES, HTTP_STATUSES, LOCAL_ERRNOS, REMOTE_ERRNOS
 from stageout.protocols.curl.settings import Settings
+from tests.curl.beside_cases import CASES
 
-DOC = (Path(__file__).resolve().parents[2] / "docs" / "CURL.md").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOC = (DOCS / "CURL.md").read_text()
 
 
 def libcurl_names() -> dict[int, str]:
@@ -59,3 +61,11 @@ def test_schemes():
 
     for method in METHODS:
         assert f"| `{method}` |" in DOC
+
+
+def test_comparison():
+    """The page shows every case of today, and none in which the plugin is worse."""
+    page = (DOCS / "CURL_COMPARED.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
+    assert [row[0] for row in rows] == [case.name for case in CASES], "run python -m tests.curl.beside_stock"
+    assert {row[-1] for row in rows} == {"no"}

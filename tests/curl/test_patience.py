@@ -170,6 +170,20 @@ def test_lost_cause_ends_all_attempts(plugin, door, nginx):
     assert result.run.duration_s < 15
 
 
+def test_lost_cause_ends_all_uploads(plugin, door):
+    """The destination refuses one output for good: the others are not sent again and again."""
+    door.always("PUT", lambda asked, forward: Reply(403 if asked.path == "/refused" else 500))
+    scratch = plugin.new_scratch()
+    wanted = [Wanted(door.url(name), name) for name in ("bad1", "bad2", "bad3", "refused")]
+    for item in wanted:
+        (scratch / item.name).write_bytes(b"data")
+    result = plugin.call(wanted, upload=True, env={"STAGEOUT_RETRY_BUDGET_S": "100"})
+    assert [ad["TransferSuccess"] for ad in result.run.ads] == [False] * 4
+    assert result.run.exit_code == 1
+    assert result.run.duration_s < 15
+    assert len(door.asked) < 12
+
+
 def test_every_file_has_one_attempt(plugin, door):
     """The owner sees all that is wrong with the list at once."""
     door.always("GET", status(404))
