@@ -19,6 +19,7 @@ from unittest import mock
 
 from descriptions import ATTRIBUTES, ERRORS, EVENTS, EXTRA_KNOBS
 
+from policy_service.operations import OPERATIONS
 from schedd_agent.model import HOLD_SUBCODE_BASE
 from stageout.cli.exits import Exit
 from stageout.core.config import KNOBS, Knob, PathKnob
@@ -277,6 +278,26 @@ def exit_statuses(_: str) -> str:
     return _table(["status", "meaning"], [[str(int(code)), EXIT_MEANINGS[code]] for code in Exit])
 
 
+# ---- policy service --------------------------------------------------------------------------------------------------
+
+
+def metrics(_: str) -> str:
+    """Return the metrics that the policy service publishes, as the calls that write them name them."""
+    tree = ast.parse((ROOT / "policy_service" / "views.py").read_text())
+    rows = []
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "_metric"):
+        name, kind, text = (ast.literal_eval(argument) for argument in call.args[:3])
+        rows.append([f"`stageout_policy_{name}`", kind, text])
+    return _table(["metric", "kind", "meaning"], rows)
+
+
+def operations(_: str) -> str:
+    """Return the operations of the policy service's REST interface."""
+    rows = [[f"`{item.method}`", f"`{item.path}`", _sentence(item.summary), "no" if item.open_to_all else "yes"]
+            for item in OPERATIONS]  # fmt: skip
+    return _table(["method", "path", "effect", "token needed"], rows)
+
+
 # ---- programs --------------------------------------------------------------------------------------------------------
 
 
@@ -368,5 +389,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "error-codes": error_codes,
     "reasons": reasons,
     "exit-statuses": exit_statuses,
+    "metrics": metrics,
+    "operations": operations,
     "program": program,
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from policy_service.views import Picture, metrics
 from schedd_agent.model import HOLD_SUBCODE_BASE
 from stageout.cli.main import build_parser
 from stageout.core.config import KNOBS
@@ -144,3 +145,11 @@ def test_a_command_that_does_not_exist_is_found() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_pages_are_short(page: Path) -> None:
     assert len(page.read_text().split()) <= MOST_WORDS
+
+
+def test_every_metric_is_in_the_reference() -> None:
+    page = reference.fill((DOCS / "reference/policy-service-http.md").read_text())
+    picture = Picture((), 1, "greedy", (), True, True, 0)
+    names = re.findall(r"^# HELP (\S+)", metrics(picture, {}), re.M)
+    assert names
+    assert not [name for name in names if f"`{name}`" not in page]
