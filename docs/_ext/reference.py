@@ -9,12 +9,15 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import enum
 import importlib
 import inspect
 import re
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from descriptions import ATTRIBUTES, ERRORS, EVENTS, EXTRA_KNOBS
@@ -298,6 +301,38 @@ def operations(_: str) -> str:
     return _table(["method", "path", "effect", "token needed"], rows)
 
 
+# ---- Python ----------------------------------------------------------------------------------------------------------
+
+
+def python(module: str) -> str:
+    """Return signature and docstring of all that a module offers."""
+    loaded = importlib.import_module(module)
+    names = getattr(loaded, "__all__", None) or [
+        name for name, item in vars(loaded).items()
+        if inspect.isclass(item) and item.__module__ == module and not name.startswith("_")
+    ]  # fmt: skip
+    return "\n\n".join(_documented(name, getattr(loaded, name)) for name in names)
+
+
+def _documented(name: str, item: Any) -> str:
+    methods = [each for key, each in vars(item).items() if inspect.isfunction(each) and not key.startswith("_")] if (
+        inspect.isclass(item)) else []  # fmt: skip
+    parts = [f"### `{name}`", _signed(name, item), *(_signed(f"{name}.{each.__name__}", each) for each in methods)]
+    return "\n\n".join(parts)
+
+
+def _signed(name: str, item: Any) -> str:
+    """Signature and docstring as they stand in the code: docstrings are not written in Markdown."""
+    try:
+        plain = re.sub(r"(: |-> )'([^']+)'", r"\1\2", str(inspect.signature(item)))  # annotations are kept as texts
+        shown = textwrap.fill(name + plain, 110, subsequent_indent="    ", break_long_words=False)
+    except ValueError:
+        shown = name
+    if inspect.isclass(item) and issubclass(item, enum.Enum):
+        shown = f"{name}: " + ", ".join(item.__members__)
+    return f"```text\n{shown}\n\n{inspect.getdoc(item) or ''}\n```"
+
+
 # ---- programs --------------------------------------------------------------------------------------------------------
 
 
@@ -392,4 +427,5 @@ TABLES: dict[str, Callable[[str], str]] = {
     "metrics": metrics,
     "operations": operations,
     "program": program,
+    "python": python,
 }

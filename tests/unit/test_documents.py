@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import stageout.overlay
+import stageout.plugin.api
 from policy_service.views import Picture, metrics
 from schedd_agent.model import HOLD_SUBCODE_BASE
 from stageout.cli.main import build_parser
@@ -153,3 +155,9 @@ def test_every_metric_is_in_the_reference() -> None:
     names = re.findall(r"^# HELP (\S+)", metrics(picture, {}), re.M)
     assert names
     assert not [name for name in names if f"`{name}`" not in page]
+
+
+def test_the_python_interface_is_in_the_reference() -> None:
+    page = reference.fill((DOCS / "reference/python.md").read_text())
+    names = [*stageout.plugin.__all__, *stageout.plugin.api.__all__, *stageout.overlay.__all__]
+    assert not [name for name in names if f"### `{name}`" not in page]
