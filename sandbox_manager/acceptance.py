@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sandbox_manager import orders, records, recovery
+from sandbox_manager.accounts import Account
 from sandbox_manager.admission import Admission, Offer, schemes_of, slot_of
 from sandbox_manager.book import Book
 from sandbox_manager.identity import RunFacts
@@ -33,8 +34,9 @@ class Manager:
 
 
 class _Promise(Reservation):
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, account: Account | None) -> None:
         self.number = number
+        self.account = account
 
 
 class Acceptance:
@@ -72,7 +74,10 @@ class Acceptance:
         """Reserve room and a place in the data slot, or say why the plugin must upload itself."""
         offer = Offer(facts, files, size_bytes, schemes_of(urls), servers_of(urls), plugin)
         reason = self._admission.reason_against(offer)
-        return Refusal(reason) if reason else _Promise(self._admission.promise(offer))
+        if reason:
+            return Refusal(reason)
+        number = self._admission.promise(offer)
+        return _Promise(number, self._admission.account_of(number))
 
     def may_copy(self, reservation: Reservation, size_bytes: int) -> float | Refusal:
         """Reserve room for a copy of so much of what was reserved; seconds that sending all of it would take."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from sandbox_manager.accounts import Account, choose
 from sandbox_manager.agents import AgentBook
 from sandbox_manager.breaker import Flow
 from sandbox_manager.identity import RunFacts
@@ -26,7 +27,10 @@ _HANDOFFS_OF_RUN = 32
 
 @dataclass(frozen=True)
 class Offer:
-    """A plugin's offer."""
+    """A plugin's offer.
+
+    :param account: of the manager's own, that gets the files; None: they stay the job's user's.
+    """
 
     facts: RunFacts
     files: int
@@ -34,6 +38,7 @@ class Offer:
     schemes: frozenset[str]
     servers: frozenset[str]
     plugin: str
+    account: Account | None = None
 
     @property
     def charge_bytes(self) -> int:
@@ -69,6 +74,7 @@ class Admission:
             self._stopping,
             self._report,
             self._consent,
+            self._account,
             self._run,
             self._plugin,
             self._slot,
@@ -78,10 +84,14 @@ class Admission:
         return next((text for check in checks if (text := check(offer))), "")
 
     def promise(self, offer: Offer) -> int:
-        """Keep room for an offer. Returns the number under which :meth:`release` gives it back."""
+        """Keep room, and an account if it needs one, for an offer. Returns the number for :meth:`release`."""
         self._last += 1
-        self._promised[self._last] = offer
+        self._promised[self._last] = replace(offer, account=self._account_for(offer.facts))
         return self._last
+
+    def account_of(self, number: int) -> Account | None:
+        """Return the account of the manager's own that a promised offer's files get."""
+        return self._promised[number].account
 
     def reason_against_copy(self, number: int, size_bytes: int) -> str:
         """Return the reason why a promised offer's files cannot be copied; "" when there is room."""
@@ -161,6 +171,29 @@ class Admission:
             return f"no stageout agent of schedd {offer.facts.run.schedd} was heard of lately"
         return self.agents.objection(offer.facts.run.schedd, offer.facts.agent_key)
 
+    def _account(self, offer: Offer) -> str:
+        facts, accounts = offer.facts, self.rules().accounts
+        if any(facts.uid == account.uid for account in accounts):
+            return f"the job runs as {facts.user}, an account that STAGEOUT_ACCOUNTS reserves for the sandbox manager"
+        if not facts.foreign_account or self._account_for(facts) is not None:
+            return ""
+        why = "keep output of other owners" if accounts else "are not set"
+        return (
+            f"the job of {facts.owner} runs as {facts.user}, an account that other owners may share, and "
+            f"STAGEOUT_ACCOUNTS of the node {why}"
+        )
+
+    def _account_for(self, facts: RunFacts) -> Account | None:
+        """The account of the manager's own that gets a run's output; None: the job's account is its owner's, or all
+        accounts have output of other owners."""
+        if not facts.foreign_account:
+            return None
+        known = self.registry.of_run(facts.run)
+        if known is not None:
+            return Account(known.user, known.uid, known.gid)
+        promised = {(item.account.uid, item.facts.owner) for item in self._promised.values() if item.account}
+        return choose(facts.owner, self.rules().accounts, promised.union(self.registry.holders), self.state_bytes)
+
     def _run(self, offer: Offer) -> str:
         run = offer.facts.run
         newest = self.registry.newest_run(run.job)
@@ -199,7 +232,7 @@ class Admission:
             return f"the spool would hold {held >> 20} MB of {self.quota_bytes >> 20} MB (STAGEOUT_SPOOL_QUOTA_MB)"
         limit, owner = self.owner_quota_bytes, offer.facts.owner
         own = self.space.by_owner[owner] + self.registry.record_bytes[owner] + offer.charge_bytes
-        own += self.state_bytes.get(offer.facts.uid, 0)
+        own += self.state_bytes.get(offer.facts.kept_by(self._account_for(offer.facts)).uid, 0)
         own += sum(item.charge_bytes for item in self._promised.values() if item.facts.owner == owner)
         if own > limit:
             return f"output of {owner} would take {own >> 20} MB of {limit >> 20} MB (STAGEOUT_OWNER_QUOTA_MB)"

@@ -9,9 +9,10 @@ import os
 import pwd
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sandbox_manager import peers
+from sandbox_manager.accounts import Account
 from sandbox_manager.peers import Families, Lineage, NotIdentified, Peer
 from sandbox_manager.startd import JOB_ATTRIBUTES, SlotAd, SlotTable
 from stageout.wire.custody import Run
@@ -33,6 +34,7 @@ class RunFacts:
     :param shared_uid: all jobs of this node run under the manager's own uid, whoever owns them.
     :param agent_key: public key of the job's access point, as the access point itself told the startd; "" without.
     :param left_out: code of why the access point did not mark the job (StageOutSynchronous).
+    :param foreign_account: the job runs under an account that is not its owner's; other owners may share it.
     """
 
     run: Run
@@ -53,11 +55,16 @@ class RunFacts:
     shared_uid: bool = False
     agent_key: str = ""
     left_out: str = ""
+    foreign_account: bool = False
 
     @property
     def job_id(self) -> str:
         """``cluster.proc``."""
         return self.run.job_id
+
+    def kept_by(self, account: Account | None) -> RunFacts:
+        """Return the same facts with the account that has the run's output; None: the job's own has it."""
+        return replace(self, user=account.name, uid=account.uid, gid=account.gid) if account else self
 
 
 class Identity:
@@ -119,8 +126,6 @@ class Identity:
                 "STARTD_JOB_ATTRS (20-stageout-ep.conf) and restart it"
             )
         user = self._accounts.name(peer.uid)
-        if self._own_uid == 0 and user != owner.split("@", 1)[0]:
-            raise NotIdentified(f"the job of {owner} runs as {user}, an account that other owners may share")
         return RunFacts(
             run=run,
             owner=owner,
@@ -140,6 +145,7 @@ class Identity:
             shared_uid=self._own_uid != 0,
             agent_key=_text(slot, "StageOutAgentKey"),
             left_out=_text(slot, "StageOutSynchronousCode"),
+            foreign_account=self._own_uid == 0 and user != owner.split("@", 1)[0],
         )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from sandbox_manager.accounts import Account
 from sandbox_manager.credentials import BadCredential, HeldSurroundings
 from sandbox_manager.crew import Crew
 from sandbox_manager.guests import Full, Guest, Guests, Lines
@@ -49,7 +50,12 @@ _MOST_URL_BYTES = 4096
 
 
 class Reservation:
-    """Room in the spool and a place in a data slot, held for one hand-off. Its meaning is custody's."""
+    """Room in the spool and a place in a data slot, held for one hand-off. Its meaning is custody's.
+
+    :ivar account: of the manager's own, that gets the files; None: they stay the job's user's.
+    """
+
+    account: Account | None = None
 
 
 @dataclass(frozen=True)
@@ -359,15 +365,17 @@ class Intake:
             if copy:
                 self._copied(ticket, copy)
             credentials = offer.surroundings.credentials
+            account = reservation.account
             files = await self._on_disk(
-                len(offer.files), self._spool.claim, ticket, offer.files, facts.uid, facts.gid, credentials
+                len(offer.files), self._spool.claim, ticket, offer.files, facts.uid, facts.gid, credentials, account
             )
             surroundings = None
             if offer.surroundings != wire.Surroundings():
                 surroundings = await self._on_disk(1, self._surroundings, ticket, offer.surroundings)
             if link.is_gone:
                 raise EOFError("the plugin ended before its files were accepted")
-            return await record(Handoff(ticket, facts, offer.plugin, files, reservation, surroundings))
+            kept = facts.kept_by(account)
+            return await record(Handoff(ticket, kept, offer.plugin, files, reservation, surroundings))
         except BaseException:
             try:
                 await self._on_disk(_FEW_FILES + 1, self._spool.discard, ticket)  # the user may have put more there

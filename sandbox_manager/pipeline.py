@@ -140,7 +140,9 @@ class Pipeline:
             spool, self._syncing, self.acceptance.sync_begins, self.acceptance.synced, self._background
         )  # fmt: skip
         self.strays = Strays(ledger, spool, self._disk, self._now, lambda: self.rules.retention_s)
-        self._releases = Releases(self.book, spool, self.admission.space, self._disk, self._background, self._now)
+        self._releases = Releases(
+            self.book, spool, self.admission.space, self._disk, self._background, self._now, self._account_freed
+        )  # fmt: skip
 
     # ---- 0. start ----------------------------------------------------------------------------------------------------
 
@@ -555,6 +557,19 @@ class Pipeline:
         except OSError as problem:
             log.warn("state-left", problem=problem)
         self.admission.state_bytes = {uid: size for uid, size in self.admission.state_bytes.items() if uid in uids}
+
+    async def _account_freed(self, uid: int) -> None:
+        """Remove what plugins keep for an account of the manager's own that has no output any more: the next owner may
+        have it then."""
+        has_output = any(uid == holder for holder, _ in self.book.registry.holders)
+        if has_output or all(uid != account.uid for account in self.rules.accounts):
+            return
+        try:
+            await self._in_disk_thread(self._spool.state.forget, uid)
+        except OSError as problem:
+            log.warn("state-left", problem=problem)
+        else:
+            self.admission.state_bytes.pop(uid, None)
 
     # ---- stopping and looking ----------------------------------------------------------------------------------------
 

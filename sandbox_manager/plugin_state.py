@@ -66,6 +66,10 @@ class PluginState:
                         total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
         return total
 
+    def forget(self, uid: int) -> None:
+        """Remove the directory of a user. :raises OSError: it cannot be removed."""
+        trees.remove(self._root, str(uid))
+
     def keep_only(self, uids: Collection[int]) -> None:
         """Remove the directories of all other users. :raises OSError: one cannot be removed."""
         for name in set(self._names()) - {str(uid) for uid in uids}:

@@ -25,6 +25,7 @@ class Registry:
 
     :ivar movable_bytes: of the quota, held by output that is sent as soon as its turn comes or its server answers.
     :ivar record_bytes: of the quota, held by records, by owner.
+    :ivar holders: uid and owner of the output in the spool, with the number of sandboxes.
     :param deadline: see :class:`sandbox_manager.backlog.Backlog`.
     """
 
@@ -37,6 +38,7 @@ class Registry:
         self.bytes_at_risk = 0
         self.movable_bytes = 0
         self.record_bytes: Counter[str] = Counter()
+        self.holders: Counter[tuple[int, str]] = Counter()
         self._by_run: dict[Run, int] = {}
         self._occupying: dict[tuple[str, int], Counter[Occupant]] = {}
 
@@ -94,6 +96,10 @@ class Registry:
         if box.state not in FREED:
             self.bytes_at_risk += by * box.bytes_left
         self.record_bytes[box.owner] += by * box.record_bytes
+        if not box.freed:
+            self.holders[box.uid, box.owner] += by
+            if not self.holders[box.uid, box.owner]:
+                del self.holders[box.uid, box.owner]
         if box.state in SENDABLE and not box.paused:
             self.movable_bytes += by * (box.bytes_left + box.files_left * NAME_BYTES)
         if box.state in OCCUPYING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor
 
 from sandbox_manager import records
@@ -22,6 +22,7 @@ class Releases:
     """The tickets that are being freed.
 
     :param disk: where the removing is done. :param background: runs a task. :param now: wall clock, seconds.
+    :param freed: is told the account whose output was freed.
     """
 
     def __init__(
@@ -32,9 +33,10 @@ class Releases:
         disk: Executor,
         background: Callable[[Coroutine[object, object, None]], None],
         now: Callable[[], int],
+        freed: Callable[[int], Awaitable[None]],
     ) -> None:
         self._book, self._spool, self._space, self._disk = book, spool, space, disk
-        self._background, self._now = background, now
+        self._background, self._now, self._freed = background, now, freed
         self._under_way: set[int] = set()
 
     def consider(self, boxes: Iterable[Sandbox]) -> None:
@@ -47,6 +49,7 @@ class Releases:
                 self._background(self._free(box.id))
 
     async def _free(self, sandbox: int) -> None:
+        known = self._book.registry.by_id.get(sandbox)
         loop = asyncio.get_running_loop()
         try:
             tickets = await self._book.ledger.read(lambda db: records.dropped_tickets(db, sandbox))
@@ -63,3 +66,5 @@ class Releases:
             return
         self._under_way.discard(sandbox)
         self.consider(box for box in left if box.state in FREED)
+        if known is not None:
+            await self._freed(known.uid)

@@ -6,6 +6,7 @@ import math
 import os
 from dataclasses import dataclass
 
+from sandbox_manager.accounts import Account, read_accounts
 from sandbox_manager.retry import RetryRules
 from sandbox_manager.sandbox import Sandbox
 from sandbox_manager.slots import Limits
@@ -20,6 +21,7 @@ _MB = 1024 * 1024
 class Rules:
     """All knobs that the way of a sandbox depends on; durations in seconds.
 
+    :param accounts: for output of jobs whose account is not their owner's.
     :param quota_bytes: of the spool, 0: half of its filesystem. :param lifetime_s: of one call of a plugin, at most.
     :param is_pilot: the spool goes away when HTCondor stops. :param pilot_end: wall clock, 0 when it is not known.
     :param pilot_grace_s: from the signal to stop until the last report.
@@ -39,6 +41,7 @@ class Rules:
     pilot_end: int
     pilot_grace_s: float
     renewal_interval_s: float
+    accounts: tuple[Account, ...] = ()
 
 
 def read_rules(settings: Settings) -> Rules:
@@ -74,6 +77,7 @@ def read_rules(settings: Settings) -> Rules:
         is_pilot=settings.flag("STAGEOUT_PILOT"),
         pilot_end=settings.count("STAGEOUT_PILOT_END"),
         pilot_grace_s=settings.number("STAGEOUT_PILOT_GRACE"),
+        accounts=read_accounts(settings.text("STAGEOUT_ACCOUNTS")),
     )
 
 

@@ -13,9 +13,10 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sandbox_manager.accounts import Account
 from sandbox_manager.credentials import DIRECTORY as CREDENTIALS
 from sandbox_manager.credentials import Safe
 from sandbox_manager.plugin_state import PluginState
@@ -218,17 +219,19 @@ class Spool:
         uid: int,
         gid: int,
         credentials: Sequence[OfferedCredential] = (),
+        account: Account | None = None,
     ) -> list[HeldFile]:
         """Take the links away from their user, check them against the offer and move them to their place.
 
         Survives the manager's death on return; a power loss only after :meth:`sync`.
 
+        :param account: that gets the files; None: they stay their user's.
         :raises NotClaimed: something is not as offered; the ticket is gone then.
         """
         place = self._intake / ticket
         try:
             with durable.step("intake-claim"):
-                files = self._checked(place, offered, uid, gid, credentials)
+                files = self._checked(place, offered, uid, gid, credentials, account)
             with durable.step("spool-move"):
                 durable.disk.rename(place, self._sandboxes / ticket)
         except (OSError, NotClaimed) as problem:
@@ -243,11 +246,13 @@ class Spool:
         uid: int,
         gid: int,
         credentials: Sequence[OfferedCredential],
+        account: Account | None,
     ) -> list[HeldFile]:
         with trees.opened(place) as directory:
             if self._root_mode:
                 # From here on the user can add and remove nothing, not even through a descriptor he holds.
-                durable.disk.fchown(directory, 0, self.group_of(uid, gid))
+                group = self.group_of(account.uid, account.gid) if account else self.group_of(uid, gid)
+                durable.disk.fchown(directory, 0, group)
                 durable.disk.fchmod(directory, 0o710)
             wanted = {str(position) for position in range(len(offered))}
             wanted.update(map(credential_link, range(len(credentials))))
@@ -257,7 +262,11 @@ class Spool:
                 raise NotClaimed(f"{len(names)} {more}names were linked where {len(wanted)} files were offered")
             if credentials:
                 self._lock_away(directory, credentials, uid)
-            return [self._held(directory, at, item, uid) for at, item in enumerate(offered)]
+            held = [self._held(directory, at, item, uid) for at, item in enumerate(offered)]
+            if account is None:
+                return held
+            with durable.step("intake-account"):
+                return [_given(directory, item, account, gid) for item in held]
 
     def _lock_away(self, directory: int, credentials: Sequence[OfferedCredential], uid: int) -> None:
         """Move the credentials of a ticket where nobody but the manager comes."""
@@ -477,6 +486,24 @@ def printable(text: str) -> str:
     """``text`` in characters that any log, ledger and terminal takes: others as ``\\xff`` or ``\\n``."""
     decoded = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in decoded)
+
+
+def _given(directory: int, held: HeldFile, account: Account, gid: int) -> HeldFile:
+    """Give a file to an account.
+
+    No process of the job's account can open the file for writing any more. A process that has it open cannot set its
+    times back, so each later change shows in them. The job's group may still read the file under other names: the
+    plugin has to upload it when the hand-off comes to nothing, or when HTCondor repeats the upload.
+
+    :param gid: the job's group. :raises NotClaimed: the file has changed meanwhile.
+    """
+    name = str(held.position)
+    durable.disk.chown(name, account.uid, gid, dir_fd=directory, follow_symlinks=False)
+    durable.disk.chmod(name, 0o440, dir_fd=directory)
+    found = durable.disk.stat(name, dir_fd=directory, follow_symlinks=False)
+    if found.st_size != held.size_bytes:
+        raise NotClaimed(f"{held.name} has {found.st_size} bytes, {held.size_bytes} were offered: it still changes")
+    return replace(held, mtime_ns=found.st_mtime_ns)
 
 
 def _sync_directory(place: Path) -> None:

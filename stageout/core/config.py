@@ -124,6 +124,12 @@ KNOBS: dict[str, Knob] = {
             "ep",
             "SCHEDD=KEY ...: access points that this node obeys; empty: see SECURITY.md",
         ),
+        Knob(
+            "STAGEOUT_ACCOUNTS",
+            "",
+            "ep",
+            "accounts that keep output of jobs under slot users: NAME, ...; empty: such jobs upload themselves",
+        ),
         Knob("STAGEOUT_RENEWAL_INTERVAL", 60, "ep", "s between two looks for credentials that must be renewed", 1),
         Knob("STAGEOUT_ORDER_INTERVAL", 5, "ep", "s between two looks at the agents' orders", 1),
         Knob("STAGEOUT_REPORT_INTERVAL", 300, "ep", "s between two reports when nothing changed", 10),

@@ -36,7 +36,8 @@ CAUSES = (
     Cause("NotMarked", "the access point has not marked the job", ("StageOutGuard is not true", "did not consent")),
     # The node refuses.
     Cause("SlotUser", "the job runs under an account that is not its owner's", (
-        "an account that other owners may share", "a job does not run as root", "it could not read the output",
+        "an account that other owners may share", "an account that STAGEOUT_ACCOUNTS reserves",
+        "a job does not run as root", "it could not read the output",
     )),
     Cause("NoAgent", "no agent of the access point was heard of lately", ("no stageout agent of schedd",)),
     Cause("AgentKey", "the node does not trust the key of the access point's agent", (

@@ -1,4 +1,7 @@
-"""Owner and administrator see why a transfer is synchronous: the job's ad, ``stageout status``, and the slots."""
+"""Owner and administrator see why a transfer is synchronous: the job's ad, ``stageout status``, and the slots.
+
+Slot users are such a reason, until the node has accounts for their jobs' output.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from stageout.testing.pool import Node, Submission
 from tests.pool.conftest import QUICK_AP, QUICK_EP, Site
 
 pytestmark = pytest.mark.pool
@@ -18,6 +22,7 @@ def node(stageout_pools: Any, destination: Any, tmp_path_factory: pytest.TempPat
     """A pool of one node."""
     with stageout_pools(version="25.14", execute_points=1, cpus=4, ap_config=QUICK_AP, ep_config=QUICK_EP) as pool:
         yield Site(pool, destination, "why", tmp_path_factory.mktemp("no-gates"))
+        destination.resume()
 
 
 def _left_because(site: Site, job: Any) -> tuple[str, str]:
@@ -73,3 +78,72 @@ def test_jobs_that_run_as_slot_users(node: Site) -> None:
     doctor = node.pool.ap.run(["/opt/stageout/bin/stageout", "doctor"], user="root", check=False).stdout
     assert "SlotUser" in doctor, doctor
     print(next(line for line in doctor.splitlines() if "SlotUser" in line))
+
+
+#: Says under which account it runs, and tries to reach output that waits on the node.
+_SPY = """#!/bin/sh
+id -un
+for attempt in "cat $1" "ls ${1%/*}" "ln $1 stolen" "chmod 666 $1" "truncate -s 0 $1"; do
+    $attempt > /dev/null 2>&1 && echo "did: $attempt"
+done
+echo output of a spy > out1
+"""
+
+
+def _waiting(ep: Node) -> dict[str, int]:
+    """Return the waiting files, as the node sees them, and their uids."""
+    spool = f"{ep.config_val('STAGEOUT_SPOOL')}/sandboxes"
+    lines = ep.run(["sh", "-c", f"stat -c '%n %u' {spool}/*/0"], check=False).stdout.splitlines()
+    return {path: int(uid) for path, uid in map(str.split, lines)}
+
+
+def _run_under(ep: Node, slot_user: str) -> None:
+    """Let jobs run under this account, or under nobody, with two accounts for their output."""
+    accounts = "STARTER_ALLOW_RUNAS_OWNER = False\nSTAGEOUT_ACCOUNTS = stageout1, stageout2\n"
+    ep.configure(accounts + (f"SLOT1_1_USER = {slot_user}" if slot_user else ""))
+
+
+def _spied(node: Site, user: str, path: str) -> tuple[Submission, list[str]]:
+    """Run a job of this user that tries to reach a waiting file. Return it, and what it says."""
+    lines = f"""executable = spy.sh
+        arguments = {path}
+        should_transfer_files = YES
+        output_destination = {node.url()}/$(Cluster)
+        transfer_output_files = out1
+        request_memory = 50
+        request_disk = 10M
+        queue"""
+    job = node.pool.submit(user, lines, files={"spy.sh": _SPY})
+    node.pool.wait_status(job, "Completed", timeout_s=120)
+    return job, (job.dir / "job.out").read_text().splitlines()
+
+
+def test_accounts_for_the_output_of_slot_users_and_of_nobody(node: Site) -> None:
+    ep = node.pool.eps[0]
+    ep.run(["sh", "-ec", "useradd -r -M stageout1; useradd -r -M stageout2"])
+    before = len(ep.log("SandboxManagerLog"))
+    _run_under(ep, "bob")
+    node.pool.wait(lambda: " reconfigured" in ep.log("SandboxManagerLog")[before:], what="the manager to know them")
+    node.destination.pause()
+    first = node.submit(outputs=("out1",))
+    node.pool.wait_status(first, "Completed", timeout_s=120)
+    ((path, keeper),) = _waiting(ep).items()
+    carols, said = _spied(node, "carol", path)
+    assert said == ["bob"], "it ran under the account of the first job, and reached nothing"
+    uids = {int(ep.run(["id", "-u", name]).stdout) for name in ("stageout1", "stageout2")}
+    found = _waiting(ep)
+    assert found[path] == keeper and set(found.values()) == uids, "each owner has an account"
+    _run_under(ep, "")
+    second, said = _spied(node, "alice", path)
+    assert said == ["nobody"]
+    assert sorted(_waiting(ep).values()) == sorted([*uids, keeper]), "the owner's account has this output, too"
+    shown = json.loads(node.stageout("status", "--json").stdout)["jobs"]
+    assert {str(first), str(second)} <= {row["job"] for row in shown if not row["synchronous"]}
+    node.destination.resume()
+    for job in (first, carols, second):
+        assert node.wait_left(job, timeout_s=120)["StageOutState"] == "Delivered"
+    node.check_delivered(first)
+    for job in (carols, second):
+        assert node.destination.file(f"{node.prefix}/{job.cluster}/out1").read_text() == "output of a spy\n"
+    doctor = ep.run(["/opt/stageout/bin/stageout", "doctor"], check=False).stdout
+    assert "output of 2 owners" in doctor, doctor

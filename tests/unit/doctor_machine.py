@@ -170,7 +170,7 @@ class Fake:
         return os.path.normpath(path)
 
     def user_id(self, name: str) -> int | None:
-        return {"root": 0, "condor": 99, "nobody": 65534}.get(name)
+        return {"root": 0, "condor": 99, "nobody": 65534, "alice": 2001}.get(name)
 
     def ads(self, constraint: str, pool: str = "") -> list[ClassAd]:
         if pool:

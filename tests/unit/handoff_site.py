@@ -28,6 +28,7 @@ from typing import Any, Callable
 
 import pytest
 
+from sandbox_manager.accounts import Account
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.intake import Handoff, Intake, Limits, Refusal, Reservation
 from sandbox_manager.peers import NotIdentified, Peer
@@ -143,7 +144,9 @@ class FakeCustody:
             return Refusal(self._site.control()["refuse"])
         self.reservations += 1
         self._site.note("reserved", self.reservations)
-        return Reservation()
+        made = Reservation()
+        made.account = Account(*self._site.control()["account"]) if "account" in self._site.control() else None
+        return made
 
     def may_copy(self, reservation: Reservation, size_bytes: int) -> float | Refusal:
         self._site.note("copy", size_bytes)

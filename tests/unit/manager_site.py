@@ -323,10 +323,11 @@ class Node:
             path.write_bytes(content)
             if ROOT:
                 os.chown(path, facts.uid, facts.gid)
-        held = self.spool.claim(ticket, offered, facts.uid, facts.gid, given)
+        held = self.spool.claim(ticket, offered, facts.uid, facts.gid, given, reservation.account)
         taken = self.spool.safe.take(ticket, given, self.clock.wall_s())
         surroundings = HeldSurroundings(ticket, job_ad, plugin_data, taken)
-        handoff = Handoff(ticket, facts, str(plugin or self.site.plugin), held, reservation, surroundings)
+        kept = facts.kept_by(reservation.account)
+        handoff = Handoff(ticket, kept, str(plugin or self.site.plugin), held, reservation, surroundings)
         return await self.pipeline.acceptance.accept(handoff)
 
     # ---- what an agent does ------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from sandbox_manager.accounts import Account
 from sandbox_manager.admission import LEAST_FREE_BYTES, Admission, Offer
 from sandbox_manager.breaker import Flow
 from sandbox_manager.identity import RunFacts
@@ -26,6 +27,7 @@ class _Rules:
     quota_bytes: int = QUOTA_BYTES
     owner_quota_bytes: int = OWNER_BYTES
     require_verified: bool = False
+    accounts: tuple[Account, ...] = ()
     limits: Limits = field(default_factory=lambda: Limits(100, 100, 100, 4, 4, 4, 200, 1 << 30, 0.0))
 
 

@@ -325,6 +325,11 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("policy-service", Level.WARN, "does not answer (no route)", policy(OSError("no route"))),
     ("policy-service", Level.FAIL, "refuses the token", policy(401)),
     ("policy-service", Level.FAIL, "status 404", policy(404)),
+    ("accounts", Level.WARN, "under slot1, slot2", values(SLOT1_USER="slot1", SLOT1_2_USER="slot2")),
+    ("accounts", Level.WARN, "under nobody", values(STARTER_ALLOW_RUNAS_OWNER="False")),
+    ("accounts", Level.FAIL, "no such account", values(STAGEOUT_ACCOUNTS="stageout1, stageout2")),
+    ("accounts", Level.FAIL, "of jobs or daemons (nobody)", values(STAGEOUT_ACCOUNTS="nobody")),
+    ("accounts", Level.FAIL, "daemons (alice)", values(STAGEOUT_ACCOUNTS="alice", SLOT1_USER="alice")),
 ]
 
 

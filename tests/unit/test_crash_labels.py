@@ -29,6 +29,7 @@ _BY_THEMSELVES = {
     "globus-task": "tests/globus/test_tasks.py",
     "overlay-follow": "tests/unit/test_overlay_contents.py",
     "handoff-credential": "tests/unit/test_credentials.py",
+    "intake-account": "tests/unit/test_accounts.py",
     **dict.fromkeys(
         (f"overlay-lot-{step}" for step in ("allocate", "free", "record", "refill", "trim")),
         "tests/unit/test_overlay_lots.py",

@@ -224,7 +224,7 @@ def test_a_plugin_of_a_real_tree(tree: Tree) -> None:
     assert (facts.uid, facts.user, facts.owner) == (NOBODY, _owner().split("@")[0], _owner())
     assert (facts.slot_name, facts.startd_name, facts.slot_id, facts.dslot_id) == ("slot1_1@ep1", "ep1", 1, 1)
     assert facts.guard and facts.async_wish and facts.output_destination == "https://store/out"
-    assert facts.job_prio == 5 and facts.shared_uid is not ROOT
+    assert facts.job_prio == 5 and facts.shared_uid is not ROOT and not facts.foreign_account
 
 
 def _owner() -> str:
@@ -278,9 +278,9 @@ def test_the_startd_of_another_manager(tree: Tree) -> None:
 
 
 @needs_root
-def test_the_account_must_be_the_owners(tree: Tree) -> None:
-    with pytest.raises(NotIdentified, match="an account that other owners may share"):
-        identify(tree.connect(), Startd({**SLOT, "RemoteUser": "alice@pool"}))
+def test_an_account_that_is_not_the_owners_is_told(tree: Tree) -> None:
+    facts = identify(tree.connect(), Startd({**SLOT, "RemoteUser": "alice@pool"}))
+    assert (facts.foreign_account, facts.owner, facts.uid) == (True, "alice@pool", NOBODY)
 
 
 @needs_root

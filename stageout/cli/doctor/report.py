@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePath
 
 from stageout.cli.doctor import (
+    accounts,
     alone,
     config,
     credentials,
@@ -32,7 +33,7 @@ from stageout.core.config import ConfigError, environment_settings, file_setting
 _EXECUTE_POINT: tuple[Check, ...] = (
     *config.COMMON, *config.EXECUTE_POINT, *leftovers.EXECUTE_POINT, *node.EXECUTE_POINT, *pool.COMMON,
     *pool.EXECUTE_POINT, *handoffs.EXECUTE_POINT, *trust.EXECUTE_POINT, *credentials.EXECUTE_POINT,
-    *policy.EXECUTE_POINT,
+    *policy.EXECUTE_POINT, *accounts.EXECUTE_POINT,
 )  # fmt: skip
 CHECKS: dict[Role, tuple[Check, ...]] = {
     Role.AP: (
