@@ -16,6 +16,10 @@ from stageout.core.config import KNOBS
 from stageout.core.errors import ErrorClass
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "docs/_ext"))
+
+import descriptions  # noqa: E402
+import reference  # noqa: E402
 
 _DAEMONS = {"sandbox_manager", "schedd_agent", "overlay_router", "policy_service"}
 
@@ -227,6 +231,30 @@ def test_links_lead_to_headings_that_are_there() -> None:
         for path, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", page.read_text()):
             other = page.parent / path if path else page
             assert anchor in _anchors(other), f"{page}: {path}#{anchor}"
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    docs = ROOT / "docs"
+    listed = {
+        line.strip()
+        for block in re.findall(r"^```{toctree}\n(.*?)^```$", (docs / "index.md").read_text(), re.S | re.M)
+        for line in block.splitlines()
+    }
+    pages = {path.relative_to(docs).with_suffix("").as_posix() for path in docs.rglob("*.md")}
+    assert {name for name in pages if not name.startswith("decisions/")} - {"index"} <= listed
+
+
+def test_every_event_is_in_the_reference_with_a_description() -> None:
+    page = reference.fill((ROOT / "docs/reference/events.md").read_text())
+    described = {key.rpartition("/")[2] for key in descriptions.EVENTS}
+    found = {name for section in reference.EVENT_SOURCES for name in reference.events_of(section)}
+    assert not [name for name in found if f"[`{name}`]" not in page]
+    assert found == described, "describe new events in docs/_ext/descriptions.py, and remove those that are gone"
+
+
+def test_every_attribute_and_class_of_errors_has_a_description() -> None:
+    assert reference.attribute_names() == set(descriptions.ATTRIBUTES), "docs/_ext/descriptions.py describes them"
+    assert set(descriptions.ERRORS) == set(ErrorClass), "docs/_ext/descriptions.py describes them"
 
 
 def test_what_an_administrator_may_see_is_what_the_daemons_say() -> None:
