@@ -52,7 +52,6 @@ from stageout.wire.custody import Action, AgentNotice, Run, notice_ad, orders_ad
 
 #: Edits of one pass may take so long (s): the next runs that end are waiting for their orders meanwhile.
 _EDIT_BUDGET_S = 4.0
-_HISTORY_INTERVAL_S = 60.0
 _REFUSALS = 3
 _REFUSALS_SHOWN = 10
 _AFTER_CONFIRMATION = frozenset(
@@ -317,7 +316,7 @@ class Agent:
 
     def _may_ask(self, what: object) -> bool:
         now_s = self.clock.monotonic_s()
-        if now_s - self._asked.get(what, float("-inf")) < _HISTORY_INTERVAL_S:
+        if now_s - self._asked.get(what, float("-inf")) < self.limits.history_s:
             return False
         self._asked[what] = now_s
         return True
@@ -329,7 +328,7 @@ class Agent:
             for name in memory.keys() - names:
                 del memory[name]
         now_s = self.clock.monotonic_s()
-        self._asked = {what: at for what, at in self._asked.items() if now_s - at < 2 * _HISTORY_INTERVAL_S}
+        self._asked = {what: at for what, at in self._asked.items() if now_s - at < 2 * self.limits.history_s}
 
     # ---- orders --------------------------------------------------------------------------------------------------
 

@@ -41,6 +41,9 @@ EXIT_NO_RESTART = 99
 
 _LOOK_AT_RECORDS_S = 0.5
 _EARLIEST_S = 1.0
+#: The agent asks the history about the same job or DAG at every twelfth look at the queue, and once a minute at least.
+_HISTORY_POLLS = 12
+_HISTORY_MAX_S = 60.0
 T = TypeVar("T")
 
 
@@ -51,6 +54,7 @@ def limits_of(settings: Settings) -> Limits:
         max_reruns=settings.count("STAGEOUT_MAX_RERUNS"),
         edit_interval_s=settings.number("STAGEOUT_EDIT_INTERVAL"),
         leave_s=settings.number("STAGEOUT_LEAVE_LIMIT"),
+        history_s=min(_HISTORY_MAX_S, _HISTORY_POLLS * settings.number("STAGEOUT_POLL_INTERVAL")),
     )
 
 

@@ -301,7 +301,10 @@ class Situation:
 
 @dataclass(frozen=True)
 class Limits:
-    """Knobs that decisions depend on, in seconds and counts."""
+    """Knobs that decisions depend on, in seconds and counts.
+
+    :param history_s: least between two questions about the same job that has left the queue, or the same DAG.
+    """
 
     lease_s: float = 7200.0
     max_reruns: int = 2
@@ -309,6 +312,7 @@ class Limits:
     record_wait_s: float = 60.0
     shadow_settle_s: float = 60.0
     leave_s: float = 604800.0
+    history_s: float = 60.0
 
 
 @dataclass(frozen=True)

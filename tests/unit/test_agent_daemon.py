@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from schedd_agent.agent import Agent
-from schedd_agent.daemon import EXIT_NO_RESTART, Daemon, kept_in, main
+from schedd_agent.daemon import EXIT_NO_RESTART, Daemon, kept_in, limits_of, main
 from schedd_agent.edits import Edit
 from schedd_agent.leases import View
 from schedd_agent.model import Dag, Deliver, Effect, Job, Limits, Past, Seen, Show, Shown, Status
@@ -626,3 +626,8 @@ def test_records_that_may_not_be_read_end_it_for_good_in_one_line(
     assert f"{tmp_path}/stageout_agent, stageout_agent_seen: [Errno 21] Is a directory; they must be files" in said
     assert "unexpected" not in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(("poll_s", "history_s"), [(1, 12.0), (5, 60.0), (600, 60.0)])
+def test_the_history_is_asked_at_every_twelfth_look_and_once_a_minute_at_least(poll_s: int, history_s: float) -> None:
+    assert limits_of(mapping_settings({"STAGEOUT_POLL_INTERVAL": str(poll_s)})).history_s == history_s
