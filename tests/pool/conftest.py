@@ -33,6 +33,8 @@ STAGEOUT_REPORT_INTERVAL = 15
 STAGEOUT_RETRY_FIRST = 1
 STAGEOUT_RETRY_MAX = 4
 """
+#: Each starter and manager asks all plugins what they can, and HTCondor's plugins in Python take a second for that.
+LEAN = "FILETRANSFER_PLUGINS = $(LIBEXEC)/curl_plugin, $(LIBEXEC)/data_plugin\n"
 
 #: A plugin that stops before or after the real one, for the jobs whose output goes below /gate-NAME/.
 _GATED_PLUGIN = """#!/bin/sh
@@ -247,7 +249,7 @@ def destination() -> Iterator[Destination]:
 
 @contextmanager
 def _running(**settings: Any) -> Iterator[Pool]:
-    with Pool(**settings) as pool:
+    with Pool(**{"base_config": LEAN, **settings}) as pool:
         if settings.get("agent", True):
             wait_until_acquainted(pool)
         yield pool

@@ -20,6 +20,7 @@ from stageout.testing.pool import Pool, Submission
 from stageout.testing.pool.errors import PoolError, PoolUnavailable
 from stageout.testing.pool.pytest_plugin import keep_logs
 from stageout.wire.custody import Action, FileReport, Order, Report, SandboxReport, read_notice, read_orders, report_ad
+from tests.pool.conftest import LEAN
 from tests.pool.messages import order_ads, write_messages
 
 pytestmark = pytest.mark.pool
@@ -222,9 +223,8 @@ def desk_of_version(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
     ap = "".join(f"STAGEOUT_{name} = {value}\n" for name, value in quick.items())
     ap += f"MAIL = {mailer}\nSENDMAIL =\n"
     ep = f"FILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), {plugin}\n"
-    pool = Pool(
-        version=request.param, execute_points=1, cpus=4, manager=False, ap_config=ap, ep_config=ep, binds=(shared,)
-    )
+    settings = {"base_config": LEAN, "ap_config": ap, "ep_config": ep, "binds": (shared,)}
+    pool = Pool(version=request.param, execute_points=1, cpus=4, manager=False, **settings)
     try:
         pool.start()
     except PoolUnavailable as reason:

@@ -122,7 +122,7 @@ class TestWithoutAgent:
     def bare(self, stageout_pools: Any, destination: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
         with stageout_pools(
-            version="25.14", execute_points=1, agent=False, ap_config=QUICK_AP, ep_config=QUICK_EP
+            version="25.14", execute_points=1, agent=False, base_config="", ap_config=QUICK_AP, ep_config=QUICK_EP
         ) as pool:
             yield Site(pool, destination, "without-agent", tmp_path_factory.mktemp("no-gates"))
 

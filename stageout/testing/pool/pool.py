@@ -49,6 +49,7 @@ class Pool:
     :param execute_points: how many, or one :class:`NodeSpec` for each.
     :param cpus: NUM_CPUS of each execute point.
     :param config: extra HTCondor settings for all nodes; `ap_config`, `ep_config` for one role.
+    :param base_config: HTCondor settings of all nodes that the product's fragments extend.
     :param stageout: install the product and its configuration fragments.
     :param agent: let the fragment start the AP's daemon; `manager` likewise for the EPs.
     :param prefix: of the nodes' names, where jobs flock between pools.
@@ -64,6 +65,7 @@ class Pool:
     config: str = ""
     ap_config: str = ""
     ep_config: str = ""
+    base_config: str = ""
     stageout: bool = True
     agent: bool = True
     manager: bool = True
@@ -350,6 +352,7 @@ class Pool:
 
     def _write_config(self, target: NodeConfig, base: str, role: str, spec: NodeSpec) -> None:
         target.write("00-pool.conf", base)
+        target.write("05-pool-base.conf", self.base_config)
         if self.stageout:
             part = "pilot" if role == "ep" and spec.user != "root" else role
             target.add_fragments(install.fragments(self.checkout or install.find_checkout(), part))
