@@ -240,6 +240,18 @@ def open_directory(name: str) -> Iterator[Path]:
         yield Path(path)
 
 
+#: Fixtures of pools that exist in two versions of HTCondor.
+_OF_A_VERSION = ("desk_of_version", "pool_alone")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests on the newest version of HTCondor, and those that are marked so on the oldest, too."""
+    versions = ("25.14", "23.9") if metafunc.definition.get_closest_marker("oldest_condor_too") else ("25.14",)
+    for name in _OF_A_VERSION:
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, versions, indirect=True, scope="module")
+
+
 @pytest.fixture(scope="session")
 def destination() -> Iterator[Destination]:
     """One web server for all tests."""

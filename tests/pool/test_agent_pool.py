@@ -204,7 +204,7 @@ request_disk = 10M
         self.pool.wait(lambda: self.ad(job)["StageOutState"] == state, what=f"{job} to be {state}")
 
 
-@pytest.fixture(scope="module", params=["25.14", "23.9"])
+@pytest.fixture(scope="module")
 def desk_of_version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     """A pool with the agent only."""
     shared = tmp_path_factory.mktemp("agent")
@@ -260,6 +260,7 @@ def test_an_agent_says_that_it_is_alive(desk: Desk) -> None:
     )
 
 
+@pytest.mark.oldest_condor_too
 def test_a_delivered_job_leaves_with_the_truth_in_its_ad(desk: Desk) -> None:
     job = desk.submit()
     name = desk.completed(job)
@@ -280,6 +281,7 @@ def test_a_delivered_job_leaves_with_the_truth_in_its_ad(desk: Desk) -> None:
     assert [event["Value"].strip('"') for event in updates if event["Attribute"] == "StageOutState"][-1] == "Delivered"
 
 
+@pytest.mark.oldest_condor_too
 def test_a_failure_holds_the_job_and_retry_delivers(desk: Desk) -> None:
     job = desk.submit()
     name = desk.completed(job)
@@ -306,6 +308,7 @@ def test_a_failure_holds_the_job_and_retry_delivers(desk: Desk) -> None:
     assert past["NumShadowStarts"] == 1
 
 
+@pytest.mark.oldest_condor_too
 def test_a_released_job_runs_again_and_the_old_output_is_superseded(desk: Desk) -> None:
     job = desk.submit()
     name = desk.completed(job)
@@ -318,6 +321,7 @@ def test_a_released_job_runs_again_and_the_old_output_is_superseded(desk: Desk) 
     assert desk.deliver(job, name, run=2)["StageOutRun"] == 2
 
 
+@pytest.mark.oldest_condor_too
 def test_a_job_whose_output_was_lost_runs_again_but_not_for_ever(desk: Desk) -> None:
     job = desk.submit()
     name = desk.completed(job)
@@ -361,7 +365,7 @@ def test_the_owner_hears_of_a_failure_after_the_job_has_left(desk: Desk, end: St
     desk.pool.qedit(job, user="condor", LeaveJobInQueue="false")
     desk.pool.wait(lambda: not desk.pool.q(job) and desk.pool.history(job), what=f"{job} to leave the queue")
     desk.manager.report(name, 1, end, reason="the disk has died", error_code=99)
-    desk.pool.wait(lambda: desk.mails(address), timeout_s=90, what="the mail")  # the history is asked once a minute
+    desk.pool.wait(lambda: desk.mails(address), timeout_s=90, what="the mail")  # the history is asked now and then
     assert [subject.split(" Job ")[1] for subject in desk.mails(address)] == [f"{job} stage-out failed"]
     shown = desk.pool.ap.run(["/opt/stageout/bin/stageout", "history", str(job)], user="alice").stdout
     assert f"Job {job} of alice: {end.value}," in shown
@@ -419,6 +423,7 @@ def test_a_vacated_run_is_never_confirmed(desk: Desk) -> None:
     desk.deliver(job, name, run=2)
 
 
+@pytest.mark.oldest_condor_too
 def test_a_run_that_goes_on_after_a_crash_of_the_schedd_is_confirmed_by_its_tickets(desk: Desk) -> None:
     job = desk.submit("script = sleep 8")
     desk.pool.wait_status(job, "Running")
@@ -443,6 +448,7 @@ def test_a_run_that_goes_on_after_a_crash_of_the_schedd_is_confirmed_by_its_tick
     assert (past["StageOutState"], past["StageOutRun"]) == ("Delivered", 2)
 
 
+@pytest.mark.oldest_condor_too
 def test_a_job_held_by_its_own_exit_policy_is_delivered(desk: Desk) -> None:
     job = desk.submit("on_exit_hold = true")
     desk.pool.wait_status(job, "Held", timeout_s=30)
@@ -460,6 +466,7 @@ def test_a_job_that_hands_nothing_off_leaves_at_once(desk: Desk) -> None:
     desk.pool.wait(lambda: not desk.pool.q(job) and desk.pool.history(job), what="the job to leave", timeout_s=30)
 
 
+@pytest.mark.oldest_condor_too
 def test_the_owner_cannot_forge_the_state(desk: Desk) -> None:
     job = desk.submit(
         'MY.StageOutState = "Delivered"\nMY.StageOutRun = 1\nMY.StageOutReruns = -9\nMY.StageOutGuard = false'
@@ -477,6 +484,7 @@ def test_the_owner_cannot_forge_the_state(desk: Desk) -> None:
             desk.pool.qedit(job, user="alice", **{name: value})
 
 
+@pytest.mark.oldest_condor_too
 def test_which_jobs_are_covered(desk: Desk) -> None:
     def guard(extra: str, place: str = "x", queue: str = "queue") -> Any:
         job = desk.submit(extra + "\nrequirements = false", place, queue)
@@ -500,6 +508,7 @@ def test_which_jobs_are_covered(desk: Desk) -> None:
     assert desk.ad(plain).get("StageOutGuard") is False
 
 
+@pytest.mark.oldest_condor_too
 def test_a_plugin_that_says_later_does_not_hold_the_job(desk: Desk) -> None:
     job = desk.submit(place="later/x")
     desk.pool.wait_status(job, "Held", timeout_s=30)
@@ -517,6 +526,7 @@ def test_a_plugin_that_says_later_does_not_hold_the_job(desk: Desk) -> None:
         desk.pool.ap.configure("")
 
 
+@pytest.mark.oldest_condor_too
 def test_removal_of_a_dag_cancels_its_nodes(desk: Desk) -> None:
     node = f"""executable = /bin/sh
 arguments = "-c 'echo hi > a; echo b > b'"
@@ -537,7 +547,7 @@ queue
     desk.wait_state(job, "Failed")
     assert desk.pool.status(job) == "Completed"
     desk.pool.rm(dag, user="alice")
-    # The agent asks the history once a minute.
+    # The agent asks the history now and then.
     desk.manager.wait_order(name, Action.CANCEL, timeout_s=120)
     past = desk.pool.wait(lambda: desk.pool.history(job), timeout_s=90, what="the node to leave the queue")
     assert past

@@ -127,7 +127,7 @@ class Desk:
         return subprocess.Popen(argv, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
-@pytest.fixture(scope="module", params=["25.14", "23.9"])
+@pytest.fixture(scope="module")
 def pool_alone(stageout_pools: Any, request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     shared = tmp_path_factory.mktemp("hand")
     for folder in (shared, *shared.parents[:3]):
@@ -170,6 +170,7 @@ def test_wait_for_a_job_that_hands_nothing_off(desk: Desk) -> None:
     assert desk.run("wait", str(job.cluster)).returncode == 0, "from the history"
 
 
+@pytest.mark.oldest_condor_too
 def test_wait_from_running_to_delivered(desk: Desk) -> None:
     job = desk.submit(seconds=2)
     child = desk.start("wait", str(job))
@@ -186,6 +187,7 @@ def test_wait_from_running_to_delivered(desk: Desk) -> None:
     assert desk.run("wait", str(job), "--return", "7").returncode == 7
 
 
+@pytest.mark.oldest_condor_too
 def test_wait_knows_failed_from_otherwise_held(desk: Desk) -> None:
     job, other = desk.handed_off(), desk.submit(seconds=600)
     desk.pool.wait_status(other, "Running")
@@ -238,6 +240,7 @@ def test_wait_for_a_cluster_with_jobs_in_queue_and_history(desk: Desk) -> None:
     assert desk.run("wait", str(job.cluster)).returncode == 0
 
 
+@pytest.mark.oldest_condor_too
 def test_wait_for_a_factory(desk: Desk) -> None:
     job = desk.submit(url=False, seconds=1, extra="max_materialize = 1", queue="queue 3")
     done = desk.run("wait", str(job.cluster), "--timeout", "80")
@@ -255,6 +258,7 @@ def documented_dag() -> str:
     return dag
 
 
+@pytest.mark.oldest_condor_too
 def test_wait_as_post_script(desk: Desk) -> None:
     node = _JOB.format(
         seconds=0,
@@ -304,6 +308,7 @@ def test_status_of_jobs_without_a_hand_off(desk: Desk) -> None:
     assert desk.run("status", "99999").returncode == 3
 
 
+@pytest.mark.oldest_condor_too
 def test_history_refers_to_the_stock_records(desk: Desk) -> None:
     job = desk.handed_off()
     desk.say(job, "Delivered", "2 files delivered", StageOutStats='[ Bytes = 10; VerifiedBy = "size" ]')
@@ -370,6 +375,7 @@ def test_nothing_to_ask_for(desk: Desk) -> None:
 # ---- daemons that are away -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.oldest_condor_too
 def test_doctor_without_agent_and_manager(desk: Desk) -> None:
     done = desk.run("doctor", "--json", user="root")
     levels = {item["name"]: item["level"] for item in json.loads(done.stdout)["checks"]}
