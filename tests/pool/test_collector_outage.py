@@ -16,8 +16,7 @@ from stageout.testing.pool.waiting import wait_until
 
 pytestmark = pytest.mark.pool
 
-#: Longer than a manager waits for an answer (20 s), so that reports fail and go into the slot ads.
-_OUTAGE_S = 60.0
+_SLOW_DOOR = 'to="slot ads"'
 
 
 @pytest.fixture
@@ -33,10 +32,14 @@ def test_the_queue_tells_the_truth_as_soon_as_the_collector_is_back(site: Any, c
     site.destination.stop()
     job = site.submit(outputs=("out1",))
     site.wait_state(job, "RetryWait", timeout_s=120)
+    before = sum(ep.log("SandboxManagerLog").count(_SLOW_DOOR) for ep in site.pool.eps)
     os.kill(collector, signal.SIGSTOP)
     site.destination.start_again()
     wait_until(lambda: site.file(job, "out1").exists(), timeout_s=60, what="the delivery")
-    time.sleep(_OUTAGE_S)
+    wait_until(
+        lambda: sum(ep.log("SandboxManagerLog").count(_SLOW_DOOR) for ep in site.pool.eps) > before,
+        timeout_s=120, what="a report that the collector did not take to go into the slot ads",
+    )  # fmt: skip
     os.kill(collector, signal.SIGCONT)
     start_s = time.monotonic()
     site.wait_left(job, timeout_s=300)

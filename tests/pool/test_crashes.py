@@ -76,7 +76,7 @@ def _ledger(ep: Any) -> Path:
 
 def _change_ledger(site: Any, ep: Any, change: Callable[[Path], None]) -> None:
     """Let something happen to the ledger of a node whose manager is stopped, then start it again."""
-    ep.run(["condor_off", "-daemon", "sandbox_manager"])
+    ep.run(["condor_off", "-fast", "-daemon", "sandbox_manager"])
     site.pool.wait(lambda: not ep.pids("sandbox-manager"), timeout_s=60, what="the end of the manager")
     change(_ledger(ep))
     site.destination.resume()
