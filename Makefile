@@ -2,6 +2,7 @@
 # make check   style, types, unit tests            make bench  benchmarks (QUICK=1: short)
 # make docs    this site in out/docs/html, man pages in out/docs/man
 # make oldest  what differs between versions of Python, on the oldest one that is installed here
+# make pools   all tests but the unit tests, most of them on real pools
 # make pilot   dist/stageout-pilot.pyz: all that a pilot needs beside Python
 # make storm   daemons die for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
 # make overlay-storm  routers die for SECONDS=60, bits flip, disks fill
@@ -12,7 +13,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: pilot demo docs test check oldest bench mutants crash planted sim storm chaos overlay-storm clean
+.PHONY: pilot demo docs test check oldest pools bench mutants crash planted sim storm chaos overlay-storm clean
 
 $(STAMP): setup.cfg pyproject.toml
 	tools/install
@@ -36,9 +37,12 @@ docs: $(STAMP)
 oldest: $(STAMP)
 	tools/oldest
 
-# four at once on two cores: pools mostly wait
-test: check oldest
-	$(PY) -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --durations=10 tests --ignore tests/unit
+# six at once on two cores: pools mostly wait
+pools: $(STAMP)
+	$(PY) -m pytest -q -n 6 --dist loadfile --no-loadscope-reorder --durations=25 tests --ignore tests/unit
+
+test: check
+	$(MAKE) --no-print-directory -j 2 oldest pools
 
 bench: $(STAMP)
 	$(PY) benchmarks/run_all.py $(if $(QUICK),--quick)

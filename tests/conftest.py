@@ -29,11 +29,15 @@ hypothesis.settings.load_profile("stageout")
 #: The files that take longest come first: the last files that are given out decide when a parallel run ends.
 _LONGEST_FIRST = (
     "test_agent_pool",
-    "test_job_kinds",
-    "test_simulation",
     "test_crashes",
+    "test_simulation",
+    "test_dags_pool",
+    "test_outage",
+    "test_handover_pool",
+    "test_job_kinds",
     "test_cli_pool",
     "test_main_job",
+    "test_storm",
 )
 
 
