@@ -110,7 +110,8 @@ class Control:
 
 
 def _may_see(uid: int, box: Sandbox) -> bool:
-    return uid in (0, os.geteuid()) or uid == box.uid
+    """Return whether a user may see a sandbox. Accounts of the manager's own have output of other owners later."""
+    return uid in (0, os.geteuid()) or (uid == box.uid and not box.is_foreign)
 
 
 async def _frame(reader: asyncio.StreamReader) -> dict[str, Any]:

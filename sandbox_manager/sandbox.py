@@ -139,6 +139,11 @@ class Sandbox:
         return self.moving_at or tuple(part.destination for part in self.waiting)
 
     @property
+    def is_foreign(self) -> bool:
+        """True where the job's account is not its owner's, so an account of the manager's own has the files."""
+        return not self.shared_uid and self.user != self.owner.partition("@")[0]
+
+    @property
     def due_since(self) -> int:
         """Wall clock from which the time to give up counts: the acceptance, or the last retry by its owner."""
         return max(self.accepted_at, self.retried_at)

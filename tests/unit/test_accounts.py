@@ -16,6 +16,7 @@ from handoff_site import Site as HandoffSite
 from manager_site import Site, made, run
 
 from sandbox_manager.accounts import Account, choose, read_accounts
+from sandbox_manager.control import _may_see
 from sandbox_manager.intake import Refusal
 from sandbox_manager.spool import HeldFile, NotClaimed, Spool
 from stageout.core import durable
@@ -258,6 +259,13 @@ def test_plugins_send_as_the_account(site: Site) -> None:
             receipt = await node.hand_off({"copy://h/ok/a": b"output"}, facts, credentials={"team": b"secret"})
             account = read_accounts(site.knobs["STAGEOUT_ACCOUNTS"])[0]
             assert (node.box(facts).user, node.box(facts).uid, node.box(facts).gid) == account
+            own = node.facts("2.0", owner="bob@test", user="bob", uid=ALICE)
+            await node.hand_off({"copy://h/ok/b": b"his"}, own)
+            seen = {
+                uid: [box.run for box in map(node.box, (facts, own)) if _may_see(uid, box)]
+                for uid in (0, account.uid, ALICE)
+            }
+            assert seen == {0: [facts.run, own.run], account.uid: [], ALICE: [own.run]}
             await node.confirm(receipt, facts=facts)
             await node.until_state(State.RELEASED, facts)
             (call,) = site.calls()
