@@ -46,6 +46,7 @@ from overlay_router.routing.directory import Directory
 from overlay_router.routing.identity import identity, keep
 from overlay_router.routing.neighbours import INTERVALS_TO_AGE, Neighbourhood
 from overlay_router.rules.lots import Spool
+from stageout import __version__
 from stageout.core import log
 from stageout.core.clock import SystemClock, boot_clock_s
 from stageout.core.collector import CollectorChild
@@ -503,6 +504,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("-f", action="store_true", help="ignored, for likeness with HTCondor's daemons")
     parser.add_argument("-t", dest="terminal", action="store_true", help="log to the terminal")
     parser.add_argument("-local-name", dest="local_name", default="", help="of this router among several")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     options = parser.parse_args(argv)
     options.alone = options.alone or options.settings is not None
     return options

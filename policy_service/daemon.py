@@ -207,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--alone", action="store_true", help="no HTCondor: settings are _CONDOR_KNOB in the environment"
     )
     parser.add_argument("-f", "-t", dest="ignored", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     options = parser.parse_args(argv)
 
     def load() -> Settings:

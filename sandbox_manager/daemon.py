@@ -382,6 +382,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("-f", action="store_true", help="ignored, for likeness with HTCondor's daemons")
     parser.add_argument("-t", dest="terminal", action="store_true", help="log to the terminal")
     parser.add_argument("-local-name", dest="local_name", default="", help="of the startd that is served")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     return parser.parse_args(argv)
 
 

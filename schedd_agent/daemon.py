@@ -295,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("-f", "-t", dest="ignored", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--key", action="store_true", help="print the agent's public key, for STAGEOUT_AGENT_KEY(S)")
     parser.add_argument("--new-key", action="store_true", help="replace the key; the old one vouches for it")
-    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     options = parser.parse_args(argv)
     try:
         if options.key or options.new_key:

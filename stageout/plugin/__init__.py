@@ -33,6 +33,9 @@ def run(abilities: Abilities, protocol: str) -> NoReturn:
         from stageout.plugin.query import answer
 
         status = answer(abilities)
+    elif sys.argv[1:] == ["--version"]:
+        print(sys.argv[0].rpartition("/")[2], abilities.version)
+        status = 0
     else:
         from stageout.plugin.session import main
 

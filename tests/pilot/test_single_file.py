@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from stageout import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -60,7 +62,8 @@ def test_it_is_what_it_is_called(pyz: Path, tmp_path: Path) -> None:
         "stageout_curl_plugin", "stageout", "stageout-sandbox-manager", "stageout-startd-cron",
     }  # fmt: skip
     assert call([bin_dir / "stageout_curl_plugin", "-classad"]).stdout == first.stdout
-    assert call([bin_dir / "stageout", "--version"]).stdout.startswith("stageout ")
+    for program in bin_dir.iterdir():
+        assert call([program, "--version"]).stdout == f"{program.name} {__version__}\n"
     assert "usage: stageout-startd-cron SPOOL" in call([bin_dir / "stageout-startd-cron"]).stderr
     assert call([bin_dir / "stageout-sandbox-manager", "--help"]).returncode == 0
     for wrong in ([], ["nothing"], ["../etc/passwd"], [".."]):
