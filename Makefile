@@ -4,6 +4,9 @@
 # make oldest  what differs between versions of Python, on the oldest one that is installed here
 # make pools   all tests but the unit tests, most of them on real pools
 # make pilot   dist/stageout-pilot.pyz: all that a pilot needs beside Python
+# make dist    dist/: wheel, sdist, single file, Debian packages, RPMs, wheelhouse, checksums (STEPS="python pilot")
+# make dist-test  each of them built, and installed into a clean root; needs root (WORDS="deb12": some)
+# make lock    requirements/*.txt anew, from the ranges in setup.cfg
 # make storm   daemons die for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
 # make overlay-storm  routers die for SECONDS=60, bits flip, disks fill
 # make mutants  changes the product in 60 places, one by one: each must make a test fail (WORDS="names")
@@ -13,9 +16,9 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: pilot demo docs test check oldest pools bench mutants crash planted sim storm chaos overlay-storm clean
+.PHONY: dist dist-test lock pilot demo docs test check oldest pools bench mutants crash planted sim storm chaos overlay-storm clean
 
-$(STAMP): setup.cfg pyproject.toml
+$(STAMP): setup.cfg pyproject.toml $(wildcard requirements/*.txt)
 	tools/install
 	touch $@
 
@@ -70,6 +73,15 @@ overlay-storm: $(STAMP)
 
 pilot: $(STAMP)
 	$(PY) tools/pilot/build.py dist/stageout-pilot.pyz
+
+dist: $(STAMP)
+	$(PY) tools/packages/build.py $(if $(TAG),--tag $(TAG)) $(STEPS)
+
+dist-test: dist
+	$(PY) -m pytest -v -s --durations=0 tests/packages/test_build.py tests/packages/roots.py $(if $(WORDS),-k "$(WORDS)")
+
+lock:
+	tools/lock
 
 clean:
 	rm -rf .venv .venv-oldest out test-logs build dist *.egg-info

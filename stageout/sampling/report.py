@@ -87,7 +87,7 @@ def picture(profile: Profile) -> bytes:
     try:
         import matplotlib
     except ImportError:
-        raise StageoutError("plots need matplotlib: pip install 'stageout[bench]', or leave --plot out") from None
+        raise StageoutError("plots need matplotlib: pip install matplotlib, or leave --plot out") from None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -45,8 +45,10 @@ ALLOWED: dict[str, set[str]] = {
 
 #: Names at the top of the repository. A run of a daemon must never leave its files here.
 _TOP = {
-    ".ci", ".gitignore", "CHANGELOG.md", "Makefile", "README.md", "benchmarks", "condor_config.d", "docs", "examples",
-    "overlay_router", "plugins", "policy_service", "pyproject.toml", "requirements", "sandbox_manager",
+    ".ci", ".editorconfig", ".github", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "CITATION.cff",
+    "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "NOTICE", "README.md",
+    "RELEASING.md", "SECURITY.md", "benchmarks", "condor_config.d", "docs", "examples", "overlay_router",
+    "plugins", "policy_service", "pyproject.toml", "requirements", "sandbox_manager",
     "schedd_agent", "setup.cfg", "stageout", "tests", "tools",
 }  # fmt: skip
 

@@ -1,8 +1,8 @@
 """Make the single file for pilots: ``python tools/pilot/build.py [--python 3.11]... OUTPUT``.
 
 Plugins, manager and command line with everything that they need beside Python itself, for several versions of Python.
-Wheels come through pip, for a fixed platform, so that the machine that builds does not matter. The same file content
-is stored once however many versions use it.
+Wheels are those of requirements/pilot.txt, for a fixed platform, so that the machine that builds does not matter. The
+same file content is stored once however many versions use it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
 MACHINE = "x86_64"
-_PLATFORMS = tuple(f"manylinux{name}_{MACHINE}" for name in ("_2_28", "_2_17", "2014"))
 #: Packages of the product that a pilot runs.
 _PACKAGES = ("stageout", "sandbox_manager")
 _LEFT_OUT = ("stageout/testing/",)
@@ -43,7 +42,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         for version in options.python or PYTHONS:
             site = Path(scratch) / version
-            _install(setup.get("options", "install_requires").split("\n"), version, site)
+            _install(version, Path(scratch), site)
             files[version] = {**dict(_files(site)), **ours}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     _write(options.output, files)
@@ -51,15 +50,15 @@ def main() -> int:
     return 0
 
 
-def _install(requirements: Sequence[str], version: str, site: Path) -> None:
-    """Wheels for one version of Python. No source is built: it would be for this machine only."""
-    wanted = [line.strip() for line in requirements if line.strip()]
-    platforms = [part for name in _PLATFORMS for part in ("--platform", name)]
-    command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile"]
-    subprocess.run(
-        [*command, "--only-binary=:all:", *platforms, "--python-version", version, "--target", str(site), *wanted],
-        check=True,
-    )
+def _install(version: str, scratch: Path, site: Path) -> None:
+    """Unpack the wheels for one version of Python. Of what they keep outside it, a pilot needs nothing."""
+    wheels = scratch / f"wheels-{version}"
+    lock = ROOT / "requirements" / "pilot.txt"
+    command = [sys.executable, str(ROOT / "tools/packages/wheels.py"), str(lock), version, str(wheels)]
+    subprocess.run(command, check=True)
+    for path in sorted(wheels.glob("*.whl")):
+        with zipfile.ZipFile(path) as wheel:
+            wheel.extractall(site, [name for name in wheel.namelist() if ".data/" not in name])
 
 
 def _files(site: Path) -> Iterator[tuple[str, bytes]]:

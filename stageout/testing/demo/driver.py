@@ -103,10 +103,14 @@ def _conclude(synchronous: Record, stage_out: Record, out: Path) -> int:
         f"{load.jobs} jobs of {load.compute_s} s on 2 CPU slots; each leaves {load.files} files of "
         f"{load.file_bytes / MB:.0f} MB for a destination that takes 12.5 MB/s in all"
     )
-    draw([synchronous, stage_out], picture, subtitle=subtitle)
+    shown = f"picture: {picture}"
+    try:
+        draw([synchronous, stage_out], picture, subtitle=subtitle)
+    except ImportError:
+        shown = "There is no picture: matplotlib is not installed."
     figures = {"synchronous": asdict(synchronous), "stage_out": asdict(stage_out)}
     (out / "timeline.json").write_text(json.dumps(figures, indent=1))
-    print(f"\n{report.table(synchronous, stage_out)}\n\npicture: {picture}")
+    print(f"\n{report.table(synchronous, stage_out)}\n\n{shown}")
     wrong = report.shortfalls(synchronous, stage_out)
     for sentence in wrong:
         print(sentence, file=sys.stderr)

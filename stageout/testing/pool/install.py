@@ -14,6 +14,7 @@ import hashlib
 import importlib.metadata
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -53,7 +54,12 @@ def dependencies_venv(image: Image, checkout: Path | None) -> Path:
 
 
 def product_venv(image: Image, checkout: Path | None) -> Path:
-    """Directory of a virtual environment with the product in it, made when missing."""
+    """Directory of a virtual environment with the product in it, made when missing.
+
+    A package of the system's has put it into PREFIX already: the nodes see that as it is.
+    """
+    if checkout is None and image.is_host and sys.prefix == PREFIX:
+        return Path(PREFIX)
     base = dependencies_venv(image, checkout)
     with locked(image.cache / "venv.lock"), _source_copy(image, checkout) as source:
         final = image.cache / f"venv-{_hash([base.name, *_fingerprint(source)])}"
