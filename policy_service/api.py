@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from aiohttp import web
+from pydantic import BaseModel
 
-from policy_service import fields, openapi, views
+from policy_service import openapi, views
+from policy_service.bodies import LeaseAnswer, LeasesAnswer, read_body
 from policy_service.book import Book
-from policy_service.fields import read_body
 from policy_service.model import Lease, Refused
 from policy_service.operations import OPERATIONS, Operation
 from policy_service.tokens import Tokens
@@ -64,7 +65,7 @@ class Api:
                 return await method()
             owner = self._owner(request)
             given: dict[str, Any] = dict(request.match_info)
-            given.update(read_body(await request.read(), operation.body))
+            given.update(read_body(await request.read(), operation.body).model_dump())
             return await method(owner, **given)
 
         return handle
@@ -91,25 +92,19 @@ class Api:
         self._requests[name, response.status] += 1
         return response
 
-    async def _request(
-        self, owner: str, client: str, source: str, destination: str, wanted: int = fields.MOST_STREAMS
-    ) -> web.Response:
+    async def _request(self, owner: str, client: str, source: str, destination: str, wanted: int) -> web.Response:
         lease = await self.call(lambda: self.book.request(owner, client, source.lower(), destination.lower(), wanted))
-        return web.json_response(self._shown(lease), status=201)
+        return _json(self._shown(lease), 201)
 
     async def _list_own(self, owner: str) -> web.Response:
         leases = await self.call(self.book.leases)
-        return web.json_response({"leases": [self._shown(lease) for lease in leases if lease.owner == owner]})
+        return _json(LeasesAnswer(leases=[self._shown(lease) for lease in leases if lease.owner == owner]))
 
-    async def _renew(
-        self, owner: str, lease: str, wanted: int | None = None, in_use: int | None = None
-    ) -> web.Response:
-        return web.json_response(self._shown(await self.call(lambda: self.book.renew(owner, lease, wanted, in_use))))
+    async def _renew(self, owner: str, lease: str, wanted: int | None, in_use: int | None) -> web.Response:
+        return _json(self._shown(await self.call(lambda: self.book.renew(owner, lease, wanted, in_use))))
 
-    async def _report(self, owner: str, lease: str, in_use: int, rate_mb_s: float | None = None) -> web.Response:
-        return web.json_response(
-            self._shown(await self.call(lambda: self.book.report(owner, lease, in_use, rate_mb_s)))
-        )
+    async def _report(self, owner: str, lease: str, in_use: int, rate_mb_s: float | None) -> web.Response:
+        return _json(self._shown(await self.call(lambda: self.book.report(owner, lease, in_use, rate_mb_s))))
 
     async def _release(self, owner: str, lease: str) -> web.Response:
         await self.call(lambda: self.book.release(owner, lease))
@@ -117,8 +112,8 @@ class Api:
 
     async def _metrics(self) -> web.Response:
         state = await self.call(lambda: views.Picture.of(self.book))
-        text = views.metrics(state, self._requests)
-        return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        body, content_type = views.metrics(state, self._requests)
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _describe(self) -> web.Response:
         return web.json_response(openapi.description(OPERATIONS))
@@ -128,20 +123,20 @@ class Api:
         headers = {"Content-Security-Policy": _POLICY_FOR_PAGES, "Refresh": "5"}
         return web.Response(text=views.page(state), content_type="text/html", headers=headers)
 
-    def _shown(self, lease: Lease) -> dict[str, Any]:
+    def _shown(self, lease: Lease) -> LeaseAnswer:
         left_s = self.book.left_s(lease)
-        return {
-            "lease": lease.id,
-            "client": lease.client,
-            "source": lease.source,
-            "destination": lease.destination,
-            "streams": lease.streams,
-            "in_use": lease.in_use,
-            "wanted": lease.wanted,
-            "ends_in_s": round(left_s, 3),
-            "renew_in_s": round(left_s / 3, 3),
-            "reason": _reason(lease, self.book.rules.limits.max_pair),
-        }
+        return LeaseAnswer(
+            lease=lease.id,
+            client=lease.client,
+            source=lease.source,
+            destination=lease.destination,
+            streams=lease.streams,
+            in_use=lease.in_use,
+            wanted=lease.wanted,
+            ends_in_s=round(left_s, 3),
+            renew_in_s=round(left_s / 3, 3),
+            reason=_reason(lease, self.book.rules.limits.max_pair),
+        )
 
 
 def _reason(lease: Lease, max_pair: int) -> str:
@@ -153,6 +148,10 @@ def _reason(lease: Lease, max_pair: int) -> str:
     if lease.in_use > lease.streams:
         return f"{lease.streams} streams {way}: use no more for new transfers, and report when fewer are in use."
     return f"{lease.streams} streams {way}."
+
+
+def _json(answer: BaseModel, status: int = 200) -> web.Response:
+    return web.Response(text=answer.model_dump_json(), status=status, content_type="application/json")
 
 
 def _failed(status: int, text: str) -> web.Response:

@@ -1,42 +1,47 @@
-"""The table of the REST interface's operations: routes, what they take and what they answer."""
+"""The table of the REST interface's operations: routes, their bodies and their answers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policy_service import fields
-from policy_service.fields import Field
+from pydantic import BaseModel
+
+from policy_service.bodies import Body, LeaseAnswer, LeaseRequest, LeasesAnswer, Renewal, Report
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One route. :param name: of the method of :class:`Api` that does it. :param open_to_all: no token needed."""
+    """One route.
+
+    :param name: of the method of :class:`Api` that does it. :param status: of HTTP, on success.
+    :param answer: a model, or the media type of another answer; "" for none. :param open_to_all: no token needed.
+    """
 
     method: str
     path: str
     name: str
     summary: str
-    answer: str
-    body: tuple[Field, ...] = ()
+    answer: type[BaseModel] | str
+    body: type[Body] = Body
+    status: int = 200
     open_to_all: bool = False
 
 
 OPERATIONS = (
     Operation(
-        "POST", "/v1/leases", "request", "Request streams; the same client asking again gets the same lease.", "lease",
-        (fields.CLIENT, fields.SOURCE, fields.DESTINATION, fields.WANTED),
+        "POST", "/v1/leases", "request", "Request streams. The same client gets the same lease again.",
+        LeaseAnswer, LeaseRequest, 201,
     ),
-    Operation("GET", "/v1/leases", "list_own", "The caller's own leases.", "leases"),
+    Operation("GET", "/v1/leases", "list_own", "List the caller's own leases.", LeasesAnswer),
     Operation(
-        "POST", "/v1/leases/{lease}/renew", "renew", "Another term, and the streams that are granted from now on.",
-        "lease", (fields.WANTED, fields.IN_USE),
+        "POST", "/v1/leases/{lease}/renew", "renew", "Get another term, and the streams granted from now on.",
+        LeaseAnswer, Renewal,
     ),
     Operation(
-        "POST", "/v1/leases/{lease}/report", "report", "Say what is used and reached. Does not renew.", "lease",
-        (fields.REPORTED_IN_USE, fields.RATE),
+        "POST", "/v1/leases/{lease}/report", "report", "Report use and rate without a renewal.", LeaseAnswer, Report
     ),
-    Operation("DELETE", "/v1/leases/{lease}", "release", "Give the streams back.", "nothing"),
-    Operation("GET", "/metrics", "metrics", "Figures for Prometheus.", "text", open_to_all=True),
-    Operation("GET", "/openapi.json", "describe", "This description.", "description", open_to_all=True),
-    Operation("GET", "/", "page", "Who has what, for people.", "html", open_to_all=True),
+    Operation("DELETE", "/v1/leases/{lease}", "release", "Give the streams back.", "", status=204),
+    Operation("GET", "/metrics", "metrics", "Get the metrics for Prometheus.", "text/plain", open_to_all=True),
+    Operation("GET", "/openapi.json", "describe", "Get this description.", "application/json", open_to_all=True),
+    Operation("GET", "/", "page", "Show all leases to people.", "text/html", open_to_all=True),
 )  # fmt: skip

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import html
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from policy_service.book import Book
 from policy_service.model import Lease
@@ -13,6 +17,13 @@ from policy_service.model import Lease
 _STYLE = (
     "body{font:14px sans-serif;margin:2em}table{border-collapse:collapse;margin:1em 0}"
     "td,th{border:1px solid #bbb;padding:.2em .7em;text-align:left}td.n{text-align:right}.bad{color:#a00}"
+)
+_PREFIX = "stageout_policy"
+_OF_PAIRS: tuple[tuple[str, str, Callable[[Lease], float]], ...] = (
+    ("streams_granted", "Streams that are granted, or still in use.", lambda lease: lease.counted),
+    ("clients_holding", "Clients that hold streams.", lambda lease: lease.counted > 0),
+    ("clients_waiting", "Clients that wait for streams.", lambda lease: not lease.counted),
+    ("rate_bytes_per_second", "Sum of the rates last reported.", lambda lease: (lease.rate_mb_s or 0.0) * 1e6),
 )
 
 
@@ -48,44 +59,41 @@ class Picture:
         return found
 
 
-def metrics(picture: Picture, requests: Mapping[tuple[str, int], int]) -> str:
-    """Prometheus text format."""
-    pairs = {_labels(source=key[0], destination=key[1]): leases for key, leases in picture.pairs().items()}
-    counted = {labels: sum(lease.counted for lease in leases) for labels, leases in pairs.items()}
-    holding = {labels: sum(lease.counted > 0 for lease in leases) for labels, leases in pairs.items()}
-    waiting = {labels: len(leases) - holding[labels] for labels, leases in pairs.items()}
-    rates = {labels: sum(lease.rate_mb_s or 0.0 for lease in leases) for labels, leases in pairs.items()}
-    asked = {_labels(operation=key[0], status=str(key[1])): count for key, count in sorted(requests.items())}
-    return "".join(
-        (
-            _metric("streams_granted", "gauge", "Streams that are granted, or still in use.", counted),
-            _metric("streams_max", "gauge", "Most streams of any pair.", {"": picture.max_pair}),
-            _metric("clients_holding", "gauge", "Clients that hold streams.", holding),
-            _metric("clients_waiting", "gauge", "Clients that wait for streams.", waiting),
-            _metric("rate_mb_per_second", "gauge", "Sum of the rates last reported.", rates),
-            _metric("policy_ok", "gauge", "1 while the chosen policy decides.", {"": int(picture.policy_ok)}),
-            _metric("reconfig_ok", "gauge", "0 after a reconfig was refused.", {"": int(picture.reconfig_ok)}),
-            _metric("leases_expired_total", "counter", "Leases that were not renewed.", {"": picture.expired}),
-            _metric("requests_total", "counter", "Requests by operation and status.", asked),
+def metrics(picture: Picture, requests: Mapping[tuple[str, int], int]) -> tuple[bytes, str]:
+    """Return the metrics in Prometheus' text format, and its content type."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Metrics(picture, requests))
+    return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
+class _Metrics(Collector):
+    """The metrics of one moment."""
+
+    def __init__(self, picture: Picture, requests: Mapping[tuple[str, int], int]) -> None:
+        self._picture = picture
+        self._requests = requests
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each metric with its values."""
+        now = self._picture
+        yield from self._of_pairs(now.pairs())
+        yield GaugeMetricFamily(f"{_PREFIX}_streams_max", "Most streams of any pair.", now.max_pair)
+        yield GaugeMetricFamily(f"{_PREFIX}_policy_ok", "1 while the chosen policy decides.", now.policy_ok)
+        yield GaugeMetricFamily(f"{_PREFIX}_reconfig_ok", "0 after a reconfig was refused.", now.reconfig_ok)
+        yield CounterMetricFamily(f"{_PREFIX}_leases_expired", "Leases that were not renewed.", now.expired)
+        asked = CounterMetricFamily(
+            f"{_PREFIX}_requests", "Requests by operation and status.", labels=["operation", "status"]
         )
-    )
+        for (operation, status), count in sorted(self._requests.items()):
+            asked.add_metric([operation, str(status)], count)
+        yield asked
 
-
-def _metric(name: str, kind: str, doc: str, values: Mapping[str, float]) -> str:
-    full = f"stageout_policy_{name}"
-    lines = [
-        f"# HELP {full} {doc}",
-        f"# TYPE {full} {kind}",
-        *(f"{full}{labels} {value}" for labels, value in values.items()),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _labels(**labels: str) -> str:
-    def escaped(text: str) -> str:
-        return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-    return "{" + ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items()) + "}"
+    def _of_pairs(self, pairs: Mapping[tuple[str, str], list[Lease]]) -> Iterator[Metric]:
+        for name, doc, value in _OF_PAIRS:
+            family = GaugeMetricFamily(f"{_PREFIX}_{name}", doc, labels=["source", "destination"])
+            for pair, leases in pairs.items():
+                family.add_metric(pair, sum(value(lease) for lease in leases))
+            yield family
 
 
 def page(picture: Picture) -> str:

@@ -66,7 +66,7 @@ def test_grants_outlive_the_service_below_condor_master(pool_factory: Callable[.
     node.kill("stageout-policy-service")
     wait_until(lambda: _text(log).count(" start ") == 2, what="the master starts it again")
     metrics = wait_until(lambda: _ask(node, "GET", "/metrics"), what="it answers again")
-    assert 'stageout_policy_streams_granted{source="here",destination="there"} 6' in metrics
+    assert 'stageout_policy_streams_granted{destination="there",source="here"} 6.0' in metrics
     assert _lease(node, "d")["streams"] == 0
 
     node.configure("STAGEOUT_POLICY_MAX_PAIR = 9\n", name="96-more.conf")

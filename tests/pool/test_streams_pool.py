@@ -64,7 +64,7 @@ def _watched(node: Node) -> Iterator[list[tuple[int, list[Any]]]]:
         while not end.wait(0.3):
             metrics, leases = _ask(node, "GET", "/metrics", port=PORT), _ask(node, "GET", "/v1/leases", port=PORT)
             if metrics and leases:
-                granted = re.findall(r"^stageout_policy_streams_granted\{.*\} (\d+)$", metrics, re.M)
+                granted = re.findall(r"^stageout_policy_streams_granted\{.*\} (\d+)\.0$", metrics, re.M)
                 seen.append((sum(map(int, granted)), json.loads(leases)["leases"]))
 
     watcher = threading.Thread(target=look)

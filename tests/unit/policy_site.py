@@ -143,7 +143,7 @@ class Service:
         """Streams of all pairs, as /metrics counts them."""
         text = self.ask("GET", "/metrics", owner="").text
         return sum(
-            int(line.rsplit(" ", 1)[1])
+            int(float(line.rsplit(" ", 1)[1]))
             for line in text.splitlines()
             if line.startswith("stageout_policy_streams_granted{")
         )

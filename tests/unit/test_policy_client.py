@@ -56,7 +56,7 @@ def test_request_renew_report_and_release(service: Service) -> None:
     assert 55 < lease.ends_in_s <= 60
     assert client.renew(lease.id, 100, 4).streams == 8
     client.report(lease.id, 3, 12.5)
-    assert "12.5" in service.ask("GET", "/metrics", owner="").text
+    assert "1.25e+07" in service.ask("GET", "/metrics", owner="").text
     client.release(lease.id)
     assert service.granted() == 0
     with pytest.raises(NoLeaseError, match="stop using"):
@@ -149,7 +149,7 @@ def test_streams_are_asked_for_when_files_wait_and_given_back_when_none_do(servi
             await until(lambda: grants.streams(SERVER) == 4, "the first grant")
             grants.note(SERVER, 6, 4, rate_mb_s=7.5)
             await until(lambda: grants.streams(SERVER) == 6, "more after a step, no more than wanted")
-            assert "7.5" in service.ask("GET", "/metrics", owner="").text
+            assert "7.5e+06" in service.ask("GET", "/metrics", owner="").text
             [lease] = service.ask("GET", "/v1/leases").json["leases"]
             assert (lease["client"], lease["destination"]) == (f"manager@ep1/{SERVER}", "dest.example.org")
             before = _renewals(service)

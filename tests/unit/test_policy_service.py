@@ -76,7 +76,7 @@ def test_a_dead_client_gives_its_streams_back(start: Start) -> None:
     answer = service.ask("POST", f"/v1/leases/{dead['lease']}/renew", {})
     assert answer.status == 404
     assert "stop using" in answer.json["error"]
-    assert "stageout_policy_leases_expired_total 1" in service.ask("GET", "/metrics", owner="").text
+    assert "stageout_policy_leases_expired_total 1.0" in service.ask("GET", "/metrics", owner="").text
 
 
 def test_streams_still_in_use_are_not_given_to_others(start: Start) -> None:
@@ -172,20 +172,35 @@ def test_64_clients_at_once_never_pass_the_maximum(start: Start) -> None:
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
-        (b"{", "not JSON"),
-        (b"[]", "not a JSON object"),
-        (b"\xff\xfe", "not JSON"),
-        (b"[" * 10_000, "not JSON"),
-        (b"{}", "client is missing"),
-        (b'{"client": "a", "source": "b"}', "destination is missing"),
-        (b'{"client": "a", "source": "b", "destination": "c", "want": 1}', "unknown member 'want'"),
-        (b'{"client": 7, "source": "b", "destination": "c"}', "client: write a name"),
-        (b'{"client": "a b", "source": "b", "destination": "c"}', "client: write a name"),
-        (b'{"client": "<script>", "source": "b", "destination": "c"}', "client: write a name"),
-        (b'{"client": "a", "source": "b", "destination": "c", "wanted": -1}', "wanted: write a whole number"),
-        (b'{"client": "a", "source": "b", "destination": "c", "wanted": 1.5}', "wanted: write a whole number"),
-        (b'{"client": "a", "source": "b", "destination": "c", "wanted": true}', "wanted: write a whole number"),
-        (b'{"client": "a", "source": "b", "destination": "c", "wanted": 1e999}', "wanted: write a whole number"),
+        (b"{", "body: Invalid JSON"),
+        (b"[]", "body: Input should be an object"),
+        (b"\xff\xfe", "body: Invalid JSON"),
+        (b"[" * 10_000, "body: Invalid JSON"),
+        (b"{}", "client: Field required"),
+        (b'{"client": "a", "source": "b"}', "destination: Field required"),
+        (
+            b'{"client": "a", "source": "b", "destination": "c", "want": 1}',
+            "want: Extra inputs are not permitted (known are client, source, destination, wanted)",
+        ),
+        (b'{"client": 7, "source": "b", "destination": "c"}', "client: Input should be a valid string"),
+        (b'{"client": "a b", "source": "b", "destination": "c"}', "client: String should match pattern"),
+        (b'{"client": "<script>", "source": "b", "destination": "c"}', "client: String should match pattern"),
+        (
+            b'{"client": "a", "source": "b", "destination": "c", "wanted": -1}',
+            "wanted: Input should be greater than or equal to 0",
+        ),
+        (
+            b'{"client": "a", "source": "b", "destination": "c", "wanted": 1.5}',
+            "wanted: Input should be a valid integer",
+        ),
+        (
+            b'{"client": "a", "source": "b", "destination": "c", "wanted": true}',
+            "wanted: Input should be a valid integer",
+        ),
+        (
+            b'{"client": "a", "source": "b", "destination": "c", "wanted": 1e999}',
+            "wanted: Input should be a valid integer",
+        ),
     ],
 )
 def test_a_bad_request_is_told_what_is_wrong(service: Service, raw: bytes, says: str) -> None:
@@ -254,7 +269,7 @@ def test_the_description_is_that_of_the_routes(service: Service) -> None:
 
 def test_answers_have_the_members_that_are_described(start: Start) -> None:
     service = start()
-    schema = service.ask("GET", "/openapi.json", owner="").json["components"]["schemas"]["Lease"]
+    schema = service.ask("GET", "/openapi.json", owner="").json["components"]["schemas"]["LeaseAnswer"]
     lease = service.lease("m")
     assert set(lease) == set(schema["properties"])
     kinds = {"string": str, "integer": int, "number": (int, float)}
@@ -267,17 +282,17 @@ def test_metrics_are_prometheus_text(start: Start) -> None:
     service.lease("b", pair=("x", "y"))
     service.ask("POST", f"/v1/leases/{lease['lease']}/report", {"in_use": 8, "rate_mb_s": 12.5})
     answer = service.ask("GET", "/metrics", owner="")
-    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert answer.headers["Content-Type"].startswith("text/plain; version=")
     line = re.compile(r'# (HELP|TYPE) \w+ .+|\w+(\{\w+="[^"]*"(,\w+="[^"]*")*\})? [0-9.e+]+')
     assert all(line.fullmatch(one) for one in answer.text.splitlines())
     for expected in (
-        'streams_granted{source="x",destination="y"} 8',
-        'clients_holding{source="x",destination="y"} 1',
-        'clients_waiting{source="x",destination="y"} 1',
-        'rate_mb_per_second{source="x",destination="y"} 12.5',
-        'requests_total{operation="request",status="201"} 2',
-        "streams_max 8",
-        "policy_ok 1",
+        'streams_granted{destination="y",source="x"} 8.0',
+        'clients_holding{destination="y",source="x"} 1.0',
+        'clients_waiting{destination="y",source="x"} 1.0',
+        'rate_bytes_per_second{destination="y",source="x"} 1.25e+07',
+        'requests_total{operation="request",status="201"} 2.0',
+        "streams_max 8.0",
+        "policy_ok 1.0",
     ):
         assert f"stageout_policy_{expected}\n" in answer.text
 

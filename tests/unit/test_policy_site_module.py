@@ -56,7 +56,7 @@ def _metric(service: Service, name: str) -> str:
 
 def test_a_site_policy_decides(service: Service) -> None:
     assert service.start().lease("m")["streams"] == 2
-    assert _metric(service, "policy_ok") == "1"
+    assert _metric(service, "policy_ok") == "1.0"
 
 
 def test_a_changed_module_counts_after_reconfig_and_a_bad_one_is_refused(service: Service, tmp_path: Path) -> None:
@@ -71,20 +71,20 @@ def test_a_changed_module_counts_after_reconfig_and_a_bad_one_is_refused(service
     _write(tmp_path / "site.py", "def grant(asker, grants, limits): return 1 / 0")
     service.signal(signal.SIGHUP)
     wait_for(lambda: "ZeroDivisionError" in service.log.read_text(), "it is refused")
-    wait_for(lambda: _metric(service, "reconfig_ok") == "0", "the refusal is shown")
+    wait_for(lambda: _metric(service, "reconfig_ok") == "0.0", "the refusal is shown")
     assert "ZeroDivisionError" in service.ask("GET", "/", owner="").text
     assert service.lease("later")["streams"] == 3
-    assert _metric(service, "policy_ok") == "1"
+    assert _metric(service, "policy_ok") == "1.0"
     _write(tmp_path / "site.py", HALF)
     service.signal(signal.SIGHUP)
-    wait_for(lambda: _metric(service, "reconfig_ok") == "1", "a good one is taken")
+    wait_for(lambda: _metric(service, "reconfig_ok") == "1.0", "a good one is taken")
     assert service.lease("last")["streams"] == 2
 
 
 def test_the_service_starts_with_the_greedy_policy_when_the_module_is_bad(service: Service, tmp_path: Path) -> None:
     _write(tmp_path / "site.py", "syntax error")
     assert service.start().lease("m")["streams"] == 4
-    assert _metric(service, "policy_ok") == "0"
+    assert _metric(service, "policy_ok") == "0.0"
     assert "SyntaxError" in service.ask("GET", "/", owner="").text
 
 
@@ -94,7 +94,7 @@ def test_a_module_that_goes_bad_later_is_put_out_of_use(service: Service, tmp_pa
     service.start()
     assert service.lease("m")["streams"] == 4
     assert service.lease("n")["streams"] == 4
-    assert _metric(service, "policy_ok") == "0"
+    assert _metric(service, "policy_ok") == "0.0"
     assert "out of use until the next reconfig" in service.ask("GET", "/", owner="").text
     assert service.stop() == 0
 
