@@ -12,6 +12,7 @@ from typing import Any
 
 from schedd_agent.custodians import Custodians
 from schedd_agent.edits import edit_for
+from schedd_agent.factories import Factories
 from schedd_agent.leases import OWN_POOL, View
 from schedd_agent.mail import News, Outbox
 from schedd_agent.model import (
@@ -73,7 +74,7 @@ class Agent:
     :param notice_interval_s: seconds between two notices.
     :param custodians: of output that pilots handed over, None where nobody is asked.
     :param failures: of output whose job has left the queue, None where they are not recorded.
-    :param outbox: mail to owners, None where nobody is mailed.
+    :param outbox: mail to owners, None where nobody is mailed. :param factories: None where no limit is raised.
     :param credential_port: URL for renewed credentials and SHA-256 of its certificate, empty texts without one.
     """
 
@@ -94,6 +95,7 @@ class Agent:
     custodians: Custodians | None = None
     failures: FailureLog | None = None
     outbox: Outbox | None = None
+    factories: Factories | None = None
     board: Board = field(init=False)
     has_edits_left: bool = field(init=False, default=False)
     _edited: dict[str, float] = field(default_factory=dict)
@@ -113,6 +115,8 @@ class Agent:
             self._look()
             seen = self._seen()
             jobs = {job.name: job for job in self.queue.jobs(seen.keys())}
+            if self.factories:
+                self.factories.follow(jobs.values())
             self.read_receipts()  # after the queue: the record of a job that is Completed there has been written
             if self.custodians:
                 self.custodians.look_at(jobs, self._past, self._counts)

@@ -18,6 +18,7 @@ from schedd_agent.agent import Agent
 from schedd_agent.asking import Asker, custodians_of
 from schedd_agent.credentials import Keeper
 from schedd_agent.custodians import Custodians
+from schedd_agent.factories import Factories
 from schedd_agent.flocking import FlockDirectory, OtherPool
 from schedd_agent.leases import View
 from schedd_agent.mail import CondorMailer, Outbox
@@ -242,6 +243,7 @@ def make_agent(settings: Settings) -> Agent:
         ),
         failures=FailureLog(spool / FILE_NAME),
         outbox=Outbox(CondorMailer(settings, name), settings.number("STAGEOUT_MAIL_INTERVAL")),
+        factories=Factories(queue),
     )  # fmt: skip
 
 

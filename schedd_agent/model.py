@@ -112,7 +112,8 @@ class Job:
     :param has_ended: its last run has ended for good: the next shadow, if there is one, only says so again.
     :param has_shadow: something of its last run still goes on (RemoteHost).
     :param kept_until: the queue keeps it until then, wall clock, seconds; 0: for the limit after its end.
-    :param has_flocked: its last run was in another pool.
+    :param has_flocked: its last run was in another pool. :param in_factory: its cluster makes jobs one after the other.
+    :param is_left_by_owner: its owner's own expression may keep it in the queue.
     """
 
     name: str
@@ -144,6 +145,8 @@ class Job:
     mail: MailTo = MailTo()
     kept_until: int = 0
     has_flocked: bool = False
+    in_factory: bool = False
+    is_left_by_owner: bool = False
 
     @property
     def held_by_us(self) -> bool:
@@ -173,6 +176,11 @@ class Job:
     def settling(self) -> bool:
         """True when output of its last run was handed off and the run counts."""
         return self.ended and self.handed_off > 0
+
+    @property
+    def waits_in_factory(self) -> bool:
+        """True when only its output keeps it, as a completed job of a factory, in the queue."""
+        return self.in_factory and self.status == Status.COMPLETED and self.handed_off > 0 and not self.is_left_by_owner
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from schedd_agent.credentials import Owner, services_of
 from schedd_agent.edits import Act, Edit
+from schedd_agent.factories import Factory, read_limit
 from schedd_agent.model import (
     HOLD_CODE,
     HOLD_SUBCODE_BASE,
@@ -33,6 +34,9 @@ from stageout.wire.typed import MOST_NUMBER
 
 _TIMEOUT_S = 60
 _IDS_AT_ONCE = 200
+#: SetAttribute_PostSubmitClusterChange: an edit of the cluster's ad. The bindings have no name for it.
+_CLUSTER_CHANGE = 1 << 7
+_OF_A_CLUSTER = "(ProcId ?: -1) < 0"
 
 #: Jobs that the agent may have to do with. Idle and running ones matter only after they showed something.
 CANDIDATES = (
@@ -51,6 +55,7 @@ PROJECTION = [
     "StageOutManager", "StageOutKeys", "StageOutCustody", "StageOutUntold", "NumHoldsByReason", "Owner",
     "TerminationPending", "RemoveReason", "RemoteHost",
     "JobNotification", "NotifyUser", "UidDomain", "StageOutKeptUntil", "RemotePool", "LastRemotePool",
+    "JobMaterializeNextProcId", "StageOutUserLeave",
 ]  # fmt: skip
 
 
@@ -123,6 +128,18 @@ def parse_job(ad: Mapping[str, Any], candidate: bool) -> Job:
         owner=text("Owner"),
         mail=MailTo(number("JobNotification"), text("NotifyUser") or text("Owner"), text("UidDomain")),
         kept_until=number("StageOutKeptUntil"), has_flocked="RemotePool" in ad or "LastRemotePool" in ad,
+        in_factory="JobMaterializeNextProcId" in ad, is_left_by_owner=ad.get("StageOutUserLeave", False) is not False,
+    )  # fmt: skip
+
+
+def parse_factory(ad: Any) -> Factory | None:
+    """Return a factory out of its cluster's ad; None when its limit is an expression of the owner's own."""
+    limit = read_limit(str(ad.lookup("JobMaterializeLimit")))
+    if limit is None:
+        return None
+    return Factory(
+        int(ad["ClusterId"]), limit, int(ad["JobMaterializeNextProcId"]),
+        int(ad.get("TotalSubmitProcs", 0)), ad.get("JobMaterializePaused", 0) != 0,
     )  # fmt: skip
 
 
@@ -237,6 +254,29 @@ class CondorQueue:
         except self._errors as problem:
             raise QueueError(f"{job.cluster}.{job.proc}: {problem}") from None
 
+    def factories(self) -> list[Factory]:
+        """Return all factories in the queue whose limit can be raised."""
+        wanted = ["ClusterId", "JobMaterializeLimit", "JobMaterializeNextProcId", "JobMaterializePaused"]
+        constraint = f"{_OF_A_CLUSTER} && JobMaterializeNextProcId isnt undefined"
+        options = self._condor.QueryOpt.IncludeClusterAd
+        ads = self._query(constraint, [*wanted, "TotalSubmitProcs"], opts=options)
+        return [found for found in map(parse_factory, ads) if found]
+
+    def procs(self, clusters: Collection[int]) -> list[tuple[int, int]]:
+        """Return cluster and process of each job of these clusters."""
+        constraint = " || ".join(f"ClusterId == {cluster}" for cluster in clusters)
+        return [(int(ad["ClusterId"]), int(ad["ProcId"])) for ad in self._query(constraint, ["ClusterId", "ProcId"])]
+
+    def set_limit(self, cluster: int, limit: str) -> None:
+        """Change the JobMaterializeLimit of a cluster's own ad. On return it is in the schedd's log."""
+        which = f"ClusterId == {cluster} && {_OF_A_CLUSTER}"
+        flag = int.__new__(self._condor.TransactionFlag, _CLUSTER_CHANGE)
+        with step("edit-factory"):
+            try:
+                self._condor.Schedd().edit(which, "JobMaterializeLimit", limit, flags=flag)
+            except self._errors as problem:
+                raise QueueError(f"cluster {cluster}: {problem}") from None
+
     def _edit_at_once(self, edit: Edit) -> None:
         done = self._run(
             "condor_qedit", "-constraint", edit.condition, *(part for pair in edit.atomic for part in pair)
@@ -256,9 +296,9 @@ class CondorQueue:
         except (OSError, subprocess.TimeoutExpired) as problem:
             raise QueueError(f"{tool}: {problem}") from None
 
-    def _query(self, constraint: str, projection: Iterable[str] = PROJECTION) -> list[Any]:
+    def _query(self, constraint: str, projection: Iterable[str] = PROJECTION, **options: Any) -> list[Any]:
         try:
-            return list(self._condor.Schedd().query(constraint, list(projection)))
+            return list(self._condor.Schedd().query(constraint, list(projection), **options))
         except self._errors as problem:
             raise QueueError(f"the schedd does not answer: {problem}") from None
 

@@ -236,6 +236,8 @@ EVENTS: dict[str, str] = {
     "edits-refused": "The schedd refuses all changes, and managers take nothing over. Add the agent's user to `QUEUE_SUPER_USERS` and run `condor_reconfig`.",
     "event-not-written": "An event could not be written into a job's log.",
     "output-failed-late": "Output failed or was lost after its job had left the queue. `stageout history` shows it.",
+    "factory-limit-changed": "A factory's `JobMaterializeLimit` is raised by its jobs that wait for their output, or is its owner's again.",
+    "factory-limit-refused": "The schedd refuses to change a factory's `JobMaterializeLimit`. The factory makes new jobs when some have left.",
     "failures-not-stored": "Such failures cannot be stored. Make space in SPOOL.",
     "failures-unreadable": "The file with such failures cannot be read and was begun anew. Keep a copy for the analysis.",
     "mail-sent": "A mail was given to HTCondor's mailer.",

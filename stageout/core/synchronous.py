@@ -30,7 +30,6 @@ CAUSES = (
     # The access point has left the job out; JOB_TRANSFORM_StageOutWhy writes these codes.
     Cause("NotAsked", "StageOutAsync is false: the owner says so, or this access point asks jobs to opt in"),
     Cause("DagNode", "nodes of a DAG are handed off only with StageOutAsync = true"),
-    Cause("Factory", "jobs of a max_materialize factory are handed off only with StageOutAsync = true"),
     Cause("MayRunAgain", "the job has a cron schedule or an on_exit_remove, so HTCondor may run it again"),
     Cause("Universe", "only jobs of the vanilla universe (containers are of it, too) are handed off"),
     Cause("NotMarked", "the access point has not marked the job", ("StageOutGuard is not true", "did not consent")),

@@ -494,7 +494,7 @@ def test_which_jobs_are_covered(desk: Desk) -> None:
     assert guard("MY.StageOutAsync = false\nMY.StageOutGuard = true") is False
     assert guard("MY.DAGManJobId = 77") is False
     assert guard("MY.DAGManJobId = 77\nMY.StageOutAsync = true") is True
-    assert guard("max_materialize = 1", queue="queue 2") is False
+    assert guard("max_materialize = 1", queue="queue 2") is True
     assert guard("max_idle = 1", queue="queue 2") is True
     assert guard("max_retries = 3\nsuccess_exit_code = 4\nretry_until = ExitCode == 7") is True
     assert guard("max_retries = 3\non_exit_remove = ExitBySignal") is True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,13 +22,63 @@ def test_max_idle_factory(site: Any) -> None:
         assert site.file(one, "out1").exists()
 
 
-def test_max_materialize_is_synchronous_and_goes_on(site: Any) -> None:
-    job = site.submit(extra="max_materialize = 1", queue="queue 2", outputs=("out1",))
-    for proc in range(2):
-        one = f"{job.cluster}.{proc}"
-        history = site.wait_left(one, timeout_s=120)
-        assert history["TransferOutputStats"].get("STAGEOUTFilesCountLastRun", 0) == 0
-        assert site.file(one, "out1").exists()
+@pytest.fixture
+def deep(site: Any) -> Iterator[None]:
+    """Data slots in which all jobs of a factory can wait."""
+    for ep in site.pool.eps:
+        ep.configure("STAGEOUT_DATA_SLOT_DEPTH = 12\n")
+    yield
+    for ep in site.pool.eps:
+        ep.configure("")
+
+
+def _most_at_once(events: list[dict[str, Any]]) -> int:
+    """Return the largest number of jobs that were in the queue and had not ended, by their log."""
+    there = most = 0
+    for event in events:
+        there += (event["Type"] == 0) - (event["Type"] in (5, 9))
+        most = max(most, there)
+    return most
+
+
+def _limit(site: Any, job: Any) -> Any:
+    return site.pool.q(f"{job.cluster}.0", ["JobMaterializeLimit"])["JobMaterializeLimit"]
+
+
+def test_jobs_that_wait_for_their_output_take_no_place_of_max_materialize(site: Any, deep: None) -> None:
+    site.destination.pause()
+    job = site.submit(extra="max_materialize = 3", queue="queue 9", outputs=("out1",))
+    completed = f"ClusterId == {job.cluster} && JobStatus == 4"
+
+    def waiting(count: int) -> None:
+        site.pool.wait(lambda: len(site.pool.jobs(completed)) >= count, timeout_s=120, what=f"{count} jobs to wait")
+
+    waiting(4)
+    assert _most_at_once(site.pool.events(job)) == 3
+    site.pool.ap.run(["condor_qedit", str(job.cluster), "JobMaterializeLimit", "2"], user="alice")
+    waiting(9)
+    assert _most_at_once(site.pool.events(job)) == 3
+    site.destination.resume()
+    for proc in range(9):
+        assert site.wait_left(f"{job.cluster}.{proc}", timeout_s=120)["StageOutState"] == "Delivered"
+        assert site.file(f"{job.cluster}.{proc}", "out1").exists()
+
+
+def test_a_held_factory_has_its_own_limit_and_can_be_removed(site: Any, deep: None) -> None:
+    site.destination.pause()
+    job = site.submit(extra="max_materialize = 2", queue="queue 40", outputs=("out1",), env="SLEEP=2")
+    site.pool.wait(lambda: "NextProcId" in str(_limit(site, job)), timeout_s=90, what="the limit to be raised")
+    site.pool.ap.run(["condor_hold", str(job.cluster)], user="alice")
+    site.pool.wait(lambda: str(_limit(site, job)) == "2", timeout_s=60, what="the limit to be the owner's")
+    all_jobs = f"ClusterId == {job.cluster}"
+    made = len(site.pool.jobs(all_jobs))
+    site.destination.resume()
+    site.wait_left(f"{job.cluster}.0", timeout_s=90)
+    site.pool.ap.run(["condor_rm", str(job.cluster)], user="alice")
+    site.pool.wait(lambda: not site.pool.jobs(all_jobs), timeout_s=60, what="the factory to be gone")
+    events = site.pool.events(job)
+    assert _most_at_once(events) == 2
+    assert sum(event["Type"] == 0 for event in events) == made
 
 
 def test_spooled_job(site: Any) -> None:

@@ -38,7 +38,7 @@ def _left_because(site: Site, job: Any) -> tuple[str, str]:
 
 def _counted(site: Site) -> dict[str, int]:
     """Return what ``condor_status -af`` prints for the node: hand-offs, and refusals by code."""
-    asked = ("StageOutHandoffs", "StageOutSynchronous.NotAsked", "StageOutSynchronous.Factory")
+    asked = ("StageOutHandoffs", "StageOutSynchronous.NotAsked", "StageOutSynchronous.DagNode")
     asked += ("StageOutSynchronous.SlotUser",)
     text = site.pool.ap.run(["condor_status", "-constraint", "DynamicSlot =!= true", "-af", *asked]).stdout
     return {name.rpartition(".")[2]: int(value) for name, value in zip(asked, text.split()) if value.isdigit()}
@@ -53,11 +53,11 @@ def test_reasons_of_the_access_point_and_of_the_node(node: Site) -> None:
     node.pool.release(asked)
     code, reason = _left_because(node, asked)
     assert code == "NotAsked" and "StageOutAsync is false" in reason
-    factory = node.submit(outputs=("out1",), extra="max_materialize = 1")
-    assert _left_because(node, f"{factory.cluster}.0")[0] == "Factory"
+    dag_node = node.submit(outputs=("out1",), extra="MY.DAGManJobId = 1")
+    assert _left_because(node, dag_node)[0] == "DagNode"
     recurring = node.submit(outputs=("out1",), extra="on_exit_remove = ExitCode == 0", queue="queue")
     assert _left_because(node, recurring)[0] == "MayRunAgain"
-    wanted = {"StageOutHandoffs": 4, "NotAsked": 1, "Factory": 1}
+    wanted = {"StageOutHandoffs": 4, "NotAsked": 1, "DagNode": 1}
     node.pool.wait(lambda: _counted(node) == wanted, timeout_s=60, what="the counts in the collector")
 
 
