@@ -123,11 +123,11 @@ class Acceptance:
         def change(db: sqlite3.Connection) -> Iterable[int]:
             newest = records.newest_run(db, facts.run.job)
             if newest > facts.run.number:
-                raise Refused("a newer run of the job came in meanwhile")
+                raise Refused("a newer run of the job came in meanwhile", "OtherRun")
             state = records.state_of_run(db, facts.run) if newest else None
             if state not in (None, State.ACCEPTED):
                 # Its plugin gave up waiting; what is decided about the run was decided without these files.
-                raise Refused(f"output of this run became {state} meanwhile")
+                raise Refused(f"output of this run became {state} meanwhile", "OtherRun")
             box = records.add_ticket(db, owner, handoff.ticket, handoff.plugin, files, self._boot, now)
             if held:
                 records.keep_surroundings(db, held)

@@ -17,6 +17,7 @@ from sandbox_manager.slots import is_stuck, places_free
 from sandbox_manager.space import Space
 from sandbox_manager.spool import Spool
 from stageout.core.states import State
+from stageout.core.synchronous import NO_REASON, Reason
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.schemes import method_of, split_url
 
@@ -68,8 +69,8 @@ class Admission:
     _copying: dict[int, int] = field(default_factory=dict)
     _last: int = 0
 
-    def reason_against(self, offer: Offer) -> str:
-        """Return the reason why the plugin must upload itself; "" when the offer is admitted."""
+    def reason_against(self, offer: Offer) -> Reason:
+        """Return why the plugin must upload the files itself."""
         checks = (
             self._stopping,
             self._report,
@@ -81,7 +82,7 @@ class Admission:
             self._space,
             self._end,
         )
-        return next((text for check in checks if (text := check(offer))), "")
+        return next((reason for check in checks if (reason := check(offer))), NO_REASON)
 
     def promise(self, offer: Offer) -> int:
         """Keep room, and an account if it needs one, for an offer. Returns the number for :meth:`release`."""
@@ -93,15 +94,16 @@ class Admission:
         """Return the account of the manager's own that a promised offer's files get."""
         return self._promised[number].account
 
-    def reason_against_copy(self, number: int, size_bytes: int) -> str:
-        """Return the reason why a promised offer's files cannot be copied; "" when there is room."""
+    def reason_against_copy(self, number: int, size_bytes: int) -> Reason:
+        """Return why there is no room for a copy of a promised offer's files."""
         others = sum(self._copying.values()) - self._copying.get(number, 0)
         free = self.spool.free_bytes()
         if free >= LEAST_FREE_BYTES + others + size_bytes:
-            return ""
-        return (
+            return NO_REASON
+        return Reason(
+            "OtherFilesystem",
             f"the job's files cannot be linked into the spool (is it another filesystem?), and a copy of "
-            f"{size_bytes >> 20} MB has no room there: {free >> 20} MB are free, {others >> 20} MB of them for others"
+            f"{size_bytes >> 20} MB has no room there: {free >> 20} MB are free, {others >> 20} MB of them for others",
         )
 
     def promise_copy(self, number: int, size_bytes: int) -> Offer:
@@ -158,29 +160,35 @@ class Admission:
         """The part of it that goes away by itself, as soon as it is sent. A file with two destinations counts once."""
         return min(self.used_bytes, self.registry.movable_bytes)
 
-    def _stopping(self, offer: Offer) -> str:
-        return "the sandbox manager is stopping" if self.stopping else ""
+    def _stopping(self, offer: Offer) -> Reason:
+        return Reason("Stopping", "the sandbox manager is stopping") if self.stopping else NO_REASON
 
-    def _report(self, offer: Offer) -> str:
-        return f"the sandbox manager cannot make its report: {self.report_problem}" if self.report_problem else ""
+    def _report(self, offer: Offer) -> Reason:
+        if not self.report_problem:
+            return NO_REASON
+        return Reason("Report", f"the sandbox manager cannot make its report: {self.report_problem}")
 
-    def _consent(self, offer: Offer) -> str:
+    def _consent(self, offer: Offer) -> Reason:
         if not offer.facts.guard:
-            return "the access point does not stage out this job afterwards (StageOutGuard is not true)"
+            return Reason(
+                "NotMarked", "the access point does not stage out this job afterwards (StageOutGuard is not true)"
+            )
         if not self.agents.is_fresh(offer.facts.run.schedd):
-            return f"no stageout agent of schedd {offer.facts.run.schedd} was heard of lately"
+            return Reason("NoAgent", f"no stageout agent of schedd {offer.facts.run.schedd} was heard of lately")
         return self.agents.objection(offer.facts.run.schedd, offer.facts.agent_key)
 
-    def _account(self, offer: Offer) -> str:
+    def _account(self, offer: Offer) -> Reason:
         facts, accounts = offer.facts, self.rules().accounts
         if any(facts.uid == account.uid for account in accounts):
-            return f"the job runs as {facts.user}, an account that STAGEOUT_ACCOUNTS reserves for the sandbox manager"
+            reserved = "an account that STAGEOUT_ACCOUNTS reserves for the sandbox manager"
+            return Reason("SlotUser", f"the job runs as {facts.user}, {reserved}")
         if not facts.foreign_account or self._account_for(facts) is not None:
-            return ""
+            return NO_REASON
         why = "keep output of other owners" if accounts else "are not set"
-        return (
+        return Reason(
+            "SlotUser",
             f"the job of {facts.owner} runs as {facts.user}, an account that other owners may share, and "
-            f"STAGEOUT_ACCOUNTS of the node {why}"
+            f"STAGEOUT_ACCOUNTS of the node {why}",
         )
 
     def _account_for(self, facts: RunFacts) -> Account | None:
@@ -194,53 +202,57 @@ class Admission:
         promised = {(item.account.uid, item.facts.owner) for item in self._promised.values() if item.account}
         return choose(facts.owner, self.rules().accounts, promised.union(self.registry.holders), self.state_bytes)
 
-    def _run(self, offer: Offer) -> str:
+    def _run(self, offer: Offer) -> Reason:
         run = offer.facts.run
         newest = self.registry.newest_run(run.job)
         if newest > run.number:
-            return f"run {newest} of job {run.job_id} is newer than this run {run.number}"
+            return Reason("OtherRun", f"run {newest} of job {run.job_id} is newer than this run {run.number}")
         known = self.registry.of_run(run)
         if known is not None and known.state is not State.ACCEPTED:
-            return f"output of run {run.number} of job {run.job_id} is {known.state} already"
+            return Reason("OtherRun", f"output of run {run.number} of job {run.job_id} is {known.state} already")
         made = len(known.tickets) if known else 0
         if made + sum(item.facts.run == run for item in self._promised.values()) >= _HANDOFFS_OF_RUN:
-            return f"run {run.number} of job {run.job_id} has made {_HANDOFFS_OF_RUN} hand-offs"
-        return ""
+            return Reason("TooMany", f"run {run.number} of job {run.job_id} has made {_HANDOFFS_OF_RUN} hand-offs")
+        return NO_REASON
 
-    def _plugin(self, offer: Offer) -> str:
+    def _plugin(self, offer: Offer) -> Reason:
         if self.table.registered(offer.plugin) is None:
-            return f"{offer.plugin} is not in FILETRANSFER_PLUGINS of this node"
+            return Reason("Plugin", f"{offer.plugin} is not in FILETRANSFER_PLUGINS of this node")
         for scheme in offer.schemes:
             plugin = self.table.find(offer.plugin, scheme)
             if plugin is None:
-                return f"no plugin of this node moves {method_of(scheme)} URLs"
+                return Reason("Plugin", f"no plugin of this node moves {method_of(scheme)} URLs")
             if self.rules().require_verified and not plugin.verifies:
-                return f"{plugin.path} does not verify uploads, and STAGEOUT_REQUIRE_VERIFIED is true"
-        return ""
+                return Reason(
+                    "NotVerified", f"{plugin.path} does not verify uploads, and STAGEOUT_REQUIRE_VERIFIED is true"
+                )
+        return NO_REASON
 
-    def _slot(self, offer: Offer) -> str:
+    def _slot(self, offer: Offer) -> Reason:
         run = offer.facts.run
         if self.registry.of_run(run) or any(other.facts.run == run for other in self._promised.values()):
-            return ""  # a further hand-off of a run that has its place
+            return NO_REASON  # a further hand-off of a run that has its place
         if self.places_free(slot_of(offer.facts), offer.facts.owner) <= 0:
-            return f"the data slot of {offer.facts.slot_name} is full (STAGEOUT_DATA_SLOT_DEPTH)"
-        return ""
+            return Reason("SlotFull", f"the data slot of {offer.facts.slot_name} is full (STAGEOUT_DATA_SLOT_DEPTH)")
+        return NO_REASON
 
-    def _space(self, offer: Offer) -> str:
+    def _space(self, offer: Offer) -> Reason:
         held = self.used_bytes + sum(item.charge_bytes for item in self._promised.values()) + offer.charge_bytes
         if held > self.quota_bytes:
-            return f"the spool would hold {held >> 20} MB of {self.quota_bytes >> 20} MB (STAGEOUT_SPOOL_QUOTA_MB)"
+            of_quota = f"{held >> 20} MB of {self.quota_bytes >> 20} MB (STAGEOUT_SPOOL_QUOTA_MB)"
+            return Reason("SpoolFull", f"the spool would hold {of_quota}")
         limit, owner = self.owner_quota_bytes, offer.facts.owner
         own = self.space.by_owner[owner] + self.registry.record_bytes[owner] + offer.charge_bytes
         own += self.state_bytes.get(offer.facts.kept_by(self._account_for(offer.facts)).uid, 0)
         own += sum(item.charge_bytes for item in self._promised.values() if item.facts.owner == owner)
         if own > limit:
-            return f"output of {owner} would take {own >> 20} MB of {limit >> 20} MB (STAGEOUT_OWNER_QUOTA_MB)"
+            of_quota = f"{own >> 20} MB of {limit >> 20} MB (STAGEOUT_OWNER_QUOTA_MB)"
+            return Reason("OwnerQuota", f"output of {owner} would take {of_quota}")
         if self.spool.free_bytes() < LEAST_FREE_BYTES:
-            return "the filesystem of the spool is full"
-        return ""
+            return Reason("SpoolFull", "the filesystem of the spool is full")
+        return NO_REASON
 
-    def _end(self, offer: Offer) -> str:
+    def _end(self, offer: Offer) -> Reason:
         promised = (item.size_bytes for item in self._promised.values() if item.servers & offer.servers)
         return self.end.reason_against(offer.servers, offer.size_bytes + sum(promised))
 

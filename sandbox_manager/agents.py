@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from stageout.core import log
 from stageout.core.clock import Clock
+from stageout.core.synchronous import NO_REASON, Reason
 from stageout.wire.custody import AgentNotice
 
 
@@ -26,12 +27,12 @@ class AgentBook:
     and execute point need not agree. Only for the first notice its age in the collector is believed.
 
     :param fresh_s: after which an agent counts as gone.
-    :param objection: why a job that brings this key of its schedd cannot be taken, "" when it can.
+    :param objection: why a job that brings this key of its schedd cannot be taken.
     """
 
     clock: Clock
     fresh_s: float
-    objection: Callable[[str, str], str] = lambda schedd, key: ""
+    objection: Callable[[str, str], Reason] = lambda schedd, key: NO_REASON
     _seen: dict[str, _Seen] = field(default_factory=dict)
 
     def heard(self, notice: AgentNotice, age_s: float) -> None:

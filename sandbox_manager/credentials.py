@@ -18,13 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from stageout.core import durable
+from stageout.core.synchronous import NotTaken
 from stageout.wire.handoff import MAX_CREDENTIAL_BYTES, OfferedCredential
 
 DIRECTORY = "credentials"
 
 
-class BadCredential(Exception):
+class BadCredential(NotTaken):
     """A credential cannot be used; the text says which, why and what to do, without its content."""
+
+    code = "Credential"
 
 
 @dataclass(frozen=True)

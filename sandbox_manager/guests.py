@@ -9,14 +9,17 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 
 from stageout.core import log
+from stageout.core.synchronous import NotTaken
 
 _INTERVAL_S = 60.0
 #: Lines about one user in an interval before only their number counts.
 _LINES = 5
 
 
-class Full(Exception):
+class Full(NotTaken):
     """A client has no room left; the message names the bound."""
+
+    code = "Busy"
 
 
 class Guest:

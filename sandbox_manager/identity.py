@@ -103,12 +103,13 @@ class Identity:
 
     def _check_user(self, peer: Peer) -> None:
         if self._own_uid == 0 and peer.uid == 0:
-            raise NotIdentified("a job does not run as root")
+            raise NotIdentified("a job does not run as root", "SlotUser")
         if self._own_uid not in (0, peer.uid):
             raise NotIdentified(
                 f"the sandbox manager runs as {self._accounts.name(self._own_uid)}, the job as "
                 f"{self._accounts.name(peer.uid)}: it could not read the output; start it as root, or as the user of "
-                "all jobs"
+                "all jobs",
+                "SlotUser",
             )
 
     def _check_unchanged(self, peer: Peer, found: Lineage) -> None:
@@ -123,7 +124,8 @@ class Identity:
         if not owner or run.job.count("#") < 2 or run.number < 1:
             raise NotIdentified(
                 f"the startd does not say which run {slot.get('Name')} has; add GlobalJobId and NumShadowStarts to "
-                "STARTD_JOB_ATTRS (20-stageout-ep.conf) and restart it"
+                "STARTD_JOB_ATTRS (20-stageout-ep.conf) and restart it",
+                "StartdSilent",
             )
         user = self._accounts.name(peer.uid)
         return RunFacts(

@@ -18,20 +18,20 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from sandbox_manager.accounts import Account
-from sandbox_manager.credentials import BadCredential, HeldSurroundings
+from sandbox_manager.credentials import HeldSurroundings
 from sandbox_manager.crew import Crew
-from sandbox_manager.guests import Full, Guest, Guests, Lines
+from sandbox_manager.guests import Guest, Guests, Lines
 from sandbox_manager.identity import RunFacts
 from sandbox_manager.link import Link
 from sandbox_manager.peers import NotIdentified, Peer, peer_of
-from sandbox_manager.spool import HeldFile, NotClaimed, Spool, SpoolError
+from sandbox_manager.spool import HeldFile, Spool, SpoolError
 from sandbox_manager.tally import Tally
 from stageout.core import durable, log
 from stageout.core.classads import ClassAdSyntaxError, parse_ad, unparse_ad
 from stageout.core.clock import Clock
 from stageout.core.config import Settings
 from stageout.core.ending import end
-from stageout.core.synchronous import sentence_of
+from stageout.core.synchronous import FAILED, NotTaken, Reason, sentence_of
 from stageout.wire import handoff as wire
 from stageout.wire.custody import Run
 from stageout.wire.handoff import OfferedFile, Receipt
@@ -62,10 +62,10 @@ class Reservation:
 class Refusal:
     """Custody does not take a sandbox.
 
-    :param reason: one sentence for the job's owner.
+    :param reason: one sentence for the job's owner, with its code.
     """
 
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ class Limits:
     offers_bytes_per_user: int = 160 * 1024 * 1024
 
 
-class Refused(Exception):
-    """This hand-off is not taken; the text goes to the plugin."""
+class Refused(NotTaken):
+    """This hand-off is refused; the text and its code go to the plugin."""
 
 
 @dataclass(frozen=True)
@@ -251,10 +251,11 @@ class Intake:
                     peer = peer_of(connection)
                     with self._guests.seat(peer.uid) as guest:
                         await self._serve(link, peer, guest)
-                except (Refused, Full, NotIdentified, NotClaimed, BadCredential, wire.BadMessage) as no:
+                except (NotTaken, wire.BadMessage) as no:
+                    code = no.code if isinstance(no, NotTaken) else FAILED
                     self._refused.add(*_who(peer), reason=no)
-                    self._tally.refused(self._clock.monotonic_s(), str(no))
-                    await link.send({"op": "refuse", "reason": str(no)})
+                    self._tally.refused(self._clock.monotonic_s(), str(no), code)
+                    await link.send(wire.refusal(str(no), code))
         except (EOFError, OSError, asyncio.TimeoutError) as problem:
             self._gone.add(*_who(peer), problem=problem or type(problem).__name__)
         except Exception as problem:
@@ -312,7 +313,7 @@ class Intake:
             _check_consent(facts, offer, self._encrypted)
             await self._take(link, facts, offer, self._remove)
         except Refused as refusal:
-            await link.send({"op": "refuse", "reason": str(refusal)})
+            await link.send(wire.refusal(str(refusal), refusal.code))
         else:
             await link.send({"op": "probed"})
 
@@ -344,11 +345,12 @@ class Intake:
     def _head(self, head: dict[str, Any]) -> tuple[int, str, wire.Surroundings]:
         count, plugin = head.get("files"), head.get("plugin")
         if head.get("version") != wire.VERSION:
-            raise Refused(f"the plugin speaks hand-off version {head.get('version')}, the manager {wire.VERSION}")
+            versions = f"{head.get('version')}, the manager {wire.VERSION}"
+            raise Refused(f"the plugin speaks hand-off version {versions}", "Version")
         if type(count) is not int or count < 1 or not isinstance(plugin, str):
             raise wire.BadMessage("'offer' has the number of files and the plugin")
         if count > self._limits.files:
-            raise Refused(f"{count} files are more than the {self._limits.files} of one hand-off")
+            raise Refused(f"{count} files are more than the {self._limits.files} of one hand-off", "TooMany")
         return count, plugin, wire.offered_surroundings(head)
 
     async def _take(self, link: Link, facts: RunFacts, offer: _Offer, record: Callable[[Handoff], Awaitable[T]]) -> T:
@@ -392,7 +394,7 @@ class Intake:
             return await self._custody.accept(handoff)
         except Exception as problem:
             log.error("record-accepted", ticket=handoff.ticket, problem=repr(problem))
-            raise Refused(f"the sandbox manager cannot record it: {problem}") from problem
+            raise Refused(f"the sandbox manager cannot record it: {problem}", "Disk") from problem
 
     async def _linked(self, link: Link, offer: _Offer, reservation: Reservation) -> _Copy | None:
         """Wait for the plugin's links; it speaks every second while it works. Returns the copy that was necessary."""
@@ -405,13 +407,14 @@ class Intake:
             if message["op"] == "linked":
                 return copy
             if self._clock.monotonic_s() > latest_s:
-                raise Refused(f"the links were not made within {limit_s:.0f} s")
+                raise Refused(f"the links were not made within {limit_s:.0f} s", "ManagerSlow")
             if message["op"] == "copy":
                 copy = await self._let_copy(link, message, offer, reservation, limit_s)
             elif message["op"] == "too-slow" and copy:
                 raise Refused(
                     f"the job's files cannot be linked into the spool (is it another filesystem?), and a copy of "
-                    f"{copy.size_bytes >> 20} MB would take longer than {copy.within_s:.1f} s"
+                    f"{copy.size_bytes >> 20} MB would take longer than {copy.within_s:.1f} s",
+                    "OtherFilesystem",
                 )
 
     def _copied(self, ticket: str, copy: _Copy) -> None:
@@ -441,7 +444,7 @@ class Intake:
         try:
             return await crew.do(lambda: work(*args))
         except OSError as problem:
-            raise Refused(f"the spool cannot take files: {problem}") from problem
+            raise Refused(f"the spool cannot take files: {problem}", "Disk") from problem
 
 
 def _who(peer: Peer | None) -> tuple[int, int | None]:
@@ -459,20 +462,21 @@ def _one_ad(text: str) -> str:
 def _check_consent(facts: RunFacts, offer: _Offer, encrypted: bool) -> None:
     """Refuse what must not be delivered afterwards. :raises Refused: with the reason."""
     if not facts.guard:
-        why = sentence_of(facts.left_out) or "StageOutGuard is not true"
-        raise Refused(f"the job did not consent to delivery after its end: {why}")
+        known = sentence_of(facts.left_out)
+        code, why = (facts.left_out, known) if known else ("NotMarked", "StageOutGuard is not true")
+        raise Refused(f"the job did not consent to delivery after its end: {why}", code)
     if encrypted or facts.encrypted:
-        raise Refused("the execute directory is encrypted (ENCRYPT_EXECUTE_DIRECTORY), the spool is not")
+        raise Refused("the execute directory is encrypted (ENCRYPT_EXECUTE_DIRECTORY), the spool is not", "Encrypted")
     checkpoints = facts.checkpoint_destination and facts.checkpoint_destination.rstrip("/") + "/"
     for item in offer.files:
         if checkpoints and item.url.startswith(checkpoints):
-            raise Refused("a checkpoint must be at its destination before the job goes on")
+            raise Refused("a checkpoint must be at its destination before the job goes on", "Checkpoint")
         try:
             size_bytes = len(item.url.encode("utf-8"))
         except UnicodeEncodeError:
-            raise Refused("a destination URL holds bytes that are not UTF-8") from None
+            raise Refused("a destination URL holds bytes that are not UTF-8", "TooMany") from None
         if size_bytes > _MOST_URL_BYTES:
-            raise Refused(f"a destination URL has {size_bytes} bytes, more than {_MOST_URL_BYTES}")
+            raise Refused(f"a destination URL has {size_bytes} bytes, more than {_MOST_URL_BYTES}", "TooMany")
 
 
 def _listen(path: Path) -> socket.socket:

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from stageout.core.synchronous import NotTaken
+
 _CREDENTIALS = struct.Struct("3i")
 _SO_PEERPIDFD = 77  # Linux 6.5; not in Python's socket module
 _MAX_ANCESTORS = 64
@@ -25,8 +27,10 @@ _PROC = "/proc"
 _READ_BYTES = 65536
 
 
-class NotIdentified(Exception):
+class NotIdentified(NotTaken):
     """The peer is not a process of a job that may hand off; the text says why and what to do."""
+
+    code = "Unidentified"
 
 
 class Peer(NamedTuple):

@@ -11,6 +11,7 @@ from sandbox_manager.sandbox import Destination
 from sandbox_manager.throughput import Throughput
 from stageout.core.clock import Clock
 from stageout.core.states import FREED
+from stageout.core.synchronous import NO_REASON, Reason
 from stageout.movers.schemes import split_url
 
 
@@ -35,16 +36,17 @@ class PilotEnd:
         left_s = self.left_s
         return left_s is None or left_s > self.throughput.needs_s(self._waiting())
 
-    def reason_against(self, servers: Iterable[str], size_bytes: int) -> str:
-        """Return why so many bytes for these servers, behind all that waits, would come too late; "" when in time."""
+    def reason_against(self, servers: Iterable[str], size_bytes: int) -> Reason:
+        """Return why so many bytes for these servers, behind all that waits, would come too late."""
         left_s = self.left_s
         if left_s is None:
-            return ""
+            return NO_REASON
         waiting = self._waiting()
         needs_s = self.throughput.needs_s({server: waiting.get(server, 0) + size_bytes for server in servers})
         if left_s > needs_s:
-            return ""
-        return f"the pilot ends in {max(0.0, left_s):.0f} s, delivery afterwards would take {needs_s:.0f} s"
+            return NO_REASON
+        later = f"delivery afterwards would take {needs_s:.0f} s"
+        return Reason("PilotEnd", f"the pilot ends in {max(0.0, left_s):.0f} s, {later}")
 
     def _waiting(self) -> dict[str, int]:
         waiting: dict[str, int] = {}

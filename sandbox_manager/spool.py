@@ -22,6 +22,7 @@ from sandbox_manager.credentials import Safe
 from sandbox_manager.plugin_state import PluginState
 from stageout.core import durable, log
 from stageout.core.errors import StageoutError
+from stageout.core.synchronous import NotTaken
 from stageout.movers import trees
 from stageout.wire.handoff import OfferedCredential, OfferedFile, credential_link
 
@@ -58,8 +59,10 @@ class Synced:
     again: list[str] = field(default_factory=list)
 
 
-class NotClaimed(Exception):
+class NotClaimed(NotTaken):
     """The linked files differ from the offer; the message says how."""
+
+    code = "Files"
 
 
 @dataclass(frozen=True)
@@ -236,7 +239,7 @@ class Spool:
                 durable.disk.rename(place, self._sandboxes / ticket)
         except (OSError, NotClaimed) as problem:
             self.withdraw(ticket)
-            raise NotClaimed(str(problem)) from problem
+            raise NotClaimed(str(problem), "Disk" if isinstance(problem, OSError) else "") from problem
         return files
 
     def _checked(

@@ -76,10 +76,11 @@ class SlotTable:
             ads = await asyncio.wait_for(asyncio.shield(self._question(oldest_s)), self._timeout_s)
         except asyncio.TimeoutError:
             raise NotIdentified(
-                f"the startd did not answer within {self._timeout_s:g} s (STAGEOUT_STARTD_TIMEOUT)"
+                f"the startd did not answer within {self._timeout_s:g} s (STAGEOUT_STARTD_TIMEOUT)", "StartdSilent"
             ) from None
         except Exception as problem:
-            raise NotIdentified(f"the startd cannot be asked: {problem or type(problem).__name__}") from problem
+            why = f"the startd cannot be asked: {problem or type(problem).__name__}"
+            raise NotIdentified(why, "StartdSilent") from problem
         return next((ad for ad in ads if _short(ad) == name), None)
 
     def close(self) -> None:
@@ -93,7 +94,7 @@ class SlotTable:
             if at >= oldest_s:
                 return future
         if len(self._running) >= _THREADS:
-            raise NotIdentified("the startd has not answered earlier questions yet")
+            raise NotIdentified("the startd has not answered earlier questions yet", "StartdSilent")
         asked_at_s = boot_clock_s()
         future = asyncio.get_running_loop().run_in_executor(self._threads, self._ask)
         future.add_done_callback(lambda done: self._remember(asked_at_s, done))

@@ -6,8 +6,6 @@ import re
 from collections import Counter, deque
 from typing import Any
 
-from stageout.core.synchronous import code_of
-
 WINDOW_S = 3600
 _KEPT = 20_000
 _REASONS_SHOWN = 5
@@ -25,9 +23,9 @@ class Tally:
         """A hand-off was accepted."""
         self._outcomes.append((now_s, "", ""))
 
-    def refused(self, now_s: float, reason: str) -> None:
-        """A hand-off was refused. Reasons that differ in numbers only, such as sizes, count as one."""
-        self._outcomes.append((now_s, code_of(reason), _NUMBER.sub("N", reason)))
+    def refused(self, now_s: float, reason: str, code: str) -> None:
+        """Count a refused hand-off. Reasons that differ in numbers only, such as sizes, count as one."""
+        self._outcomes.append((now_s, code, _NUMBER.sub("N", reason)))
 
     def copied(self, now_s: float, size_bytes: int, took_s: float) -> None:
         """A hand-off has copied so much, because it could not be linked."""

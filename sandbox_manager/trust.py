@@ -25,6 +25,7 @@ from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.config import ConfigError
 from stageout.core.signing import succeeds
+from stageout.core.synchronous import NO_REASON, Reason
 from stageout.wire.custody import (
     AGENT_AD,
     ORDERS_AD,
@@ -98,20 +99,21 @@ class AgentKeys:
             return Pin(self.listed[schedd], "listed")
         return None if self.listed else self._pins.get(schedd)
 
-    def claimed(self, schedd: str, key: str) -> str:
-        """A job brought this key of its access point. Returns why its output cannot be taken, "" when it can."""
+    def claimed(self, schedd: str, key: str) -> Reason:
+        """Learn the key of its access point that a job brought. Return why the job's output cannot be taken."""
         known = self.pin_of(schedd)
         if self.listed and known is None:
-            return f"STAGEOUT_AGENT_KEYS of this node does not name {schedd}"
+            return Reason("AgentKey", f"STAGEOUT_AGENT_KEYS of this node does not name {schedd}")
         if not key:
-            return ""
+            return NO_REASON
         if known is None or (known.source == "first" and key not in (known.key, *known.former)):
             self._pin(schedd, key, "claim")
         elif key not in (known.key, *known.former):
-            return f"the job brings another key of {schedd} than this node knows ({known.source}); see docs/SECURITY.md"
+            than = f"than this node knows ({known.source}); see docs/SECURITY.md"
+            return Reason("AgentKey", f"the job brings another key of {schedd} {than}")
         elif known.source == "first" and known.key == key:
             self._pin(schedd, key, "claim", known.former)
-        return ""
+        return NO_REASON
 
     def heard(self, notice: AgentNotice, held: bool) -> None:
         """A notice with a good signature of its own key came.

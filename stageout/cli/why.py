@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from stageout.cli.jobs import Job
 from stageout.core.classads import ClassAd
-from stageout.core.synchronous import NOT_SAID, code_of, sentence_of
+from stageout.core.synchronous import FAILED, NOT_SAID, sentence_of
 
 
 class Why(NamedTuple):
@@ -28,8 +28,7 @@ def why(job: Job, records: Iterable[ClassAd]) -> Why:
     files = results(max(own, key=lambda ad: ad.integer("NumShadowStarts"), default=ClassAd()))
     if not job.synchronous or not files:
         return Why()
-    said = next(filter(None, map(_said, files)), "")
-    return Why(code_of(said), said) if said else Why(NOT_SAID, sentence_of(NOT_SAID))
+    return next(filter(None, map(_said, files)), Why(NOT_SAID, sentence_of(NOT_SAID)))
 
 
 def results(record: ClassAd) -> Sequence[ClassAd]:
@@ -38,6 +37,8 @@ def results(record: ClassAd) -> Sequence[ClassAd]:
     return [item for item in found if isinstance(item, ClassAd)] if isinstance(found, list) else []
 
 
-def _said(result: ClassAd) -> str:
+def _said(result: ClassAd) -> Why | None:
     extra = result.get("DeveloperData")
-    return extra.text("StageOutSynchronous") if isinstance(extra, ClassAd) else ""
+    if not isinstance(extra, ClassAd) or not extra.text("StageOutSynchronous"):
+        return None
+    return Why(extra.text("StageOutSynchronousCode") or FAILED, extra.text("StageOutSynchronous"))

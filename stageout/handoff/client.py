@@ -28,14 +28,16 @@ class Offer:
 
     :param accepted: the manager has custody: success may be reported. :param reason: why not, one sentence.
     :param receipt: attributes for ``DeveloperData.StageOutReceipt``, empty when not accepted.
+    :param code: of the reason (:mod:`stageout.core.synchronous`), "" where there is none.
     """
 
-    __slots__ = ("accepted", "reason", "receipt")
+    __slots__ = ("accepted", "code", "reason", "receipt")
 
-    def __init__(self, accepted: bool, reason: str, receipt: Mapping[str, Any]) -> None:
+    def __init__(self, accepted: bool, reason: str, receipt: Mapping[str, Any], code: str = "") -> None:
         self.accepted = accepted
         self.reason = reason
         self.receipt: Mapping[str, str | int] = receipt
+        self.code = code
 
 
 class Carried:
@@ -64,10 +66,11 @@ def offer(requests: Sequence[tuple[str, str]], plugin: str, carried: Carried | N
     try:
         where = find(requests[0][1]) if requests else None
         if where is None:
-            return Offer(False, "there is no sandbox manager for this execute directory", {})
+            return Offer(False, "there is no sandbox manager for this execute directory", {}, "NoManager")
         return Offer(True, "", _hand_off(where, requests, plugin, carried))
     except Exception as problem:
-        return Offer(False, str(problem) or f"the hand-off failed: {type(problem).__name__}", {})
+        reason = str(problem) or f"the hand-off failed: {type(problem).__name__}"
+        return Offer(False, reason, {}, getattr(problem, "code", ""))
 
 
 def _hand_off(
@@ -105,7 +108,7 @@ def bring(manager: Talk, found: Sequence[Source], directory: str) -> None:
 
     def progress() -> None:
         if time.monotonic() > latest_s:
-            raise No(f"the files could not be linked within {limit_s:.0f} s")
+            raise No(f"the files could not be linked within {limit_s:.0f} s", "ManagerSlow")
         manager.tell({"op": "linking"})
 
     rest = links.bring(found, directory, progress)

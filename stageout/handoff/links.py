@@ -27,6 +27,8 @@ _COPY_INSTEAD = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 class CannotOffer(Exception):
     """A file cannot be handed off; the text says which and why."""
 
+    code = "Files"
+
 
 class TooSlow(Exception):
     """A copy would take longer than it may."""

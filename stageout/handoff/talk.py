@@ -17,7 +17,14 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class No(Exception):
-    """The hand-off does not come about; the text is the reason."""
+    """The hand-off does not come about; the text is the reason.
+
+    :param code: of the reason (:mod:`stageout.core.synchronous`), "" for a manager that sends none.
+    """
+
+    def __init__(self, text: str, code: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class Talk:
@@ -44,9 +51,9 @@ class Talk:
             self._socket.settimeout(self._left_s())
             self._socket.connect(f"/proc/self/fd/{directory}/{wire.socket_name(where.execute)}")
         except (FileNotFoundError, ConnectionRefusedError):
-            raise No("the sandbox manager is not running") from None
+            raise No("the sandbox manager is not running", "NoManager") from None
         except BlockingIOError:
-            raise No("the sandbox manager has too many hand-offs waiting") from None
+            raise No("the sandbox manager has too many hand-offs waiting", "Busy") from None
         finally:
             os.close(directory)
 
@@ -55,7 +62,8 @@ class Talk:
         raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         listener = _CREDENTIALS.unpack(raw)[1]
         if listener not in (0, os.geteuid(), os.stat(where.execute).st_uid):  # noqa: PTH116 - no pathlib
-            raise No(f"the socket of the sandbox manager belongs to uid {listener}, which does not run HTCondor here")
+            whose = f"uid {listener}, which does not run HTCondor here"
+            raise No(f"the socket of the sandbox manager belongs to {whose}", "NoManager")
 
     def limit(self, limit_s: float, what: str) -> None:
         """From now on wait so long at most, altogether, until ``what``."""
@@ -81,11 +89,11 @@ class Talk:
         except (TimeoutError, socket.timeout):  # two classes before Python 3.10
             raise self._too_late() from None
         except EOFError:
-            raise No(f"the sandbox manager closed the connection before {self._what}") from None
+            raise No(f"the sandbox manager closed the connection before {self._what}", "ManagerSlow") from None
         if answer["op"] == "refuse":
-            raise No(str(answer.get("reason")))
+            raise No(str(answer.get("reason")), wire.refused_code(answer))
         if answer["op"] != expected:
-            raise No(f"the sandbox manager said {answer['op']!r} where {expected!r} was expected")
+            raise No(f"the sandbox manager said {answer['op']!r} where {expected!r} was expected", "Version")
         return answer
 
     def _send(self, messages: Sequence[dict[str, Any]]) -> None:
@@ -107,7 +115,7 @@ class Talk:
         return left_s
 
     def _too_late(self) -> No:
-        return No(f"the sandbox manager needed more than {self._limit_s:g} s until {self._what}")
+        return No(f"the sandbox manager needed more than {self._limit_s:g} s until {self._what}", "ManagerSlow")
 
 
 def _timeout_s() -> float:

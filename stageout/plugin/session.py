@@ -112,29 +112,27 @@ class Session:
         """Offer all files to the node's sandbox manager; a refusal's reason goes into every result ad."""
         if not self._call.upload or os.environ.get("STAGEOUT_MOVER"):
             return False
-        reason = self._unfit()
-        if not reason:
-            reason = self._offer()
+        code, reason = self._unfit() or self._offer()
         if not reason:
             return True
         self._log.add("synchronous", reason=reason)
-        from stageout.core.synchronous import code_of
+        from stageout.core.synchronous import FAILED
 
         self._writer.facts["StageOutSynchronous"] = self._scrubber.message(reason)
-        self._writer.facts["StageOutSynchronousCode"] = code_of(reason)
+        self._writer.facts["StageOutSynchronousCode"] = code or FAILED
         return False
 
-    def _unfit(self) -> str:
-        """Return the reason why this batch cannot be offered; "" when it can."""
+    def _unfit(self) -> tuple[str, str] | None:
+        """Return code and sentence of why this batch cannot be offered, None when it can."""
         if any(record.failure for record in self._records if record.result is not None):
-            return "a file of this batch cannot be uploaded at all"
-        return ""
+            return "Files", "a file of this batch cannot be uploaded at all"
+        return None
 
-    def _offer(self) -> str:
-        """Offer the batch and report success if it was taken. Returns why not, "" when it was."""
+    def _offer(self) -> tuple[str, str]:
+        """Offer the batch and report success if it was taken. Return code and sentence of why not, "" when it was."""
         waiting = [record for record in self._records if record.result is None]
         if not waiting:
-            return "there is no file to hand off"
+            return "Files", "there is no file to hand off"
         requests = [(record.item.request.encoded_url, record.item.request.local_path) for record in waiting]
         try:
             from stageout.handoff.client import offer
@@ -142,14 +140,14 @@ class Session:
             sizes_bytes = [Path(path).stat().st_size for _, path in requests]
             answer = offer(requests, self._executable, self._carried([record.item for record in waiting]))
         except TransferFailure as failure:
-            return failure.message
+            return "Credential", failure.message
         except Exception as error:  # the way without a manager must always be open
-            return f"hand-off failed: {type(error).__name__}: {error}"
+            return "", f"hand-off failed: {type(error).__name__}: {error}"
         if not answer.accepted:
-            return answer.reason or "no reason was given"
+            return answer.code, answer.reason or "no reason was given"
         self._report.taken_over(waiting, sizes_bytes, answer.receipt)
         self._report_known()
-        return ""
+        return "", ""
 
     def _carried(self, items: list[Item]) -> Carried | None:
         """Collect the data that must go along with the files because it vanishes with the job."""

@@ -4,7 +4,7 @@ A frame is a 4-byte big-endian length and that many bytes of JSON. The talk is::
 
     plugin                                   manager
     offer  (files in chunks of <= 1000)  ->            who is the peer? consent? room? a data slot?
-                                         <-  go        ticket and directory for the links   (or: refuse, reason)
+                                         <-  go        ticket and directory for the links   (or: refuse, reason, code)
     copy   (bytes that cannot be linked) ->            is there room for a copy?
                                          <-  go        seconds that the copy may take       (or: refuse)
     too-slow                             ->            the copy would take longer
@@ -41,6 +41,7 @@ FILES_PER_FRAME = 1000
 MAX_CREDENTIALS = 50
 MAX_CREDENTIAL_BYTES = 256 * 1024
 MAX_ADS_CHARS = 512 * 1024
+_MOST_CODE_CHARS = 40
 _LENGTH = struct.Struct(">I")
 
 
@@ -155,6 +156,17 @@ def accepted_message(receipt: Receipt) -> dict[str, Any]:
         "files": receipt.files, "size_bytes": receipt.size_bytes,
     }  # fmt: skip
     return {"op": "accepted", "receipt": row}
+
+
+def refusal(reason: str, code: str) -> dict[str, Any]:
+    """The ``refuse`` frame. :param code: of the reason (:mod:`stageout.core.synchronous`)."""
+    return {"op": "refuse", "reason": reason, "code": code}
+
+
+def refused_code(message: dict[str, Any]) -> str:
+    """Return the code of a ``refuse`` frame; "" for a manager that sends none."""
+    code = message.get("code")
+    return code if isinstance(code, str) and code.isalpha() and len(code) <= _MOST_CODE_CHARS else ""
 
 
 def send_frame(sock: socket.socket, message: dict[str, Any]) -> None:

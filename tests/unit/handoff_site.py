@@ -36,6 +36,7 @@ from sandbox_manager.spool import Spool
 from stageout.core import durable
 from stageout.core.clock import SystemClock
 from stageout.core.config import mapping_settings
+from stageout.core.synchronous import Reason
 from stageout.handoff import client, links, talk  # noqa: F401 - loaded before a child becomes somebody else
 from stageout.wire import handoff as wire
 from stageout.wire.custody import Run
@@ -141,7 +142,7 @@ class FakeCustody:
         self, facts: RunFacts, files: int, size_bytes: int, urls: Sequence[str], plugin: str
     ) -> Reservation | Refusal:
         if "refuse" in self._site.control():
-            return Refusal(self._site.control()["refuse"])
+            return Refusal(Reason("SlotFull", self._site.control()["refuse"]))
         self.reservations += 1
         self._site.note("reserved", self.reservations)
         made = Reservation()
@@ -151,7 +152,9 @@ class FakeCustody:
     def may_copy(self, reservation: Reservation, size_bytes: int) -> float | Refusal:
         self._site.note("copy", size_bytes)
         control = self._site.control()
-        return Refusal(control["refuse_copy"]) if "refuse_copy" in control else float(control.get("sending_s", "inf"))
+        if "refuse_copy" in control:
+            return Refusal(Reason("OtherFilesystem", control["refuse_copy"]))
+        return float(control.get("sending_s", "inf"))
 
     def release(self, reservation: Reservation) -> None:
         self.reservations -= 1

@@ -15,6 +15,7 @@ from sandbox_manager.identity import RunFacts
 from sandbox_manager.registry import Registry
 from sandbox_manager.sandbox import NAME_BYTES
 from sandbox_manager.slots import Limits
+from stageout.core.synchronous import NO_REASON
 from stageout.wire.custody import Run
 
 QUOTA_BYTES = 1_000_000
@@ -36,7 +37,7 @@ def admission() -> Admission:
     """Everything but room is as it should be."""
     plugin = SimpleNamespace(verifies=True, path="/plugin")
     around: dict[str, Any] = {
-        "agents": SimpleNamespace(is_fresh=lambda schedd: True, objection=lambda schedd, key: ""),
+        "agents": SimpleNamespace(is_fresh=lambda schedd: True, objection=lambda schedd, key: NO_REASON),
         "table": SimpleNamespace(registered=lambda name: plugin, find=lambda name, scheme: plugin),
         "spool": SimpleNamespace(free_bytes=lambda: 1 << 40),
         "end": SimpleNamespace(reason_against=lambda servers, size_bytes: ""),

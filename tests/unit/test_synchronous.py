@@ -1,4 +1,4 @@
-"""Why a transfer is synchronous: the table of codes, and that every sentence of plugins and manager has one."""
+"""Why a transfer is synchronous: the table of codes, and that every refusal of plugins and manager has one."""
 
 from __future__ import annotations
 
@@ -12,71 +12,81 @@ from typing import Any
 
 import pytest
 
+from sandbox_manager.credentials import BadCredential
+from sandbox_manager.guests import Full
+from sandbox_manager.intake import Refused
+from sandbox_manager.peers import NotIdentified
+from sandbox_manager.spool import NotClaimed
 from stageout.cli import status
 from stageout.cli.history import details, entry
 from stageout.cli.render import job_details
 from stageout.cli.rows import as_json, explained, merge
 from stageout.cli.why import Why, why
 from stageout.core.classads import ClassAd
-from stageout.core.synchronous import CAUSES, NOT_SAID, code_of, sentence_of
+from stageout.core.synchronous import CAUSES, FAILED, NO_REASON, NOT_SAID, NotTaken, Reason, sentence_of
+from stageout.handoff.links import CannotOffer
+from stageout.wire.handoff import refusal, refused_code
 from tests.unit.test_cli_jobs import job
 
 ROOT = Path(__file__).parents[2]
-#: Exceptions whose text goes to the plugin.
-_RAISED = {
-    "Refused",
-    "NotIdentified",
-    "NotClaimed",
-    "BadCredential",
-    "Full",
-    "No",
-    "CannotOffer",
-    "_unreadable",
-    "_cannot",
-}
-#: Functions that return the text, "" for none.
-_RETURNED = {"admission.py": "_", "pilot_end.py": "reason_against", "trust.py": "claimed"}
-_PLACES = ("sandbox_manager/*.py", "stageout/handoff/*.py", "stageout/plugin/carried.py")
+CODES = {cause.code for cause in CAUSES}
+_PLACES = ("sandbox_manager/*.py", "stageout/handoff/*.py", "stageout/plugin/*.py")
+#: Calls that refuse a hand-off -> position of the code among their arguments.
+_REFUSING = {"Refused": 1, "NotIdentified": 1, "NotClaimed": 1, "BadCredential": 1, "Full": 1, "No": 1, "Reason": 0}
 
 
-def _text(node: ast.AST | None) -> str:
-    """The constant parts of a string; "" for what is none."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.JoinedStr):
-        return "".join(_text(part) or "1" for part in node.values)
-    return ""
-
-
-def _sentences() -> Iterator[tuple[str, str]]:
+def _refusals() -> Iterator[tuple[str, str, ast.expr | None]]:
+    """Place, name and code of each call that refuses."""
     for path in (path for places in _PLACES for path in ROOT.glob(places)):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _RAISED:
-                yield path.name, _text(node.args[0])
-            if isinstance(node, ast.FunctionDef) and node.name.startswith(_RETURNED.get(path.name, "?")):
-                yield from ((path.name, text) for back in ast.walk(node) for text in _returned(back))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _REFUSING:
+                at = _REFUSING[node.func.id]
+                code = node.args[at] if len(node.args) > at else None
+                yield f"{path.name}:{node.lineno}", node.func.id, code
 
 
-def _returned(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Return):
-        value = node.value
-        yield from map(_text, (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,))
-
-
-def test_every_sentence_of_a_refusal_has_a_code() -> None:
-    found = {(place, text) for place, text in _sentences() if len(text) > 20}
+def test_every_refusal_has_a_code_of_the_table() -> None:
+    found = list(_refusals())
     assert len(found) > 50
-    assert [(place, text) for place, text in sorted(found) if code_of(text) == "Failed"] == []
+    literals = [(place, code.value) for place, _, code in found if isinstance(code, ast.Constant) and code.value]
+    assert [(place, code) for place, code in literals if code not in CODES] == []
+    # A custody's refusal is a Reason, which brings its code; the other classes have one of their own.
+    without = {ast.unparse(ast.parse(_line(place))) for place, name, code in found if name == "Refused" and not code}
+    assert without == {"raise Refused(reservation.reason)", "raise Refused(sending_s.reason)"}
+    assert [place for place, name, code in found if name in ("No", "Reason") and code is None] == []
+
+
+def _line(place: str) -> str:
+    name, _, number = place.partition(":")
+    return (ROOT / "sandbox_manager" / name).read_text().splitlines()[int(number) - 1].strip()
+
+
+def test_classes_of_refusals_have_codes_of_the_table() -> None:
+    codes = {one.__name__: one.code for one in (NotIdentified, NotClaimed, BadCredential, Full, CannotOffer)}
+    assert set(codes.values()) < CODES - {FAILED}
+    assert {one.__name__ for one in NotTaken.__subclasses__()} == codes.keys() - {"CannotOffer"} | {"Refused"}
+
+
+def test_a_refusal_takes_the_code_of_its_reason() -> None:
+    assert Refused(Reason("SlotFull", "full")).code == "SlotFull"
+    assert (NotIdentified("x").code, NotIdentified("x", "SlotUser").code) == ("Unidentified", "SlotUser")
+    assert (NotTaken("x").code, bool(NO_REASON)) == (FAILED, False)
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [({"code": "SlotFull"}, "SlotFull"), ({}, ""), ({"code": 7}, ""), ({"code": "a b"}, ""), ({"code": "a" * 99}, "")],
+)
+def test_the_code_of_a_managers_answer(message: dict[str, Any], code: str) -> None:
+    """Older managers send none."""
+    assert refused_code({"op": "refuse", "reason": "no", **message}) == code
+    assert refused_code(refusal("no", "SlotFull")) == "SlotFull"
 
 
 def test_codes_are_names_of_attributes_and_differ() -> None:
     codes = [cause.code for cause in CAUSES]
     assert len(set(codes)) == len(codes)
     assert all(re.fullmatch("[A-Z][A-Za-z]+", code) for code in codes)
-
-
-def test_a_sentence_of_the_table_has_its_own_code() -> None:
-    assert {cause.code: code_of(cause.sentence) for cause in CAUSES} == {cause.code: cause.code for cause in CAUSES}
 
 
 def test_every_code_of_the_transform_is_in_the_table_and_on_the_page() -> None:
@@ -87,35 +97,30 @@ def test_every_code_of_the_transform_is_in_the_table_and_on_the_page() -> None:
     assert Counter(re.findall(r"^\| `(\w+)` \|", page, re.M)) == Counter(cause.code for cause in CAUSES)
 
 
-@pytest.mark.parametrize(
-    ("reason", "code"),
-    [
-        ("the job of alice@x runs as slot1, an account that other owners may share", "SlotUser"),
-        ("the data slot of slot1_1@ep is full (STAGEOUT_DATA_SLOT_DEPTH)", "SlotFull"),
-        ("output of x would take 9 MB of 8 MB (STAGEOUT_OWNER_QUOTA_MB)", "OwnerQuota"),
-        ("the sandbox manager has too many hand-offs waiting", "Busy"),
-        ("hand-off failed: KeyError: 'x'", "Failed"),
-    ],
-)
-def test_reasons(reason: str, code: str) -> None:
-    assert code_of(reason) == code
-
-
-def record(*reasons: str | None, run: int = 1) -> ClassAd:
-    """An OUTPUT record of a run; None for a plugin that says nothing."""
-    ads = [ClassAd({} if one is None else {"DeveloperData": ClassAd({"StageOutSynchronous": one})}) for one in reasons]
+def record(*reasons: tuple[str, str] | None, run: int = 1) -> ClassAd:
+    """An OUTPUT record of a run: codes ("" for none) and sentences; None for a plugin that says nothing."""
+    ads = [ClassAd({} if one is None else {"DeveloperData": _told(*one)}) for one in reasons]
     return ClassAd({"NumShadowStarts": run, "OutputPluginResultList": ads})
 
 
+def _told(code: str, sentence: str) -> ClassAd:
+    return ClassAd({"StageOutSynchronous": sentence, **({"StageOutSynchronousCode": code} if code else {})})
+
+
+STOPPING = ("Stopping", "the sandbox manager is stopping")
 SYNCHRONOUS: dict[str, Any] = {"TransferOutputStats": None}
 
 
 def test_the_reason_of_the_last_run_counts() -> None:
     records = [
-        record("the sandbox manager is stopping"),
-        record(None, "the job of a runs as b, an account that other owners may share", run=2),
+        record(STOPPING),
+        record(None, ("SlotUser", "the job of a runs as b, an account that other owners may share"), run=2),
     ]
     assert why(job(**SYNCHRONOUS, NumShadowStarts=2), records).code == "SlotUser"
+
+
+def test_a_plugin_that_sends_no_code() -> None:
+    assert why(job(**SYNCHRONOUS), [record(("", "the data slot is full"))]) == Why(FAILED, "the data slot is full")
 
 
 def test_a_job_that_was_left_out_says_so_before_it_runs() -> None:
@@ -127,13 +132,13 @@ def test_a_job_that_was_left_out_says_so_before_it_runs() -> None:
 def test_a_plugin_that_says_nothing_and_jobs_without_url_output() -> None:
     assert why(job(**SYNCHRONOUS), [record(None)]).code == NOT_SAID
     assert why(job(**SYNCHRONOUS), []) == Why()
-    assert why(job(), [record("x")]) == Why(), "it was handed off"
+    assert why(job(), [record(STOPPING)]) == Why(), "it was handed off"
 
 
 def test_status_and_history_show_code_and_sentence() -> None:
     one = job(**SYNCHRONOUS)
     reason = "the data slot of slot1_1@ep is full (STAGEOUT_DATA_SLOT_DEPTH)"
-    records = [record(reason)]
+    records = [record(("SlotFull", reason))]
     (row,) = explained(merge([one], []), {str(one.id): why(one, records)})
     for lines in (job_details(row, 0.0), details(entry(one, records))):
         text = "\n".join(lines)
@@ -147,9 +152,7 @@ def test_records_are_read_once_while_one_watches() -> None:
 
     def output_records(wanted: Any) -> list[ClassAd]:
         asked.append(str(wanted))
-        return [
-            ClassAd({**record("the sandbox manager is stopping"), "ClusterId": 12, "ProcId": proc}) for proc in (0, 1)
-        ]
+        return [ClassAd({**record(STOPPING), "ClusterId": 12, "ProcId": proc}) for proc in (0, 1)]
 
     jobs = [job(**SYNCHRONOUS, ProcId=proc, GlobalJobId=f"ap#12.{proc}#1") for proc in (0, 1, 2)]
     queue: Any = SimpleNamespace(jobs=lambda wanted: (jobs, []), output_records=output_records)

@@ -11,8 +11,8 @@ def test_reasons_are_counted_and_those_that_differ_in_numbers_only_are_one() -> 
     tally = Tally()
     tally.accepted(0.0)
     for number in range(3):
-        tally.refused(1.0, f"the spool would hold {number} MB of 20.5 MB")
-    tally.refused(2.0, "the sandbox manager is stopping")
+        tally.refused(1.0, f"the spool would hold {number} MB of 20.5 MB", "SpoolFull")
+    tally.refused(2.0, "the sandbox manager is stopping", "Stopping")
     assert tally.facts(3.0) == {
         "HandoffsTried": 5,
         "HandoffsRefused": 4,
@@ -26,7 +26,7 @@ def test_reasons_are_counted_and_those_that_differ_in_numbers_only_are_one() -> 
 
 def test_what_is_older_than_an_hour_no_longer_counts() -> None:
     tally = Tally()
-    tally.refused(0.0, "no")
+    tally.refused(0.0, "no", "Failed")
     tally.accepted(10.0)
     assert tally.facts(WINDOW_S + 1.0) == {"HandoffsTried": 1, "HandoffsRefused": 0, "HandoffRefusals": [], **NO_COPIES}
 
@@ -43,7 +43,7 @@ def test_the_slots_show_counts_by_code() -> None:
     tally = Tally()
     tally.accepted(1.0)
     for _ in range(2):
-        tally.refused(1.0, "the job of alice@x runs as nobody, an account that other owners may share")
-    tally.refused(0.0, "something new")
+        tally.refused(1.0, "the job of alice@x runs as nobody, an account that other owners may share", "SlotUser")
+    tally.refused(0.0, "something new", "Failed")
     assert tally.figures(2.0) == {"StageOutHandoffs": 4, "StageOutSynchronous": {"SlotUser": 2, "Failed": 1}}
     assert tally.figures(WINDOW_S + 5.0) == {"StageOutHandoffs": 0, "StageOutSynchronous": {}}
