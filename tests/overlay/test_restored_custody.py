@@ -67,7 +67,7 @@ def backup(custodian: RouterProcess, name: str) -> Path:
 
 
 def put_back(custodian: RouterProcess, copy: Path) -> None:
-    """As docs/OPERATING.md says."""
+    """As docs/administrator/messages.md says."""
     custodian.stop()
     for path in (custodian.home / "records").glob("custody.sqlite*"):
         path.unlink()

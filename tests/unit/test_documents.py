@@ -60,16 +60,6 @@ def test_every_code_is_in_the_reference() -> None:
     assert not [cause.code for cause in CAUSES if f"[`{cause.code}`]" not in reasons]
 
 
-def test_events_that_an_administrator_looks_up_are_found() -> None:
-    """The search for events in the code finds what the tables of the daemons' messages name."""
-    table = (DOCS / "OPERATING.md").read_text().partition("## When something is wrong")[2].partition("\n## ")[0]
-    cells = "\n".join(re.findall(r"^\| (.*?) \|", table, re.M))
-    named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", cells))
-    found = {name for section in reference.EVENT_SOURCES for name in reference.events_of(section)}
-    assert len(named) > 40
-    assert named - {"manager-report"} <= found  # that one is a check of the doctor
-
-
 @pytest.mark.parametrize(
     ("code", "found"),
     [

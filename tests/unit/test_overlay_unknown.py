@@ -39,7 +39,7 @@ def backup(spooling: Spooling, name: str) -> Path:
 
 
 def put_back(spooling: Spooling, copy: Path) -> None:
-    """As docs/OPERATING.md says."""
+    """As docs/administrator/messages.md says."""
     spooling.close()
     for path in spooling.home.glob("store*"):
         path.unlink()

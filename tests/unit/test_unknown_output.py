@@ -38,7 +38,7 @@ def backup(site: Site, name: str) -> Path:
 
 
 def put_back(site: Site, copy: Path) -> None:
-    """The steps that docs/OPERATING.md gives the administrator."""
+    """The steps that docs/administrator/operations.md gives the administrator."""
     for name in ("ledger.sqlite-wal", "ledger.sqlite-shm"):
         (ledger_of(site).parent / name).unlink(missing_ok=True)
     shutil.copy(copy, ledger_of(site))

@@ -247,8 +247,8 @@ def unknown_output(machine: Machine) -> Iterator[Finding]:
         raise Unseen("no sandbox manager answers") from None
     if count:
         remedy = (
-            "if an old ledger was put back, replace it by the newest one (docs/OPERATING.md); else do nothing: "
-            "the jobs run again, and the files are deleted after STAGEOUT_RETENTION"
+            "if an old ledger was put back, replace it by the newest one (docs/administrator/operations.md); else do "
+            "nothing: the jobs run again, and the files are deleted after STAGEOUT_RETENTION"
         )
         yield warn(name, f"{count} hand-offs without a record lie in {spool_path(machine)}/unknown", remedy)
     else:
