@@ -288,9 +288,8 @@ def metrics(_: str) -> str:
     """Return the metrics of the policy service, from what it answers when there are no leases."""
     from policy_service import views  # needs packages that nothing else here needs
 
-    answer = views.metrics(views.Picture((), 0, "", (), True, True, 0), {})
-    text = answer if isinstance(answer, str) else answer[0].decode()
-    found = re.findall(r"^# HELP (\S+) (.*)\n# TYPE \S+ (\S+)$", text, re.M)
+    text, _ = views.metrics(views.Picture((), 0, "", (), True, True, 0), {})
+    found = re.findall(r"^# HELP (\S+) (.*)\n# TYPE \S+ (\S+)$", text.decode(), re.M)
     return _table(["metric", "kind", "meaning"], [[f"`{name}`", kind, doc] for name, doc, kind in found])
 
 
