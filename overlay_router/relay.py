@@ -44,6 +44,7 @@ from overlay_router.peers.cover import Cover, Wire, begins_with_tls, covered
 from overlay_router.peers.greeting import Peer, Unwelcome, connect, greet, refuse
 from overlay_router.peers.keys import Keys
 from overlay_router.peers.limits import Complaints, Limits, TooMany
+from overlay_router.peers.origins import as_known, as_said
 from overlay_router.peers.rights import Rights, forgeable, outlives, outside_of, too_late
 from overlay_router.questions import Questions, sending_job
 from overlay_router.recording import RECORD_AGAIN_S, Recording
@@ -358,7 +359,8 @@ class Router:
         if refusal:
             self._deliver([Reply(name, packs.refused(pack, refusal[:_REASON_CHARS]))])
             return
-        await self._packs.put(line, Arrived(pack, files, frames.digests()[digest], name, digest))
+        mine = as_known(pack, line.peer.key)
+        await self._packs.put(line, Arrived(mine, files, frames.digests()[digest], name, digest))
 
     async def _execute_packs(self, batch: list[Arrived]) -> None:
         replies = await self._on_disk(partial(self._ends.pack, batch))
@@ -402,7 +404,8 @@ class Router:
         if isinstance(message, overlay.Open):
             await self._open(line, message, name)
             return
-        if isinstance(message, overlay.Status) and message.files and self._packs.has(origin, message.seq):
+        message = as_known(message, line.peer.key)
+        if isinstance(message, overlay.Status) and message.files and self._packs.has(message.origin, message.seq):
             line.send(overlay.Result(origin, message.seq, "pending"))
             return
         if isinstance(message, overlay.Operation):
@@ -423,7 +426,7 @@ class Router:
             await self._packs.passed(partial(self._ends.is_elsewhere, message))
         digest = line.peer.digest
         if isinstance(message, overlay.Low):
-            settled = partial(self.rights.release_up_to, origin, message.seq)
+            settled = partial(self.rights.release_up_to, message.origin, message.seq)
             await line.lower(self._disk, partial(self._ends.decide, message, name, digest), settled)
             return
         self._deliver(await self._on_disk(lambda: self._ends.decide(message, name, digest)))
@@ -445,6 +448,7 @@ class Router:
             self.complaints.warn("too-much", line.peer.key.name, reason=full)
             line.send(overlay.NoSpace(ask.origin, ask.seq, _AGAIN_S))
             return
+        ask = as_known(ask, line.peer.key)
         try:
             reply = await self._on_disk(lambda: self._ends.open(ask, name, line.peer.digest))
         except (OSError, sqlite3.Error) as problem:
@@ -457,7 +461,7 @@ class Router:
         if isinstance(reply.message, overlay.Opened):
             self._recording.check(reply.message.tid)
         self._settled(reply.message)
-        line.send(reply.message)
+        line.send(as_said(reply.message, name))
 
     async def _ways(self, terminal: str) -> tuple[Route, ...]:
         """Routes from here to another router: directly where the configuration names it, else those in use."""
@@ -548,8 +552,9 @@ class Router:
             self._settled(reply.message)
             if isinstance(reply.message, overlay.Opened):
                 self._recording.comes_again(reply.message.tid)
+            message = as_said(reply.message, reply.to)
             for line in self._lines.get(reply.to, ()):  # one that is not here asks again when it is back
-                line.send(reply.message)
+                line.send(message)
 
     def _settled(self, message: Message) -> None:
         if isinstance(message, overlay.Custody) or (

@@ -15,6 +15,7 @@ from overlay_router.custodians.custodian import Custodian
 from overlay_router.custodians.forwarder import OnDisk
 from overlay_router.custodians.pack_records import HeldPack
 from overlay_router.custodians.spool import Held
+from overlay_router.peers.origins import said_as
 from overlay_router.rules.states import Release
 from stageout.core import log
 from stageout.core.errors import StageoutError
@@ -106,7 +107,7 @@ def _row(one: Held | HeldPack) -> dict[str, Any]:
     """A file, or a pack by its first."""
     what = one.operation if isinstance(one, Held) else one
     return {
-        "origin": what.origin,
+        "origin": said_as(one.sender),
         "seq": what.seq,
         "path": what.path,
         "files": 1 if isinstance(one, Held) else one.files,

@@ -17,6 +17,7 @@ from overlay_router.custodians.forwarder import OnDisk
 from overlay_router.local.destination import Destination
 from overlay_router.local.replies import Reply
 from overlay_router.peers.keys import OwnCredential
+from overlay_router.peers.origins import as_said
 from overlay_router.rules.states import Outcome, Result
 from stageout.core import log
 from stageout.core.children import module_command
@@ -182,7 +183,8 @@ class Copier:
                 return {"problem": words, "code": ErrorClass.CONNECT_FAILED.code, "again": True}
             own, cancel = self._own.now, gives_up is not None
             name, secret = own.key
-            order = Order(copy, f"/proc/self/fd/{file}", name, secret.hex(), routes, own.ca, cancel, *known)
+            asked = as_said(copy, commanded.sender)  # as its warrant names it
+            order = Order(asked, f"/proc/self/fd/{file}", name, secret.hex(), routes, own.ca, cancel, *known)
             end = await self._run(order, file, commanded.key, one)
             was_not_made = gives_up and end.get("outcome") == Outcome.CANCELLED.value
             return {**gives_up, "sure": True} if gives_up and was_not_made else end

@@ -30,6 +30,7 @@ from overlay_router.local.staging import as_result, ranges, recorded, recorded_p
 from overlay_router.local.store import Transfer
 from overlay_router.local.tree import BadPath, Tree, checked, no_room
 from overlay_router.peers.deposits import Terminals, same_key
+from overlay_router.peers.origins import as_handed_on
 from overlay_router.rules import custody, lots, terminal
 from overlay_router.rules.lots import Spool
 from overlay_router.rules.states import Outcome, Release, Result
@@ -258,7 +259,7 @@ class Custodian:
         self._enter(held)
         log.event("custody-take", origin=held.key[0], seq=held.key[1], path=operation.path,
                   terminal=operation.terminal, bytes=operation.size_bytes, release=operation.release,
-                  passed_blocks=len(self._passed.of(held.tid)), tid=held.tid)  # fmt: skip
+                  passed_blocks=len(self._passed.of(held.tid)), tid=held.tid, sender=held.sender)  # fmt: skip
         return self._in_custody(held, held.sender)
 
     def _enter(self, held: Held) -> None:
@@ -413,8 +414,10 @@ class Custodian:
         ask = asked.ask
         if ask.standby_s:  # another custodian has it, too, and begins
             return None
-        self._sent_on.begin(Begun(_key_of(transfer), ask.terminal, ask.path, ask.expires))
-        return Coming(tid, ask, asked.digest, blocks, str(self._tree.staging(tid)), [*self._passed.of(tid).items()])
+        sender, file = transfer.sender, str(self._tree.staging(tid))
+        said = as_handed_on(ask, sender).origin
+        self._sent_on.begin(Begun(_key_of(transfer), ask.terminal, ask.path, ask.expires, said))
+        return Coming(tid, ask, sender, asked.digest, blocks, file, [*self._passed.of(tid).items()])
 
     def is_coming(self, tid: int) -> bool:
         """Whether data of that number come in, or are in custody."""
@@ -544,7 +547,8 @@ class Custodian:
         if held.release is Release.CUSTODY and not self.said.may_be_done(held):
             operation = held.operation
             if operation.terminal:
-                self._sent_on.keep(Begun(key, operation.terminal, operation.path, operation.expires))
+                said = as_handed_on(operation, held.sender).origin
+                self._sent_on.keep(Begun(key, operation.terminal, operation.path, operation.expires, said))
             return self._end(held.operation, held.sender, Result(Outcome.LOST, DAMAGED))
         self._store.withdraw(key, held.tid, blocks)
         self._held[key] = held = replace(held, damaged=True)

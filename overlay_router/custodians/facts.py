@@ -10,6 +10,7 @@ from typing import Any
 from overlay_router.custodians.custodian import Custodian
 from overlay_router.custodians.spool import Begun, Held
 from overlay_router.local.replies import Reply
+from overlay_router.peers.origins import as_handed_on
 from overlay_router.rules.states import Outcome, Result
 from stageout.wire.overlay import Open, Operation
 from stageout.wire.route import next_hop
@@ -93,17 +94,18 @@ def may_say(custodian: Custodian, held: Held, store: str) -> bool:
     return False
 
 
-def onward(operation: Operation) -> Operation:
+def onward(operation: Operation, sender: str) -> Operation:
     """As the next hop hears it."""
-    terminal = next_hop(operation.terminal)[1]
-    return replace(operation, terminal=terminal, release="delivered", tid=0, standby_s=0, copies=1)
+    terminal, said = next_hop(operation.terminal)[1], as_handed_on(operation, sender)
+    return replace(said, terminal=terminal, release="delivered", tid=0, standby_s=0, copies=1)
 
 
-def opening_of(asked: Open | None) -> str:
+def opening_of(asked: Open | None, sender: str) -> str:
     """The OPEN of its sender as the next hop hears it, as JSON; "" without one."""
     if asked is None:
         return ""
-    return json.dumps(asdict(replace(asked, terminal=next_hop(asked.terminal)[1], standby_s=0, release="delivered")))
+    terminal, said = next_hop(asked.terminal)[1], as_handed_on(asked, sender)
+    return json.dumps(asdict(replace(said, terminal=terminal, standby_s=0, release="delivered")))
 
 
 def named(blocks: Iterable[Digested]) -> list[list[Any]]:

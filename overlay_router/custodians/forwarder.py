@@ -22,6 +22,7 @@ from overlay_router.custodians.spool import FIRST_TID, Held, Key
 from overlay_router.local.replies import Reply
 from overlay_router.pauses import FIRST_S, FORGET_EVERY_S, Pause
 from overlay_router.peers.keys import OwnCredential
+from overlay_router.peers.origins import as_handed_on
 from overlay_router.rules.states import Outcome, Result
 from stageout.core import log
 from stageout.core.clock import Clock
@@ -297,10 +298,9 @@ class Forwarder:
         if facts.passed:
             known = {"blocks": named(facts.blocks), "passed": named(facts.passed), "passes": True}
         self._give(
-            order, onward(facts.operation), file=facts.file, digest=held.digest, opening=opening_of(held.asked),
-            cancel=cancel, asks=held.stands_by(self._clock.wall_s()), said_to=facts.said_to, store=facts.store,
-            copies=held.operation.copies, low=facts.low,
-            **known,
+            order, onward(facts.operation, held.sender), file=facts.file, digest=held.digest,
+            opening=opening_of(held.asked, held.sender), cancel=cancel, asks=held.stands_by(self._clock.wall_s()),
+            said_to=facts.said_to, store=facts.store, copies=held.operation.copies, low=facts.low, **known,
         )  # fmt: skip
 
     async def _complete(self, due: Iterable[Held]) -> None:
@@ -327,7 +327,7 @@ class Forwarder:
             self._tell(found)
         elif self._orders.get(number) is order:
             order.held, order.was_said = held, found.said_to is not None
-            operation = json.dumps(asdict(onward(found.operation)))
+            operation = json.dumps(asdict(onward(found.operation, held.sender)))
             self._carrier.write({"whole": number, "operation": operation, "store": found.store})
 
     async def _send_early(self) -> None:
@@ -368,10 +368,12 @@ class Forwarder:
     def _give_early(self, coming: Coming, more: Mapping[int, str]) -> None:
         ask = coming.asked
         blocks = {block: digest.hex() for block, digest in coming.blocks} | dict(more)
-        operation = Operation(*coming.key, "publish", ask.path, ask.expires, size_bytes=ask.size_bytes)
+        said = as_handed_on(ask, coming.sender)
+        operation = Operation(said.origin, ask.seq, "publish", ask.path, ask.expires, size_bytes=ask.size_bytes)
         self._give(
             _Order(coming.key, ask.path, hop_of(ask), coming.tid, passes=coming.passes), operation, file=coming.file,
-            digest=coming.digest, opening=opening_of(ask), comes=coming.tid, blocks=[*map(list, blocks.items())],
+            digest=coming.digest, opening=opening_of(ask, coming.sender), comes=coming.tid,
+            blocks=[*map(list, blocks.items())],
             passed=named((block, digest) for block, digest in coming.passed if block not in blocks),
             passes=coming.passes, store=self._stores.get(hop_of(ask)),
         )  # fmt: skip
@@ -389,7 +391,7 @@ class Forwarder:
             paused = any(self._pauses.get(place, Pause()).until_s > now_s for place in places)
             if paused or stray.key in self.busy or len(self._orders) >= 2 * self._most:
                 continue
-            operation = Operation(*stray.key, "publish", stray.path, stray.expires)
+            operation = Operation(stray.said, stray.key[1], "publish", stray.path, stray.expires)
             self._give(_Order(stray.key, stray.path, hop_of(stray), 0, drops=True), operation, cancel="data")
 
     async def _forget(self) -> None:

@@ -42,6 +42,7 @@ from overlay_router.local.staging import as_packed, recorded_pack
 from overlay_router.local.store import PackResults
 from overlay_router.local.tree import OWN, SYNC_ALL_FROM, no_room, sync_filesystem
 from overlay_router.peers.deposits import Terminals, same_key
+from overlay_router.peers.origins import as_handed_on
 from overlay_router.rules import custody, lots, terminal
 from overlay_router.rules.lots import Spool
 from overlay_router.rules.states import Outcome, Release, Result
@@ -239,7 +240,7 @@ class PackCustody:
             self._add(held)
             self._line_up(held)
             log.event("custody-take", origin=held.origin, seq=held.seq, path=held.path, terminal=held.terminal,
-                      files=held.files, bytes=held.size_bytes, release=held.release)  # fmt: skip
+                      files=held.files, bytes=held.size_bytes, release=held.release, sender=held.sender)  # fmt: skip
         return [Reply(held.sender, Custody(*held.key, self._name)) for held in taken]
 
     def _held_of(self, arrived: Arrived, now: int) -> HeldPack:
@@ -448,8 +449,9 @@ class PackCustody:
         done = self._done.get(held.origin, _Done()).next - 1
         low = max(record.low, done - done % _FORGOTTEN_TOGETHER)
         said_to, store = self._said.order(held)
+        pack = as_handed_on(self._store.pack(held.key), held.sender)
         return {
-            "pack": pack_text(self._store.pack(held.key)), "file": str(self._file(held.key)), "digest": held.digest,
+            "pack": pack_text(pack), "file": str(self._file(held.key)), "digest": held.digest,
             "low": low, "cancelled": [seq for seq in sorted(record.cancelled) if held.seq <= seq < held.end],
             "said_to": said_to, "store": store, "taken_at": held.taken_at,
         }  # fmt: skip

@@ -27,12 +27,13 @@ _NOTHING: Mapping[int, bytes] = {}
 class Coming:
     """Data that still come in, and may be sent on already.
 
-    :param asked: the OPEN of its sender. :param digest: the kind of digests. :param blocks: on the disk here.
-    :param passed: at the next hop only.
+    :param asked: the OPEN of its sender. :param sender: ``KEY/ORIGIN``, as that says it. :param digest: the kind of
+        digests. :param blocks: on the disk here. :param passed: at the next hop only.
     """
 
     tid: int
     asked: Open
+    sender: str
     digest: str
     blocks: list[tuple[int, bytes]]
     file: str

@@ -66,17 +66,19 @@ class Begun:
     """Data of an operation may lie at a terminal before the operation is in custody here, or without it ever being.
 
     :param path: for the log. :param expires: of the operation; the terminal drops them then by itself.
+    :param said: the origin, as the next hop has heard it.
     """
 
     key: Key
     terminal: str
     path: str
     expires: int
+    said: str
 
 
 _LATER = """CREATE TABLE IF NOT EXISTS begun (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, terminal TEXT NOT NULL, path BLOB NOT NULL, expires INTEGER NOT NULL,
-    PRIMARY KEY (origin, seq)) WITHOUT ROWID"""
+    said TEXT NOT NULL DEFAULT '', PRIMARY KEY (origin, seq)) WITHOUT ROWID"""
 _SAID = """CREATE TABLE IF NOT EXISTS said (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, store TEXT NOT NULL, PRIMARY KEY (origin, seq)) WITHOUT ROWID"""
 
@@ -130,6 +132,8 @@ class CustodyStore(PackRecords):
     def _bring_up(self, version: int) -> None:
         super()._bring_up(version)
         self._connection.execute(_LATER)
+        if "said" not in {row[1] for row in self._connection.execute("PRAGMA table_info(begun)")}:
+            self._connection.execute("ALTER TABLE begun ADD COLUMN said TEXT NOT NULL DEFAULT ''")
         self._connection.execute(_SAID)
         self._connection.execute(  # of what an earlier version has settled
             "DELETE FROM said WHERE NOT EXISTS (SELECT 1 FROM custody WHERE (origin, seq) = (said.origin, said.seq))"
@@ -168,9 +172,10 @@ class CustodyStore(PackRecords):
 
     def begun(self) -> list[Begun]:
         """Operations whose data may lie at a terminal."""
-        rows = self._connection.execute("SELECT origin, seq, terminal, path, expires FROM begun").fetchall()
+        rows = self._connection.execute("SELECT origin, seq, terminal, path, expires, said FROM begun").fetchall()
         return [
-            Begun((origin, seq), terminal, os.fsdecode(path), expires) for origin, seq, terminal, path, expires in rows
+            Begun((origin, seq), terminal, os.fsdecode(path), expires, said or origin)
+            for origin, seq, terminal, path, expires, said in rows
         ]
 
     def begin(self, one: Begun) -> None:
@@ -184,8 +189,9 @@ class CustodyStore(PackRecords):
             self._forget_begun(key)
 
     def _write_begun(self, one: Begun) -> None:
-        row = (*one.key, one.terminal, os.fsencode(one.path), one.expires)
-        self._connection.execute("INSERT OR REPLACE INTO begun VALUES (?, ?, ?, ?, ?)", row)
+        row = (*one.key, one.terminal, os.fsencode(one.path), one.expires, one.said)
+        names = "origin, seq, terminal, path, expires, said"
+        self._connection.execute(f"INSERT OR REPLACE INTO begun ({names}) VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def _forget_begun(self, key: Key) -> None:
         self._connection.execute("DELETE FROM begun WHERE origin = ? AND seq = ?", key)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from overlay_router.local.store import Transfer
 from overlay_router.peers.keys import BadKeys, Key
+from overlay_router.peers.origins import known_as
 from stageout.wire.capability import BadCapability, Capability, Look, allow, check_expiry, read
 from stageout.wire.deposits import MOST_EXPIRES_AFTER_S
 from stageout.wire.greeting import SAFE_DIGESTS
@@ -61,8 +62,12 @@ class Rights:
         return outside_of(key, message)
 
     def reserve(self, key: Key, ask: Open, now: int) -> str:
-        """Count a transfer that is asked for. Why it is too much now, or ""."""
-        self.release(ask.origin, ask.seq)
+        """Count a transfer that is asked for. Why it is too much now, or "".
+
+        :param ask: as the peer has said it: its signature is checked here.
+        """
+        place = known_as(key, ask.origin), ask.seq
+        self.release(*place)
         if self._transfers[key.name] >= self.most_transfers:
             return f"the key {key.name!r} has {self.most_transfers} transfers under way"
         found = None
@@ -70,9 +75,7 @@ class Rights:
             found = read(ask.capability) if ask.warrant else self._allowed(ask, now)
         if found and found.lot_bytes and self._bytes[found.number] + ask.size_bytes > found.lot_bytes:
             return f"the capability is for {found.lot_bytes} bytes at once"
-        self._count(
-            (ask.origin, ask.seq), Lot(key.name, found.number if found else "", max(0, ask.size_bytes), ask.expires)
-        )
+        self._count(place, Lot(key.name, found.number if found else "", max(0, ask.size_bytes), ask.expires))
         return ""
 
     def become(self, rules: Rights) -> None:
@@ -80,7 +83,7 @@ class Rights:
         self.issuers, self.insists, self.most_transfers = rules.issuers, rules.insists, rules.most_transfers
 
     def release(self, origin: str, seq: int) -> None:
-        """A transfer has ended."""
+        """A transfer has ended. :param origin: as this router knows it."""
         lot = self._lots.pop((origin, seq), None)
         if lot:
             self._transfers[lot.key] -= 1

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from overlay_router.peers.keys import Key
+from overlay_router.peers.origins import known_as
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.key_file import gateway_of
 from stageout.testing.router import RouterProcess
@@ -82,9 +84,10 @@ class Slow:
         )  # fmt: skip
 
     def at_terminal(self) -> Message:
-        """What the terminal says to the custodian's key."""
+        """What the terminal says to the custodian's key, which is the sender's, of the origin that it hands on."""
+        handed_on = known_as(Key(self.gateway.key_name, b"", ""), self.origin)
         with Channel(_gateway(self.terminal)) as channel:
-            channel.send(Status(self.origin, 1))
+            channel.send(Status(handed_on, 1))
             return channel.receive()
 
     def is_at_terminal(self, blocks: int) -> bool:

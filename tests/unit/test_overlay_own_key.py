@@ -141,7 +141,8 @@ def test_files_are_copied_with_it_and_its_name_is_told(own: OwnCredential, monke
         copies: Any = SimpleNamespace(cancelled={KEY}, is_late=lambda one: False)
         one = copying.Copier(copies, NOBODY, NOBODY, NOBODY, ways, own, 1)
         monkeypatch.setattr(one, "_run", ordered)
-        commanded: Any = SimpleNamespace(key=KEY, reached=True, copy=SimpleNamespace(terminal="t:1"))
+        copy = SimpleNamespace(terminal="t:1")
+        commanded: Any = SimpleNamespace(key=KEY, reached=True, copy=copy, sender=f"k/{KEY[0]}")
         for own.now in (OLD, NEW):
             await one._carried_out(commanded, copying._Try())
             assert one.bearer == own.now.key[0]

@@ -10,6 +10,7 @@ import pytest
 from overlay_router.copying import warrants
 from overlay_router.local.store import Transfer
 from overlay_router.peers.keys import BadKeys, Key
+from overlay_router.peers.origins import known_as
 from overlay_router.peers.rights import Rights, outside_of, read_issuers, too_late
 from stageout.core.signing import new_key
 from stageout.wire import capability, warrant
@@ -204,12 +205,13 @@ def test_so_many_transfers_of_a_key_are_under_way_at_once() -> None:
     assert found.reserve(ONLY, opens[1], NOW) == "", "the same once more"
     assert "has 2 transfers under way" in found.reserve(ONLY, opens[2], NOW)
     assert found.reserve(ALL, opens[2], NOW) == "", "that of another key"
-    found.release(ORIGIN, 1)
-    found.release(ORIGIN, 1)
+    mine = known_as(ONLY, ORIGIN)
+    found.release(mine, 1)
+    found.release(mine, 1)
     assert found.reserve(ONLY, opens[0], NOW) == ""
     found.release_up_to("0c" * 16, 2)
     assert found.reserve(ONLY, replace(OPEN, seq=9), NOW) != ""
-    found.release_up_to(ORIGIN, 1)
+    found.release_up_to(mine, 1)
     assert found.reserve(ONLY, replace(OPEN, seq=9), NOW) == ""
     found.expire(OPEN.expires)
     assert found.reserve(ONLY, replace(OPEN, seq=10), NOW) != ""

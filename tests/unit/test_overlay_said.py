@@ -425,7 +425,7 @@ def test_a_copy_that_is_given_up_and_has_been_made_is_made(why: str, answer: str
         return {"outcome": answer}
 
     copy = SimpleNamespace(source="f", source_generation=1, terminal="t:1")
-    commanded = cast(Any, SimpleNamespace(copy=copy, key=KEY, reached=reached, given_up=None))
+    commanded = cast(Any, SimpleNamespace(copy=copy, key=KEY, reached=reached, given_up=None, sender=f"k/{KEY[0]}"))
     copies = SimpleNamespace(is_late=lambda one: why == "late", cancelled={KEY} if why == "cancelled" else set())
     tree = SimpleNamespace(published=lambda *name: overlay.Answer(code=ErrorClass.CONFLICT.code, message="replaced"))
     copier = in_loop(
