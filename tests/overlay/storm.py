@@ -497,10 +497,13 @@ def small_disk(home: Path, size_mib: int) -> Iterator[Path]:
             subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+_SECONDS = "routers die for so long (default: 60); a storm takes one to two minutes more to its end"
+
+
 def main() -> int:
     """Run one storm."""
     parser = argparse.ArgumentParser(prog="storm", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="routers die for so long (default: 60)")
+    parser.add_argument("--seconds", type=float, default=60.0, help=_SECONDS)
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the dice")
     parser.add_argument("--keep", type=Path, help="copy the routers' logs to this directory when something is wrong")
     given = parser.parse_args()
