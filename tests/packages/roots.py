@@ -126,7 +126,7 @@ def shell(image: Image, script: str, timeout_s: float = 900) -> str:
 def files_below(root: Path) -> set[str]:
     """Names of all files but those that package managers keep for themselves, and what entering the root makes."""
     own = ("var/lib/dpkg", "var/lib/apt", "var/log", "var/cache", "var/lib/rpm", "usr/lib/sysimage/rpm")
-    ours = ("etc/ld.so.cache", "etc/hosts", "etc/resolv.conf", "proc", "dev", "sys")
+    ours = ("etc/ld.so.cache", "root/.rpmdb", "etc/hosts", "etc/resolv.conf", "proc", "dev", "sys")
     names = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_symlink() or not path.is_dir()}
     return {name for name in names if not name.startswith((*own, *ours))}
 
@@ -247,6 +247,10 @@ def base_container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[st
     place = tmp_path_factory.mktemp("containers")
     buildah = ["buildah", "--root", str(place / "store"), "--runroot", str(place / "run"), "--storage-driver", "vfs"]
     image = clean_root(place, "forky", [])
+    settings = run_host(
+        ["apt-config", "dump", "Acquire::Check-Valid-Until"]
+    ).stdout  # as this machine's mirror needs it
+    (image.root / "etc/apt/apt.conf.d/99host").write_text(settings)
     name = run_host([*buildah, "from", "scratch"]).stdout.split()[-1]
     run_host([*buildah, "add", name, str(image.root), "/"])
     run_host([*buildah, "commit", "--rm", name, "stageout-test-base"])
@@ -271,7 +275,11 @@ def test_demo_from_the_debian_package(tmp_path: Path) -> None:
     image = htcondor_root(tmp_path)
     install_deb(image, "deb14")
     check_installed(image)
-    demo = "cd /; exec /opt/stageout/bin/python -m stageout.testing.demo --out /tmp/demo"
+    # The demonstration's own destination, a WebDAV server, is no part of the product.
+    server = [sys.executable, "-m", "pip", "install", "-q", "--only-binary=:all:", "--python-version", "3.14"]
+    server += ["--platform", "manylinux_2_28_x86_64", "--target", str(image.root / "opt/server"), "wsgidav", "cheroot"]
+    run_host(server)
+    demo = "cd /; PYTHONPATH=/opt/server exec /opt/stageout/bin/python -m stageout.testing.demo --out /tmp/demo"
     root = str(image.root)
     # A root of its own must be a mount: nodes of the demonstration's pools are made by pivot_root.
     enter = (
