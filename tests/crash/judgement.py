@@ -7,7 +7,7 @@ from typing import Any
 
 from sandbox_manager.lookups import CODE_OF, STATE_OF
 from schedd_agent.model import Job, Status
-from stageout.core.states import State
+from stageout.core.states import FREED, State
 from stageout.wire.custody import Action, OrderSheet
 from tests.crash.observed import FREED_CODES
 from tests.crash.parties import HOLE_S, LEASE_S, POLL_S
@@ -89,6 +89,18 @@ class Judgement:
         self.confirmed.update(tickets)
         for made_by in filter(None, map(self.by_ticket.get, tickets)):
             self.newest[made_by.job] = max(made_by.number, self.newest.get(made_by.job, 0))
+
+    def _judge_report(self, sender: str, report: dict[str, Any]) -> None:
+        """Orders that a report acknowledges are on the disk, and no plugin sends output of runs that it calls ended."""
+        node = next(one for one in self.nodes if one.name == sender)
+        done = dict(node.rows("SELECT agent, number FROM orders_done"))
+        for agent, number in report["acknowledged"].items():
+            if number > done.get(agent, 0):
+                self.world.violation(f"{sender} acknowledges order {number}, its ledger {done.get(agent, 0)}")
+        sent = {ticket for one in self.flights if one.node == sender and not one.is_over for ticket in one.tickets}
+        for box in report["sandboxes"]:
+            if State(box["state"]) in FREED and not sent.isdisjoint(box["tickets"]):
+                self.world.violation(f"run {box['number']} of {box['job']} is {box['state']}, and is still sent")
 
     # ---- what is sent ------------------------------------------------------------------------------------------------
 

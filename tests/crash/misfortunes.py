@@ -32,7 +32,7 @@ _MISFORTUNES = (
     "directory_gone", "mute",
     "sync_refused",
     "names_stay", "slow_disk", "late_part", "disk_ails", "linger", "wish", "wish",
-    "odd_order", "odd_order", "kill_while_moving",
+    "odd_order", "odd_order", "kill_while_moving", "disk_full_while_moving",
 )  # fmt: skip
 #: Kinds that make output wait, and orders come while it does.
 _OFTEN = ("destination_down", "destination_refuses", "wish", "odd_order")
@@ -266,8 +266,19 @@ class Misfortunes:
             self._delete(node, ticket, ticket)
 
     def _mis_mute(self, node: Node, later: float) -> None:
-        """Messages of a node are lost, messages to it arrive: a firewall, or a right that was taken away."""
-        self._mute(node, 3 * LEASE_S)
+        """Messages of a node are lost, messages to it arrive: a firewall, or a right that was taken away.
+
+        Mostly its agent has just heard of output there.
+        """
+        if self.random.random() < 0.3:
+            self._mute(node, 3 * LEASE_S)
+        else:
+            self.after_handoff = self._mute_while_output_waits
+
+    def _mute_while_output_waits(self, node: Node, later: float) -> None:
+        """The server of the output comes back when nothing of it may be sent any more."""
+        self._mis_destination_down(node, 1.1 * LEASE_S)
+        self.world.after(100, lambda: self._mute(node, 3 * LEASE_S))
 
     def _mute(self, node: Node, for_s: float) -> None:
         self.collector.mute.add(node.name)
@@ -284,12 +295,17 @@ class Misfortunes:
         self.world.after(min(later, 1500), lambda: setattr(node, "is_slow", False))
 
     def _mis_linger(self, node: Node, later: float) -> None:
-        """A run goes on on its node although the access point has given it up, and hands its output over at last."""
-        for execution in list(self.running.values())[:1]:
-            self._back_to_idle(execution)
-            self.world.after(
-                self.random.choice((30.0, 300.0, 1000.0)), lambda execution=execution: self._hand_over_late(execution)
-            )
+        """A run goes on on its node although the access point has given it up, and hands its output over at last.
+
+        Its second hand-off may come when a newer run is known.
+        """
+        if not self.running:
+            self.world.after(60, lambda: self._mis_linger(node, later) if self.troubled else None)
+            return
+        execution = next(iter(self.running.values()))
+        self._back_to_idle(execution)
+        for delay_s in self.random.sample((30.0, 300.0, 1000.0), self.random.randint(1, 2)):
+            self.world.after(delay_s, lambda: self._hand_over_late(execution))
 
     def _mis_late_part(self, node: Node, later: float) -> None:
         """A plugin's last files come when its run has been decided without them."""
@@ -304,6 +320,10 @@ class Misfortunes:
     def _mis_kill_while_moving(self, node: Node, later: float) -> None:
         """A manager dies while it sends."""
         self.at_start = self._mis_kill_manager
+
+    def _mis_disk_full_while_moving(self, node: Node, later: float) -> None:
+        """A disk is full when the end of what is being sent is to be recorded."""
+        self.at_start = lambda node, _: self._mis_disk_full(node, later)
 
     def _mis_wish(self, node: Node, later: float) -> None:
         """The owner of a job asks for something while its output is on its way."""
@@ -464,7 +484,12 @@ class Misfortunes:
         )
 
     def _mis_older_ledger(self, node: Node, later: float) -> None:
-        """An administrator puts a ledger back from a copy, and the spool is newer than that copy."""
+        """An administrator puts a ledger back from a copy, and the spool is newer than that copy.
+
+        Mostly output waits there.
+        """
+        if self.random.random() < 0.7:
+            self._mis_destination_down(node, 2 * later)
         copy = node.machine.databases.copy(node.ledger)
         if copy is not None:
             self.world.after(min(later, 400), lambda: self._put_back(node, copy))

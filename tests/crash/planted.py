@@ -506,7 +506,7 @@ BUGS = (
     Planted(
         "files of a batch whose record failed twice are not sent",
         lambda: [mutated(Pipeline, "_give_back", "while True:", "for _ in range(1):")],
-        ("disk_ails", "disk_full"),
+        ("disk_ails", "disk_full_while_moving"),
         0.05,
     ),
     Planted(

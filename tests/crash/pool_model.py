@@ -99,6 +99,7 @@ class Collector:
     read_s: dict[str, float] = field(default_factory=dict)
     mute: set[str] = field(default_factory=set)
     on_orders: Any = None
+    on_report: Any = None
     came_s: dict[str, float] = field(default_factory=dict)
     _jobs: dict[str, list[str]] = field(default_factory=dict)
     _ads: dict[tuple[str, str], tuple[Mapping[str, Any], float]] = field(default_factory=dict)
@@ -114,6 +115,8 @@ class Collector:
 
     def take(self, ad: Mapping[str, Any], sender: str) -> bool:
         """An ad comes in. False when the sender notices that it did not."""
+        if ad["MyType"] == MANAGER_AD and self.on_report is not None:
+            self.on_report(sender, json.loads(ad["StageOutPayload"]))
         if not self.up or sender in self.cut_off | self.mute:
             return False
         self._made_s[ad["StageOutSignature"]] = self.came_s[ad["Name"]] = self.world.now_s

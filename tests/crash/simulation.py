@@ -86,7 +86,7 @@ class Simulation(Misfortunes, Judgement):
         self.destination = Destination(self.world)
         self.collector = Collector(self.world)
         self.schedd = Schedd(self.world)
-        self.collector.on_orders = self._judge_orders
+        self.collector.on_orders, self.collector.on_report = self._judge_orders, self._judge_report
         self.schedd.on_edit, self.schedd.on_change = self._judge_edit, self._changed
         self.trouble = draw_trouble(self.random)
         if self.misfortunes:
@@ -306,7 +306,7 @@ class Simulation(Misfortunes, Judgement):
         if fate < 0.12:
             self.schedd.change(name, status=int(Status.REMOVED))
             return
-        if fate < 0.2:
+        if fate < (0.2 if self.forger is None else 0.5):
             # The schedd died before it heard of it: the next shadow only says that the job is done.
             at = self.schedd.wall_s()
             told = at + self.random.choice((-1, 0, 1))
