@@ -33,7 +33,7 @@ STAGEOUT_REPORT_INTERVAL = 15
 STAGEOUT_RETRY_FIRST = 1
 STAGEOUT_RETRY_MAX = 4
 """
-#: Each starter and manager asks all plugins what they can, and HTCondor's plugins in Python take a second for that.
+#: Each starter and manager asks all plugins what they can, and HTCondor's plugins in Python take half a second.
 LEAN = "FILETRANSFER_PLUGINS = $(LIBEXEC)/curl_plugin, $(LIBEXEC)/data_plugin\n"
 
 #: A plugin that stops before or after the real one, for the jobs whose output goes below /gate-NAME/.
