@@ -100,13 +100,15 @@ def lead(own: JobId, answers: Answers, shared: SharedLook, sleep: Callable[[floa
         wanted = answers.asked() | {own}
         with contextlib.suppress(Unavailable):  # a schedd that restarts; look again
             shared.look(wanted)
+            ended: set[JobId] = set()
             for one in filter(shared.has, sorted(wanted, key=str)):
                 end = _end(watchers.setdefault(one, Watcher(shared, [one])))
                 if end is not None:
-                    watchers.pop(one)
+                    del watchers[one]
                     answers.give(one, end)
-                    if one == own:
-                        return Exit.OK
+                    ended.add(one)
+            if own in ended:  # not before: a node without an answer asks again half a minute later, and leads then
+                return Exit.OK
         sleep(pause_s)
         pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
 

@@ -46,6 +46,14 @@ def test_all_that_ask_are_answered_by_one_look(tmp_path: Path) -> None:
     assert schedd.asked_history == [[JobId(14, 0)]], "one question for all that have left"
 
 
+def test_a_last_look_answers_also_those_behind_the_own_node(tmp_path: Path) -> None:
+    for name in ("12.0", "13.0", "14.0"):
+        (tmp_path / name).touch()
+    schedd = Schedd([_node(12, **DONE), _node(13, **DONE)], past=[_node(14, **DONE)])
+    assert _lead(schedd, tmp_path, "12.0") == []
+    assert all((tmp_path / name).read_text().startswith("delivered ") for name in ("12.0", "13.0", "14.0"))
+
+
 def test_a_node_that_nobody_knows_fails_alone(tmp_path: Path) -> None:
     (tmp_path / "13.0").touch()
     waiting = [_node(12, StageOutState="Moving")]
