@@ -30,7 +30,7 @@ CAUSES = (
     Cause("NotAsked", "StageOutAsync is false: the owner says so, or this access point asks jobs to opt in"),
     Cause("DagNode", "nodes of a DAG are handed off only with StageOutAsync = true"),
     Cause("MayRunAgain", "the job has a cron schedule or an on_exit_remove, so HTCondor may run it again"),
-    Cause("Universe", "only jobs of the vanilla universe (containers are of it, too) are handed off"),
+    Cause("Universe", "only jobs of the vanilla and the java universe (containers are vanilla) are handed off"),
     Cause("NotMarked", "the access point has not marked the job"),
     # The node refuses.
     Cause("SlotUser", "the job runs under an account that is not its owner's"),

@@ -504,6 +504,8 @@ def test_which_jobs_are_covered(desk: Desk) -> None:
     assert guard("on_exit_remove = NumJobCompletions > JobMaxRetries") is False
     for key in ("minute", "hour", "day_of_month", "month", "day_of_week"):
         assert guard(f"cron_{key} = 1\nMY.StageOutAsync = true") is False
+    assert guard("universe = java\narguments = Main") is True
+    assert guard("universe = parallel\nmachine_count = 1\nMY.StageOutAsync = true") is False
     plain = desk.pool.submit("alice", "executable = /bin/true\nrequirements = false\nqueue")
     assert desk.ad(plain).get("StageOutGuard") is False
 
