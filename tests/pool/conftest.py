@@ -20,6 +20,9 @@ from stageout.testing.pool.image import find_image
 from stageout.testing.pool.pytest_plugin import keep_logs
 from stageout.testing.pool.waiting import wait_until
 
+#: HTCondor of the pools of tests that do not choose one.
+VERSION = os.environ.get("STAGEOUT_POOL_VERSION") or "25.14"
+
 #: Daemons look more often than on a real pool, so that tests need not wait for them.
 QUICK_AP = """
 STAGEOUT_POLL_INTERVAL = 1
@@ -287,7 +290,7 @@ def wait_until_acquainted(pool: Pool, eps: Sequence[Node] = ()) -> None:
 def stageout_pools() -> Any:
     """Function like ``Pool`` for ``with``; skips with the reason where no pool can be made (in CI: fails)."""
     try:
-        find_image("25.14")
+        find_image(VERSION)
     except PoolUnavailable as reason:
         if os.environ.get("CI"):
             raise
@@ -297,9 +300,9 @@ def stageout_pools() -> Any:
 
 @pytest.fixture(scope="session")
 def main_pool(stageout_pools: Any) -> Iterator[tuple[Pool, Path]]:
-    """A pool on the newest version with two execute points, the whole product and the gated plugin."""
+    """A pool with two execute points, the whole product and the gated plugin."""
     with open_directory("gates") as shared:
-        settings = {"version": "25.14", "execute_points": 2, "cpus": 8, "binds": (shared,), **pool_settings(shared)}
+        settings = {"version": VERSION, "execute_points": 2, "cpus": 8, "binds": (shared,), **pool_settings(shared)}
         with stageout_pools(**settings) as pool:
             yield pool, shared / "gates"
 

@@ -15,7 +15,7 @@ import pytest
 from stageout.testing.pool import Pool
 from stageout.testing.pool.pool import free_port
 from stageout.testing.pool.pytest_plugin import keep_logs
-from tests.pool.conftest import LEAN, QUICK_AP, QUICK_EP, Site, wait_until_acquainted
+from tests.pool.conftest import LEAN, QUICK_AP, QUICK_EP, VERSION, Site, wait_until_acquainted
 
 pytestmark = pytest.mark.pool
 
@@ -44,9 +44,9 @@ def flock(stageout_pools: Any, destination: Any, tmp_path: Path, request: pytest
     """Run the two pools. The other one lets the schedd advertise and no more; a third name answers nobody."""
     there = "TRUST_DOMAIN = other.test\nALLOW_ADVERTISE_SCHEDD = $(ALLOW_DAEMON), ap@home.test\n"
     ep = QUICK_EP + 'Flocked = "there"\nSTARTD_ATTRS = $(STARTD_ATTRS) Flocked\n'
-    with Pool(version="25.14", agent=False, prefix="far-", base_config=LEAN, config=there, ep_config=ep) as other:
+    with Pool(version=VERSION, agent=False, prefix="far-", base_config=LEAN, config=there, ep_config=ep) as other:
         flocks = f"FLOCK_TO = 127.0.0.1:{free_port()}, 127.0.0.1:{other.port}\nSEC_TOKEN_DIRECTORY =\n"
-        with stageout_pools(version="25.14", ep_config=QUICK_EP, ap_config=f"{QUICK_AP}\n{flocks}") as pool:
+        with stageout_pools(version=VERSION, ep_config=QUICK_EP, ap_config=f"{QUICK_AP}\n{flocks}") as pool:
             site = Site(pool, destination, request.node.name.replace("_", "-"), tmp_path)
             token = other.ap.run(["condor_token_create", "-identity", "ap@home.test"]).stdout
             ap = pool.ap

@@ -19,7 +19,7 @@ import trustme
 from stageout.movers.results import PLUGINS_WORD
 from stageout.testing.destination import Destination
 from stageout.testing.pool.pytest_plugin import keep_logs
-from tests.pool.conftest import JOB, QUICK_AP, QUICK_EP, Site, open_directory, wait_until_acquainted
+from tests.pool.conftest import JOB, QUICK_AP, QUICK_EP, VERSION, Site, open_directory, wait_until_acquainted
 from tests.pool.test_credentials_pool import Credmon
 
 pytestmark = pytest.mark.pool
@@ -115,7 +115,7 @@ def setting(stageout_pools: Any, destination: Destination) -> Iterator[tuple[Any
             f' REQUESTS_CA_BUNDLE={shared}/ca.pem"\n'
         )
         options = {"ap_config": ap, "ep_config": ep, "binds": (shared,)}
-        with stageout_pools(version="25.14", execute_points=1, cpus=4, **options) as pool:
+        with stageout_pools(version=VERSION, execute_points=1, cpus=4, **options) as pool:
             wrap(pool)
             yield pool, box
 
