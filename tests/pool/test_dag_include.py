@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.pool.conftest import JOB
+from tests.pool.large_dag import delivered, submit, watch
 
 pytestmark = pytest.mark.pool
 
@@ -55,6 +56,16 @@ def test_one_line_makes_children_wait_for_the_delivery_of_their_parents(site: An
     assert _wait(site, dag) == 0
     assert site.wait_left(first)["StageOutState"] == "Delivered"
     _delivered(site, "A", "B")
+
+
+def test_one_process_waits_for_a_dag_of_many_nodes(site: Any) -> None:
+    """The lines are those of stageout.dag, with a shorter DEFER."""
+    lines = f'VARS ALL_NODES PREPEND My.StageOutAsync="true"\nSCRIPT DEFER 75 3 POST ALL_NODES {_POST}\n'
+    dag = submit(site, 30, last_lines=lines)
+    site.jobs.append(dag)
+    found = watch(site, dag, timeout_s=240)
+    assert (found.status, found.most["leaders"]) == (0, 1)
+    assert delivered(site, 30) == 30
 
 
 def test_splices_sub_dags_and_nodes_without_a_job(site: Any) -> None:
