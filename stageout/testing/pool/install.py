@@ -43,8 +43,15 @@ def find_checkout(start: Path | None = None) -> Path | None:
     return None
 
 
+def _is_packaged(image: Image, checkout: Path | None) -> bool:
+    """Return whether a package of the system's has put the product, which runs here, into PREFIX."""
+    return checkout is None and image.is_host and sys.prefix == PREFIX
+
+
 def dependencies_venv(image: Image, checkout: Path | None) -> Path:
     """Directory of a virtual environment with the product's dependencies, made (by network) when missing."""
+    if _is_packaged(image, checkout):
+        return Path(PREFIX)
     wanted = sorted(_requirements(checkout))
     final = image.cache / f"deps-{_hash([_LAYOUT_VERSION, image.root.name, *wanted])}"
     with locked(image.cache / "venv.lock"):
@@ -58,7 +65,7 @@ def product_venv(image: Image, checkout: Path | None) -> Path:
 
     A package of the system's has put it into PREFIX already: the nodes see that as it is.
     """
-    if checkout is None and image.is_host and sys.prefix == PREFIX:
+    if _is_packaged(image, checkout):
         return Path(PREFIX)
     base = dependencies_venv(image, checkout)
     with locked(image.cache / "venv.lock"), _source_copy(image, checkout) as source:
