@@ -281,11 +281,11 @@ def test_demo_from_the_debian_package(tmp_path: Path) -> None:
     run_host(server)
     demo = "cd /; PYTHONPATH=/opt/server exec /opt/stageout/bin/python -m stageout.testing.demo --out /tmp/demo"
     root = str(image.root)
-    # A root of its own must be a mount: nodes of the demonstration's pools are made by pivot_root.
+    # Not chroot: what enters the namespaces of the demonstration's nodes would see this machine's root.
     enter = (
         f"mount --bind {root} {root}; cd {root}; mount -t proc proc proc; mount --rbind /dev dev;"
         "mount --rbind /sys sys;"
-        'exec chroot . env -i PATH="$PATH" HOME=/root LC_ALL=C.UTF-8 sh -ec "$0"'
+        'pivot_root . .; umount -l .; exec env -i PATH="$PATH" HOME=/root LC_ALL=C.UTF-8 sh -ec "$0"'
     )
     try:
         said = run_host(["unshare", "-m", "--propagation", "private", "sh", "-ec", enter, demo], timeout_s=900).stdout
