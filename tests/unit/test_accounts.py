@@ -22,7 +22,6 @@ from sandbox_manager.spool import HeldFile, NotClaimed, Spool
 from stageout.core import durable
 from stageout.core.config import ConfigError
 from stageout.core.states import State
-from stageout.core.synchronous import code_of
 from stageout.wire.custody import Action
 from stageout.wire.handoff import OfferedFile
 from tests.polling import until
@@ -288,7 +287,7 @@ def test_owners_share_no_account(site: Site) -> None:
             assert node.box(more).uid == both[1].uid
             refused = node.offer(jobs[2], ["copy://h/ok/c"])
             assert isinstance(refused, Refusal) and "keep output of other owners" in refused.reason
-            assert code_of(refused.reason) == "SlotUser"
+            assert refused.reason.code == "SlotUser"
         async with site.manager() as node:
             assert isinstance(node.offer(jobs[2], ["copy://h/ok/c"]), Refusal), "and after a restart"
             await node.confirm(receipts[0], facts=jobs[0])
@@ -344,7 +343,7 @@ def test_without_an_account_the_plugin_uploads(site: Site, knob: str, changes: A
         async with site.manager(moving=False) as node:
             refused = node.offer(node.facts(**changes), ["copy://h/ok/a"])
             assert isinstance(refused, Refusal) and words in refused.reason
-            assert code_of(refused.reason) == "SlotUser"
+            assert refused.reason.code == "SlotUser"
 
     site.knobs["STAGEOUT_ACCOUNTS"] = knob
     run(story())

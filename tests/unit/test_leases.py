@@ -158,7 +158,7 @@ def test_what_comes_after_the_decision_about_its_run_is_not_taken(site: Site) ->
         async with site.manager(moving=False) as node:
             await node.hand_off({"copy://host/ok/a": b"a" * 10})
             await node.order(Action.CANCEL)
-            node.offer = lambda *facts, **more: _Promise(0)
+            node.offer = lambda *facts, **more: _Promise(0, None)
             with pytest.raises(Refused, match="Cancelled"):
                 await node.hand_off({"copy://host/ok/b": b"b" * 10})
 
