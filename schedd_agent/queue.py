@@ -25,7 +25,7 @@ from schedd_agent.model import (
     Status,
 )
 from stageout.core import log
-from stageout.core.dagman import is_by_dagman, is_kept_node
+from stageout.core.dagman import is_kept_node, is_with_its_dag
 from stageout.core.durable import step
 from stageout.core.errors import StageoutError
 from stageout.core.states import State
@@ -209,11 +209,11 @@ class CondorQueue:
         return found
 
     def _fate(self, ad: Mapping[str, Any]) -> Dag | None:
-        """Return the end of a DAG; for one that DAGMan removed, the end of the DAG in which it was a node."""
+        """Return the end of a DAG; for a sub-DAG that was removed with the DAG above it, the end of that one."""
         if ad["JobStatus"] != Status.REMOVED:
             return Dag.ENDED
         parent = ad.get("DAGManJobId")
-        if not isinstance(parent, int) or not is_by_dagman(str(ad.get("RemoveReason") or "")):
+        if not isinstance(parent, int) or not is_with_its_dag(str(ad.get("RemoveReason") or "")):
             return Dag.REMOVED
         return self.dags({parent}).get(parent)
 

@@ -6,7 +6,15 @@ import re
 
 #: How DAGMan begins RemoveReason. LeaveJobInQueue in ``condor_config.d/20-stageout-ap.conf`` has the same expression.
 REASON = "^(DAG Abort|DAG Limit|DAG Removed|Node Error|Startup Error|Removed by DAGMan)"
+#: How the schedd begins RemoveReason of a DAGMan job that it removes because the DAG of that job has left the queue. It
+#: replaces the reason that DAGMan gave, and skips nodes whose program has ended (TerminationPending).
+_WITH_ITS_DAG = "removed because <OtherJobRemoveRequirements = DAGManJobId "
 _REMOVED = 3
+
+
+def is_with_its_dag(remove_reason: str) -> bool:
+    """Return True for the RemoveReason of a sub-DAG that ended because the DAG above it ended, for whatever reason."""
+    return remove_reason.startswith(_WITH_ITS_DAG) or is_by_dagman(remove_reason)
 
 
 def is_by_dagman(remove_reason: str) -> bool:

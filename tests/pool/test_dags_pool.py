@@ -38,6 +38,8 @@ def _wait_dag(site: Any, dag: Any, timeout_s: float = 240) -> int:
     return int(history["ExitCode"])
 
 
+#: A PRE script: its node starts when the test makes the file `go` in the DAG's directory.
+_HELD_BACK = "#!/bin/sh\nuntil [ -e go ]; do sleep 0.2; done\n"
 _WAIT = "/opt/stageout/bin/stageout wait --timeout 120 --return $RETURN $JOBID"
 
 
@@ -100,16 +102,18 @@ def test_output_of_a_node_is_delivered_although_another_node_fails(site: Any) ->
     try:
         files = {
             "job.sh": JOB,
+            "held-back.sh": _HELD_BACK,
             "a.sub": _node(site, "a", "MY.StageOutAsync = true"),
             "b.sub": _node(site, "b", 'MY.StageOutAsync = false\nenvironment = "EXIT=1"\noutput_destination ='),
         }
-        text = "JOB A a.sub\nJOB B b.sub\nSCRIPT PRE B /bin/sleep 15\n"
-        dag = site.pool.submit_dag("alice", text, files=files)
+        dag = site.pool.submit_dag("alice", "JOB A a.sub\nJOB B b.sub\nSCRIPT PRE B ./held-back.sh\n", files=files)
         site.jobs.append(dag)
+        first = f"{dag.cluster + 1}.0"
+        site.wait_state(first, "Moving", timeout_s=90)
+        (dag.dir / "go").touch()
         assert _wait_dag(site, dag) != 0
     finally:
         site.destination.resume()
-    first = f"{dag.cluster + 1}.0"
     history = site.wait_left(first, timeout_s=90)
     assert "DONE A" in next(dag.dir.glob("*.rescue001")).read_text()
     assert history["StageOutState"] == "Delivered", history.get("RemoveReason")
@@ -121,16 +125,18 @@ def test_output_of_a_node_of_a_sub_dag_is_delivered_although_a_node_above_fails(
     try:
         files = {
             "job.sh": JOB,
+            "held-back.sh": _HELD_BACK,
             "inner.dag": "JOB A a.sub\nJOB C c.sub\n",
             "a.sub": _node(site, "a", "MY.StageOutAsync = true"),
             "b.sub": _node(site, "b", 'environment = "EXIT=1"\noutput_destination ='),
             "c.sub": _node(site, "c", 'environment = "SLEEP=600"\noutput_destination ='),
         }
-        text = "SUBDAG EXTERNAL S inner.dag\nJOB B b.sub\nSCRIPT PRE B /bin/sleep 25\nABORT-DAG-ON B 1\n"
+        text = "SUBDAG EXTERNAL S inner.dag\nJOB B b.sub\nSCRIPT PRE B ./held-back.sh\nABORT-DAG-ON B 1\n"
         dag = site.pool.submit_dag("alice", text, files=files)
         site.jobs.append(dag)
         moving = f'StageOutState == "Moving" && ClusterId > {dag.cluster}'
         (node,) = site.pool.wait(lambda: site.pool.jobs(moving), timeout_s=90, what="the node's stage-out")
+        (dag.dir / "go").touch()
         assert _wait_dag(site, dag) != 0
     finally:
         site.destination.resume()

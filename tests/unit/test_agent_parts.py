@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedd_agent.leases import SETTLE_S, View
-from schedd_agent.model import Past, Record, Send, Status, Ticket, custodian
+from schedd_agent.model import Dag, Past, Record, Send, Status, Ticket, custodian
 from schedd_agent.orders import REFRESH_S, Book, Numbers
-from schedd_agent.queue import parse_job
+from schedd_agent.queue import CondorQueue, parse_job
 from schedd_agent.receipts import Receipts, _tickets
 from schedd_agent.reports import Board
 from schedd_agent.tracker import _confirmation
@@ -506,6 +507,38 @@ def test_a_completed_node_that_dagman_removed_counts_as_completed() -> None:
     ):
         job = parse_job(ad, candidate=True)
         assert (job.status, job.is_kept) == (Status.REMOVED, False), ad
+
+
+_FIRED = "removed because <OtherJobRemoveRequirements = DAGManJobId =?= 16> fired when job (16.0) was removed"
+
+
+class _History(CondorQueue):
+    """A queue in which no DAG runs any more."""
+
+    def __init__(self, ads: Sequence[dict[str, Any]]) -> None:
+        self._ads = ads
+
+    def _query(self, constraint: str, projection: Iterable[str] = (), **options: Any) -> list[dict[str, Any]]:
+        return []
+
+    def _history(self, ids: list[str]) -> Iterator[dict[str, Any]]:
+        return (ad for ad in self._ads if f"{ad['ClusterId']}.0" in ids)
+
+
+@pytest.mark.parametrize(
+    ("above", "end"),
+    [
+        ({"JobStatus": 4}, Dag.ENDED),
+        ({"JobStatus": 3, "RemoveReason": "via condor_rm (by user alice)"}, Dag.REMOVED),
+    ],
+)
+@pytest.mark.parametrize("reason", [_FIRED, "DAG Abort: DAG is exiting and writing rescue file. (by user alice)"])
+def test_a_sub_dag_that_was_removed_with_the_dag_above_ends_as_that_one(
+    reason: str, above: dict[str, Any], end: Dag
+) -> None:
+    """The schedd replaces DAGMan's reason when the DAG above leaves before the sub-DAG does."""
+    below = {"ClusterId": 17, "JobStatus": 3, "DAGManJobId": 16, "RemoveReason": reason}
+    assert _History([{"ClusterId": 16, **above}, below]).dags({17}) == {17: end}
 
 
 def test_the_queue_keeps_the_nodes_that_the_agent_takes_for_completed() -> None:
