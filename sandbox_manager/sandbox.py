@@ -156,6 +156,8 @@ class Sandbox:
 
 #: Sandboxes that wait for, or have, a place in their data slot.
 OCCUPYING = frozenset({State.ACCEPTED, State.CONFIRMED, State.LEASED, State.MOVING})
+#: Of these, sandboxes of which nothing is being sent.
+_UNSENT = frozenset({State.ACCEPTED, State.CONFIRMED})
 #: Sandboxes that the planner looks at.
 SENDABLE = frozenset({State.CONFIRMED, State.LEASED, State.MOVING, State.RETRY_WAIT})
 #: Sandboxes in a data slot's active places.
@@ -181,6 +183,6 @@ class Occupant(NamedTuple):
 def occupant_of(box: Sandbox) -> Occupant:
     """A sandbox as its data slot sees it."""
     return Occupant(
-        box.slot, box.owner, box.sent_to, box.state is State.CONFIRMED and bool(box.waiting), box.paused,
+        box.slot, box.owner, box.sent_to, box.state in _UNSENT and bool(box.waiting), box.paused,
         tuple(part.destination for part in box.waiting),
     )  # fmt: skip

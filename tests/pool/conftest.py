@@ -149,7 +149,7 @@ class Site:
     def state(self, job: Any) -> str:
         """StageOutState, from the queue or else the history; "" when there is none."""
         ad = self.pool.q(job, ["StageOutState"]) or self.pool.history(job) or {}
-        return str(ad.get("StageOutState", ""))
+        return str(ad.get("StageOutState") or "")
 
     def wait_left(self, job: Any, timeout_s: float = 60) -> dict[str, Any]:
         """Wait until the job has left the queue and return its ad in the history."""

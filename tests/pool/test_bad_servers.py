@@ -65,9 +65,10 @@ def test_a_server_that_never_answers_holds_up_only_its_own_output(narrow: Site) 
             lambda: "breaker" in (log := node.log("SandboxManagerLog")) and "circuit=open" in log,
             timeout_s=120, what="the breaker of the silent server to open",
         )  # fmt: skip
-        for number in range(1, 6):  # more than the data slot's places
+        for number in range(1, 6):  # more than the data slot's places, and quicker than their agent confirms
             stuck.append(narrow.submit(outputs=("out1",), env="SIZE=4", destination=f"{silent}/{number}"))
-            narrow.pool.wait(lambda: narrow.state(stuck[-1]) not in ("", "Offered"), timeout_s=60, what="a hand-off")
+        for job in stuck:
+            narrow.pool.wait(lambda job=job: narrow.state(job) not in ("", "Offered"), timeout_s=60, what="a hand-off")
         assert "refused" not in node.log("SandboxManagerLog")
         last = narrow.submit(outputs=("out1",), env="SIZE=4")
         assert narrow.wait_left(last)["StageOutState"] == "Delivered"

@@ -249,8 +249,9 @@ def test_paused_sandboxes_wait_and_hold_no_place() -> None:
     assert is_stuck(occupant_of(paused), PLACES, lambda server: Flow.ALL)
 
 
-def test_output_for_a_server_that_is_away_holds_no_place_also_when_its_probe_is_due() -> None:
-    one = occupant_of(box(1))
+@pytest.mark.parametrize("state", [State.ACCEPTED, State.CONFIRMED])
+def test_output_for_a_server_that_is_away_holds_no_place_also_when_its_probe_is_due(state: State) -> None:
+    one = occupant_of(box(1, state=state))
     assert [is_stuck(one, PLACES, lambda server, flow=flow: flow) for flow in (Flow.NONE, Flow.ONE, Flow.ALL)] == [
         True, True, False,
     ]  # fmt: skip
