@@ -372,7 +372,7 @@ class _Rot:
         self._local = storm.home / f"rot{number}"
         self._local.write_bytes(os.urandom(3 * MIB))
         self.sum = _sum(self._local)
-        self._origin, self._known_as = secrets.token_hex(16), ""
+        self._origin = secrets.token_hex(16)
         self._problem = ""
         self._thread = threading.Thread(target=self._put)
 
@@ -383,13 +383,8 @@ class _Rot:
             self._thread.start()
         else:
             self._deposit()
-        taken = re.compile(rf" custody-take origin=(\w+) .*path={re.escape(self.path)} ")
-
-        def known_as() -> str:
-            found = taken.search(log.log)
-            return found.group(1) if found else ""
-
-        self._known_as = wait_until(known_as, timeout_s=120, what="custody", describe=lambda: self._problem)
+        taken = re.compile(rf" custody-take .*path={re.escape(self.path)} ")
+        wait_until(lambda: taken.search(log.log), timeout_s=120, what="custody", describe=lambda: self._problem)
         storm.counts["files"] += 1
 
     def _deposit(self) -> None:
@@ -439,7 +434,7 @@ class _Rot:
         else:
             told = Depositor(self._storm, "", "t1", random.Random(), custodian=_ROTTING).becomes(self._origin)
             wrong += [f"{self.path} was lost, and its owner is told {told}"] if told != "lost" else []
-        if not re.search(rf" custody-damaged origin={self._known_as}", log):
+        if not re.search(rf" custody-damaged [^\n]*path={re.escape(self.path)}\b", log):
             wrong.append(f"{self.path}: nobody noticed the bit that flipped in the spool")
         return wrong
 
