@@ -9,6 +9,7 @@ jobs for which there is a place, and is the owner's again after that, whether th
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -118,11 +119,11 @@ class Factories:
         factories = [one for one in self._queue.factories() if one.limit.until or one.cluster in clusters]
         self._has_raised = any(one.limit.until for one in factories)
         open_ones = {one.cluster for one in factories if one.cluster in clusters and not one.ends}
-        active = [cluster for cluster, proc in self._procs(open_ones) if (cluster, proc) not in waiting]
+        active = Counter(cluster for cluster, proc in self._procs(open_ones) if (cluster, proc) not in waiting)
         self._refused &= {one.cluster for one in factories}
+        waits = Counter(cluster for cluster, _ in waiting)
         for one in factories:
-            count = sum(cluster == one.cluster for cluster, _ in waiting)
-            self._change(one, limit_for(one, count, active.count(one.cluster)))
+            self._change(one, limit_for(one, waits[one.cluster], active[one.cluster]))
 
     def _procs(self, clusters: Collection[int]) -> list[tuple[int, int]]:
         return self._queue.procs(clusters) if clusters else []

@@ -53,7 +53,7 @@ ATTRIBUTES: dict[str, tuple[str, str, str]] = {
     "StageOutUntold": ("job", "integer", "Sub-code of a hold that the job's log does not show yet; 0 when it does."),
     "StageOutRetryDelay": ("job", "integer", "Seconds that the job waits before it runs again after a transfer that may succeed later."),
     "StageOutSynchronousCode": ("job", "string", "[Reason](reasons.md) for which the access point left the job out. In result ads of plugins: the node's reason."),
-    # What slots show.
+    # Attributes of slots.
     "StageOutManager": ("slot", "string", "Name of the sandbox manager. In job ads: the manager, or managers, that hold the job's output."),
     "StageOutAccept": ("slot", "boolean", "Whether the node takes new jobs. `START` uses it. False while the spool is above its high-water mark or the disk is nearly full."),
     "StageOutDataSlots": ("slot", "integer", "Places for sandboxes, of all CPU slots together."),

@@ -84,7 +84,7 @@ class Slow:
         )  # fmt: skip
 
     def at_terminal(self) -> Message:
-        """What the terminal says to the custodian's key, which is the sender's, of the origin that it hands on."""
+        """Ask the terminal, with the key of custodian and sender, about the origin that the custodian hands on."""
         handed_on = known_as(Key(self.gateway.key_name, b"", ""), self.origin)
         with Channel(_gateway(self.terminal)) as channel:
             channel.send(Status(handed_on, 1))

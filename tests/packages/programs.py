@@ -1,4 +1,4 @@
-"""What an installation must answer, whichever way it came to be."""
+"""Checks that every installation passes, from any kind of package."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def test_rpm(distribution: str, version: str, tmp_path: Path) -> None:
     for command in ("-i", "-U --replacepkgs"):
         shell(image, f"umask 077; rpm {command} --nodeps /tmp/stageout.rpm")
         check_installed(image)
-        # Whatever differs from the package's own list is shown; .pyc files are not in it.
+        # rpm prints each file that differs from the package's own list; .pyc files are not in that list.
         assert shell(image, "rpm -V --nodeps stageout") == ""
     shell(image, "rpm -e stageout")
     assert {name for name in files_below(image.root) - before if "__pycache__" not in name} == set()

@@ -239,7 +239,7 @@ def _happened(site: Site, kind: Kind, job: Submission) -> str:
 
 
 def _said(site: Site, job: Submission, ad: Mapping[str, Any]) -> str:
-    """What the job's ad and the records of its last run say."""
+    """Return the kind of delivery, by the job's ad and the records of its last run."""
     if ad.get("TransferOutputStats", {}).get("STAGEOUTFilesCountLastRun", 0):
         return HAND_OFF if ad["StageOutState"] == "Delivered" else f"StageOutState {ad['StageOutState']}"
     if "StageOutSynchronousCode" in ad:
