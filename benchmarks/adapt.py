@@ -84,7 +84,7 @@ ONE_CLIENT = (
     Setting(f"{ONE}: ours", "crowding", ALONE, clients=1, beside=_ALL, ours=True),
 )
 PARTS = {MANY: (AT_ONCE, *ADAPT, *OURS), ONE: ONE_CLIENT}
-QUICK = {MANY: (AT_ONCE, ADAPT[1], *OURS[1:]), ONE: ()}
+QUICK = {MANY: (AT_ONCE, ADAPT[1], *OURS[1:]), ONE: ONE_CLIENT}
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,9 @@ def _service(policy: dict[str, object] | None) -> Iterator[dict[str, str]]:
         command = [sys.executable, "-m", "policy_service.daemon", "--alone"]
         with subprocess.Popen(command, env={**os.environ, **values}, stderr=subprocess.PIPE, text=True) as service:
             assert service.stderr is not None
-            url = next(found[1] for line in service.stderr if (found := re.search(r" start .*url=(\S+)", line)))
+            url = next(
+                found[1] for line in service.stderr if (found := re.search(r" daemon-started .*url=(\S+)", line))
+            )
             yield {"service": url, "token": str(place / "token")}
             service.kill()
 

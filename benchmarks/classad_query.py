@@ -1,6 +1,6 @@
 """How long ``-classad`` takes, which HTCondor asks for every job: our plugins beside a stock Python plugin.
 
-All run under this interpreter, alternating. What an interpreter costs by itself stands beside it.
+All run under this interpreter, alternating. The cost of an interpreter alone stands beside it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from common import Figure, main
 
 from stageout.core.errors import StageoutError
-from stageout.testing.pool.image import cache_root
 from stageout.testing.starter import PluginError, installed, query
+from tests.harness.pool.image import cache_root
 
 ROOT = Path(__file__).resolve().parents[1]
 GOAL_MS = 60.0

@@ -18,6 +18,9 @@ from typing import Any
 
 from stageout.core.errors import StageoutError
 
+# The tests' harness is no part of the product: it is imported from this checkout.
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -42,7 +45,7 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is met; None without a goal."""
+        """Tell whether the goal is met; None without a goal."""
         if self.goal is None:
             return None
         return self.value >= self.goal if self.more else self.value <= self.goal
@@ -105,7 +108,7 @@ def main_in_parts(
     arguments: Sequence[str] | None = None,
     further: Callable[[Path], None] | None = None,
 ) -> int:
-    """Likewise of a benchmark of independent parts. What a figure says begins with its part and a colon.
+    """Likewise of a benchmark of independent parts. The name of a figure begins with its part and a colon.
 
     :param measure: called with the parts that are wanted (all, when none is named) and whether it is to be quick.
     :param further: writes what figures cannot show into the directory of the JSON file.

@@ -21,8 +21,8 @@ from typing import Callable
 from common import Figure, main
 
 from stageout.core.errors import StageoutError
-from stageout.testing.destination import Destination
 from stageout.testing.starter import EmbeddedStarter, PluginTable, Wanted, installed
+from tests.harness.destination import Destination
 
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 1 << 30

@@ -4,7 +4,7 @@ Each link is first tried with everything: 1 to 16 streams (above 8 every second 
 these differ, a few seconds each: the best of many noisy means is too high by more than their error. A rate is what
 arrived at the far end's filesystem in the middle of a transfer, as a long one has it. Then the estimator is asked about
 a file that takes ten minutes. Wide-area links are real TCP through two network namespaces
-(:mod:`stageout.testing.wide_area`), several at once; each link is far slower than this machine. As printed stands
+(:mod:`tests.harness.wide_area`), several at once; each link is far slower than this machine. As printed stands
 beside: the peak of the published curve, from the same samples.
 """
 
@@ -35,8 +35,8 @@ from stageout.sampling.carrier import Carrier
 from stageout.sampling.estimate import Means, estimate, memory_folder
 from stageout.sampling.plugins import Plugin
 from stageout.sampling.request import read_estimation
-from stageout.testing.gridftp import GridFtpServer
-from stageout.testing.wide_area import Link, WideArea
+from tests.harness.gridftp import GridFtpServer
+from tests.harness.wide_area import Link, WideArea
 
 MOST = 16
 LONG_S = 600.0  # the transfer that is asked about

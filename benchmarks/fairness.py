@@ -17,8 +17,8 @@ from pathlib import Path
 
 from common import Figure, main
 
-from stageout.testing.destination import Destination
-from stageout.testing.pool import Pool, PoolError, Submission
+from tests.harness.destination import Destination
+from tests.harness.pool import Pool, PoolError, Submission
 
 #: A startd on a busy machine is waited for: output that is not handed off is none that waits.
 _EP = """
@@ -34,7 +34,7 @@ STAGEOUT_EDIT_INTERVAL = 5
 """
 _MANY = "#!/bin/sh\nhead -c {size} /dev/urandom | split -b 1000 -d -a 5 - f\n"
 _ONE = "#!/bin/sh\nhead -c 1000 /dev/urandom > one\ndate +%s.%N\n"
-_CONFIRMED = re.compile(r"^(\S+) INFO record-order .*action=confirm job=(\S+)", re.MULTILINE)
+_CONFIRMED = re.compile(r"^(\S+) INFO order-applied .*action=confirm job=(\S+)", re.MULTILINE)
 
 
 class Bench:
@@ -92,7 +92,7 @@ class Bench:
 
     def _handed_off(self, owner: str) -> int:
         (ep,) = self.pool.eps
-        return len(re.findall(rf"INFO accepted .*owner={owner}@", ep.log("SandboxManagerLog")))
+        return len(re.findall(rf"INFO sandbox-accepted .*owner={owner}@", ep.log("SandboxManagerLog")))
 
 
 def measure(quick: bool) -> list[Figure]:

@@ -1,6 +1,6 @@
-"""What one Globus task for all files of a call saves against one task per file, in requests and in time.
+"""The savings of one Globus task for all files of a call over one task per file, in requests and in time.
 
-The service is ``stageout.testing.globus`` with three tasks of a user at a time, as the public one; how long a task
+The service is ``tests.harness.globus`` with three tasks of a user at a time, as the public one; how long a task
 takes before its first byte and how far away the service is are assumptions, printed with the figures. Plugin and
 process are the same in both cases: the peer gets ``STAGEOUT_GLOBUS_TASK_FILES = 1`` and all three places of the user.
 """
@@ -19,8 +19,8 @@ from typing import NamedTuple
 from common import Figure, main
 
 from stageout.core.errors import StageoutError
-from stageout.testing.globus import Emulator
 from stageout.testing.starter import EmbeddedStarter, PluginTable, Wanted, installed
+from tests.harness.globus import Emulator
 
 ROOT = Path(__file__).resolve().parents[1]
 SETUP_S = 2.0
@@ -30,7 +30,7 @@ PEER = "one task per file, three at a time"
 
 
 class Seen(NamedTuple):
-    """What one upload took. :param requests: to the Transfer service."""
+    """The time of one upload. :param requests: to the Transfer service."""
 
     tasks: int
     requests: int

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from common import Figure, main
 
-from stageout.testing.demo.pool_run import PoolRun
-from stageout.testing.demo.record import FINE_LOGS, Record
-from stageout.testing.demo.workload import MB, Workload
-from stageout.testing.narrow_destination import LINK_MB_S, NarrowDestination
-from stageout.testing.pool import Pool, PoolError
+from tests.harness.demo.pool_run import PoolRun
+from tests.harness.demo.record import FINE_LOGS, Record
+from tests.harness.demo.workload import MB, Workload
+from tests.harness.narrow_destination import LINK_MB_S, NarrowDestination
+from tests.harness.pool import Pool, PoolError
 
 SLOTS = 2
 JOBS = 12

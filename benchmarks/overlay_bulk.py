@@ -28,9 +28,9 @@ from common import Figure, main_in_parts
 from routers import peers, spooling
 
 from stageout.core.errors import StageoutError
-from stageout.testing.destination import Destination
-from stageout.testing.gridftp import GridFtpServer
-from stageout.testing.router import RouterProcess, custodian_for, relay
+from tests.harness.destination import Destination
+from tests.harness.gridftp import GridFtpServer
+from tests.harness.router import RouterProcess, custodian_for, relay
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANE = Path(__file__).resolve().parent / "routers" / "plane.py"
@@ -38,7 +38,7 @@ SOURCE = Path(__file__).resolve().parent / "routers" / "relay.c"
 FLOOR = Path(__file__).resolve().parent / "routers" / "floor.c"
 SUMMING = Path(__file__).resolve().parent / "routers" / "summing.py"
 MIB = 1 << 20
-#: That carry a file, as ``stageout put`` has them when nothing else is said.
+#: Connections that carry a file, by default of ``stageout put``.
 CONNECTIONS = 2
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -443,7 +443,7 @@ def on_disk(quick: bool, folder: Path) -> list[Figure]:
 
 
 def of_sender(quick: bool, folder: Path) -> list[Figure]:
-    """What the sender costs, beside loops that do less: each stands for a step that the product makes, too."""
+    """The sender's cost, beside loops that do less: each stands for a step that the product makes, too."""
     size_bytes = (256 if quick else 1024) * MIB
     floor = _compiled(FLOOR, folder)
     with RouterProcess(folder / "router") as terminal, relay(folder / "between", [terminal]) as between:

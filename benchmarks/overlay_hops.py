@@ -3,7 +3,7 @@
 Five hops put and get, by relays and from custodian to custodian; eighteen writers that rename their files; a custodian
 that is away while its files arrive by another; a custodian between two links whose rates change independently.
 
-Each hop is a wide-area link of its own between network namespaces (:mod:`stageout.testing.wide_area`). Files are as
+Each hop is a wide-area link of its own between network namespaces (:mod:`tests.harness.wide_area`). Files are as
 long as those of Kangaroo's measurements. Everything is digested and synced at each end.
 """
 
@@ -30,9 +30,9 @@ from routers.chain import Chain, changing, cpu_s
 from routers.iperf import iperf
 from routers.net import Net, writers
 
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess
-from stageout.testing.wide_area import Link, WideArea
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess
+from tests.harness.wide_area import Link, WideArea
 
 #: Of each file in Kangaroo's measurements.
 FILE_BYTES = 8_642_560
@@ -298,7 +298,7 @@ def middle(quick: bool) -> list[Figure]:
 
 
 def _plain(area: WideArea, schedule: Sequence[tuple[float, float]]) -> float:
-    """What plain TCP reaches of a link that fluctuates: it has to find the rate again after each change."""
+    """The share of a fluctuating link that plain TCP reaches: it has to find the rate again after each change."""
     size_bytes = 6 * FILE_BYTES
     with changing(area, schedule):
         return iperf(area, 4, size_bytes) * 1e6 / _ideal(schedule, schedule, size_bytes)[0]

@@ -1,4 +1,4 @@
-"""What reserved space costs: a put out of a lot beside the same put without one, and reserving and releasing.
+"""The cost of reserved space: a put out of a lot beside the same put without one, and reserving and releasing.
 
 NeST's authors found that their lots cost 30 % of the write rate. Ours allocate the space; a put then cuts what it needs
 off the lot. One lot may serve many puts, so reserving and releasing stand apart.
@@ -20,7 +20,7 @@ from stageout.overlay.client import put
 from stageout.overlay.key_file import read_key
 from stageout.overlay.lots import release, renew, reserve
 from stageout.overlay.operations import Session
-from stageout.testing.router import RouterProcess
+from tests.harness.router import RouterProcess
 
 SIZE_BYTES = 512 << 20
 GOAL_COST = 0.03

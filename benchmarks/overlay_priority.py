@@ -1,14 +1,14 @@
-"""Who goes first on one link, and how many connections a put comes to: shares of 4 to 1, an urgent file, lost packets.
+"""Priorities on one link, and the number of connections of a put: shares of 4 to 1, an urgent file, lost packets.
 
-12.5 MB/s and 67 ms (:mod:`stageout.testing.wide_area`), packets of 1500 bytes. Each put is a process of its own, so
+12.5 MB/s and 67 ms (:mod:`tests.harness.wide_area`), packets of 1500 bytes. Each put is a process of its own, so
 nobody knows of the others but through the links they share: at the senders' machine (they connect to the far router),
 or in a relay there (they connect to it, the far router is its next hop). Gets meet at the far router, which sends. With
 0.1 % of all packets lost: CUBIC and BBR by the knob of a put's connections, of which there are two at first. The far
 router writes to memory.
 
 At the place "line" the link is faster, and the far router is told that its uplink carries 12.5 MB/s: two machines (a
-second address on each side) get from it at once, one of them with the larger weight, or an urgent file. What leaves is
-counted at the router's interface, twenty times a second, with the headers of packets. Needs root.
+second address on each side) get from it at once, one of them with the larger weight, or an urgent file. The bytes that
+leave are counted at the router's interface, twenty times a second, with the headers of packets. Needs root.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from typing import Any
 from common import Figure, main_in_parts
 
 from stageout.core.errors import StageoutError
-from stageout.testing.router import RouterProcess, relay
-from stageout.testing.wide_area import Link, WideArea
+from tests.harness.router import RouterProcess, relay
+from tests.harness.wide_area import Link, WideArea
 
 ROOT = Path(__file__).resolve().parents[1]
 _FLOW = Path(__file__).resolve().parent / "routers" / "flow.py"
@@ -40,7 +40,7 @@ LOSSY = Link(12.5e6, 0.067, congestion="bbr", mtu_bytes=1500, loss=0.001)
 #: Congestion control, and the most connections that it may need.
 _LOSSES = {"cubic": 24, "bbr": 4}
 _PLACES = ("sender", "relay", "back")
-#: Of the part "line": what the router is told, and a link that has room for more.
+#: Of the part "line": the setting of the router, and a link that has room for more.
 _UPLINK_MB_S = 12.5
 _WIDE = Link(50e6, 0.067, congestion="bbr")
 _OTHER_NEAR, _OTHER_FAR = "10.201.0.3", "10.201.0.4"
@@ -143,7 +143,7 @@ def shares(at: Site, place: str, seconds: float) -> tuple[float, float]:
 
 
 def ended(put: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a put says at its end."""
+    """The last line of a put."""
     output, _ = put.communicate(timeout=300)
     if put.returncode:
         raise StageoutError(f"a put ended with {put.returncode}")
@@ -181,7 +181,7 @@ def urgent(at: Site, place: str, rounds: int) -> tuple[list[float], list[float]]
 
 
 def first(place: str, seconds: float, rounds: int) -> list[Figure]:
-    """Who goes first, where flows meet at the sender, in a relay, or at the router that files come back from."""
+    """Priorities where flows meet: at the sender, in a relay, or at the router that files come back from."""
     with site(LINK) as at:
         more, less = shares(at, place, seconds)
         alone, behind = urgent(at, place, rounds)

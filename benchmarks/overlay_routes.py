@@ -1,9 +1,9 @@
 """One file over two routes of different speed and length, one that dies, and a chain of five hops.
 
 Each route is a wide-area link of its own (packets are delayed, paced and dropped by a process between two network
-namespaces; TCP is the kernel's) with a relay behind it; sender and terminal are in a namespace of their own. What each
-route does alone is measured beside, in turn. The rate is one that the processes between the namespaces carry without
-strain. Needs root.
+namespaces; TCP is the kernel's) with a relay behind it; sender and terminal are in a namespace of their own. Each route
+alone is measured beside, in turn. The rate is one that the processes between the namespaces carry without strain. Needs
+root.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from common import Figure, main_in_parts
 from routers.net import Net, Sent
 
-from stageout.testing.wide_area import Link
+from tests.harness.wide_area import Link
 
 MIB = 1 << 20
 _RATE = 4e6

@@ -2,8 +2,8 @@
 
 All servers are on the loopback interface, and have the same files. curl and tar know the names before; ``get -r``, the
 copy with ``get_many``, globus-url-copy and xrdcp ask for them. Files are whole and checked under their names here with
-ours; nothing is checked by the peers. On the disk everybody's time includes a ``sync`` of what came. What is best
-beside us is taken anew in each round, and ratios are of that round.
+ours; nothing is checked by the peers. On the disk everybody's time includes a ``sync`` of what came. The best tool
+beside ours is chosen anew in each round, and ratios are of that round.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from stageout.overlay.gatherer import Wanted
 from stageout.overlay.key_file import read_key
 from stageout.overlay.many import below, get_many, put_many
 from stageout.overlay.operations import Session
-from stageout.testing.destination import Destination
-from stageout.testing.gridftp import GridFtpServer
-from stageout.testing.router import RouterProcess
+from tests.harness.destination import Destination
+from tests.harness.gridftp import GridFtpServer
+from tests.harness.router import RouterProcess
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("memory", "disk")

@@ -2,9 +2,10 @@
 
 All servers are on the loopback interface. On the disk the time of the others includes a ``sync`` of what they wrote,
 for ours have their names and data on the disk when they are called delivered. Digests of our files are checked at the
-other end; the peers check nothing. What is best beside us is taken anew in each round, and ratios are of that round.
-``routers/calls.c`` does the system calls alone that this takes, one after the other: what this place gives one core;
-``routers/bare.py`` does them in Python, in two processes as ours are: what a sender and a router cannot be faster than.
+other end; the peers check nothing. The best tool beside ours is chosen anew in each round, and ratios are of that
+round. ``routers/calls.c`` does the system calls alone that this takes, one after the other: what this place gives one
+core; ``routers/bare.py`` does them in Python, in two processes as ours are: what a sender and a router cannot be faster
+than.
 
 The disk is a new ext4 with a journal, in a file (root): one without a journal looks at every inode that was deleted in
 the last minutes when it makes a file, so that its rates are those of earlier rounds' removal. Then the same files over
@@ -37,10 +38,10 @@ from stageout.overlay.key_file import read_key
 from stageout.overlay.many import below, put_many
 from stageout.overlay.operations import Session
 from stageout.overlay.packs import SmallPut
-from stageout.testing.destination import Destination
-from stageout.testing.gridftp import GridFtpServer
-from stageout.testing.router import RouterProcess
-from stageout.testing.wide_area import Link, WideArea
+from tests.harness.destination import Destination
+from tests.harness.gridftp import GridFtpServer
+from tests.harness.router import RouterProcess
+from tests.harness.wide_area import Link, WideArea
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUTERS = Path(__file__).resolve().parent / "routers"
@@ -215,7 +216,7 @@ def new_disk(folder: Path) -> Iterator[Path]:
 
 
 def run(command: list[str], bytecode: Path | None = None) -> str:
-    """What it prints. :param bytecode: where Python keeps what it compiled, as an installed package has it.
+    """Its output. :param bytecode: where Python keeps what it compiled, as an installed package has it.
 
     :raises StageoutError: it failed.
     """

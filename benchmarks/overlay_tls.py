@@ -1,4 +1,4 @@
-"""What TLS costs on the overlay's connections, and what a capability costs (blocks are then digested with BLAKE2b).
+"""The cost of TLS on the overlay's connections, and of a capability (blocks are then digested with BLAKE2b).
 
 One file from memory to memory over the loopback interface, through the product: a router and ``put`` with two
 connections; also through a relay: spliced (plain, and with the sender's TLS to the end), and with TLS between the
@@ -25,8 +25,8 @@ from stageout.core.signing import load_or_make_key, new_key
 from stageout.overlay.channel import Gateway
 from stageout.overlay.client import put
 from stageout.overlay.key_file import gateway_of
-from stageout.testing.router import RouterProcess, relay
-from stageout.wire.capability import Credential, issue
+from stageout.overlay.wire.capability import Credential, issue
+from tests.harness.router import RouterProcess, relay
 
 _MIB = 1 << 20
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

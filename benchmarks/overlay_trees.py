@@ -23,8 +23,8 @@ from common import Figure, main
 from overlay_small_files import new_disk, run
 
 from stageout.core.errors import StageoutError
-from stageout.testing.router import RouterProcess
-from stageout.testing.wide_area import Link, WideArea
+from tests.harness.router import RouterProcess
+from tests.harness.wide_area import Link, WideArea
 
 LINK = Link(50e6, 0.030)
 FILES, DIRECTORIES, SIZE_BYTES = 20_000, 1653, 1024
@@ -33,7 +33,7 @@ PUT, PUT_AGAIN, GET, GET_AGAIN, REMOVE = STEPS = (
     "put -r", "put -r --update, nothing to do", "get -r", "get -r --update, nothing to do", "rm -r",
 )  # fmt: skip
 GOAL = 1.5
-#: Times that lie closer together are not told apart by ``--update``.
+#: Times that lie closer together differ by less than the resolution of ``--update``.
 _MARGIN_S = 6.0
 _PORT = 8730
 _START_S = 30.0

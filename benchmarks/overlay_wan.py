@@ -1,6 +1,6 @@
 """One file of 256 MiB over 67 ms and 12.5 MB/s: the overlay beside the best of iperf3 with 1, 4 and 16 streams.
 
-The link is real TCP between two network namespaces with a process between them (:mod:`stageout.testing.wide_area`).
+The link is real TCP between two network namespaces with a process between them (:mod:`tests.harness.wide_area`).
 ``put`` counts from its first connection to the file under its name on the far disk; iperf3 counts its bytes only, and
 looks at none. "default" is a put that chooses the number of its connections. So do "get" and, where one packet of a
 thousand is lost, "get reno" and "get bbr": what the router's kernel does then. Needs root and iperf3.
@@ -22,8 +22,8 @@ from common import Figure, main_in_parts
 from routers.iperf import iperf
 
 from stageout.core.errors import StageoutError
-from stageout.testing.router import RouterProcess
-from stageout.testing.wide_area import Link, WideArea
+from tests.harness.router import RouterProcess
+from tests.harness.wide_area import Link, WideArea
 
 ROOT = Path(__file__).resolve().parents[1]
 _SENDER = Path(__file__).resolve().parent / "routers" / "sender.py"
@@ -36,7 +36,7 @@ _LOSS = 0.001
 _LOSSY = {f"{_GET} {congestion}": congestion for congestion in ("reno", "bbr")}
 
 
-def _moved(area: WideArea, router: RouterProcess, source: Path, connections: int, verb: str = "put") -> float:
+def moved(area: WideArea, router: RouterProcess, source: Path, connections: int, verb: str = "put") -> float:
     """MB/s of a put, or a get, with so many connections; 0: as many as it finds best."""
     end = f"{area.far_address}:{router.port}"
     command = [*area.near, sys.executable, str(_SENDER), verb, str(source), end, str(router.key_file("site"))]
@@ -73,7 +73,7 @@ def _gets(name: str, quick: bool) -> list[Figure]:
         with RouterProcess(Path(folder) / "router", settings, wrapper=area.far) as router:
             (router.root / "file").write_bytes(source.read_bytes())
             for _ in range(rounds):
-                rates.append(_moved(area, router, source, 0, "get"))
+                rates.append(moved(area, router, source, 0, "get"))
                 for streams, found in peers.items():
                     found.append(iperf(area, streams, size_bytes))
     rate = statistics.median(rates)
@@ -102,7 +102,7 @@ def _puts(wanted: Sequence[str], quick: bool) -> list[Figure]:
                 for streams, rates in ours.items():
                     if streams:
                         peers[streams].append(iperf(area, streams, size_bytes))
-                    rates.append(_moved(area, router, source, streams))
+                    rates.append(moved(area, router, source, streams))
     figures = [
         Figure(f"{streams}: put", statistics.median(ours[streams]), "MB/s", f"iperf3, {streams} streams",
                statistics.median(peers[streams]))

@@ -22,8 +22,8 @@ from stageout.overlay.channel import Gateway
 from stageout.overlay.key_file import read_key
 from stageout.overlay.many import Crew
 from stageout.overlay.safekeeping import Custodian, deposit_copies
-from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.deposits import name_of, new_seed, operation_of
+from tests.harness.router import RouterProcess, custodian_for
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES, SIZE_BYTES, AT_ONCE = 2000, 4096, 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,32 @@ def main() -> None:
 
 
 def draw(content: dict[str, Any], path: Path) -> None:
-    """One panel per unit: a bar for each figure, its peer's below it, a tick at the goal."""
+    """Write the picture of one benchmark, with its name and its machine above."""
+    import matplotlib.pyplot as plt
+
+    drawn = picture(content["figures"])
+    drawn.suptitle(f"{content['name']}\n{content['machine']}", fontsize=9, x=0.01, ha="left")
+    drawn.savefig(path, dpi=120)
+    plt.close(drawn)
+
+
+def picture(figures: Sequence[dict[str, Any]]) -> Any:
+    """Draw one panel per unit: a bar for each figure, its peer's below it, a tick at the goal."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    units = list(dict.fromkeys(figure["unit"] for figure in content["figures"]))
-    groups = [[figure for figure in content["figures"] if figure["unit"] == unit] for unit in units]
+    units = list(dict.fromkeys(figure["unit"] for figure in figures))
+    groups = [[figure for figure in figures if figure["unit"] == unit] for unit in units]
     rows = [sum(1 + (figure["peer_value"] is not None) for figure in group) for group in groups]
-    picture, panels = plt.subplots(
+    drawn, panels = plt.subplots(
         len(units), 1, figsize=(10, 1.4 + 0.5 * sum(rows) + 0.5 * len(units)), squeeze=False,
         gridspec_kw={"height_ratios": rows}, layout="constrained",
     )  # fmt: skip
     for panel, unit, group in zip(panels[:, 0], units, groups):
         _panel(panel, unit, group)
-    picture.suptitle(f"{content['name']}\n{content['machine']}", fontsize=9, x=0.01, ha="left")
-    picture.savefig(path, dpi=120)
-    plt.close(picture)
+    return drawn
 
 
 def _panel(panel: Any, unit: str, figures: list[dict[str, Any]]) -> None:
@@ -60,7 +69,8 @@ def _panel(panel: Any, unit: str, figures: list[dict[str, Any]]) -> None:
 
 def _bar(panel: Any, row: int, value: float, color: str, goal: float | None) -> None:
     panel.barh(row, value, color=color, height=0.7)
-    panel.annotate(f" {value:.3g}", (max(value, goal or 0), row), va="center", fontsize=8)
+    right = (max(value, goal or 0), row)
+    panel.annotate(f"{value:.3g}", right, xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
     if goal is not None:
         panel.vlines(goal, row - 0.45, row + 0.45, color=GOAL, linewidth=2)
         panel.annotate("goal", (goal, row - 0.45), fontsize=6, ha="center", va="bottom")

@@ -1,9 +1,9 @@
 """Profiles of real servers on this machine, as ``stageout profile`` makes them: GridFTP, nginx, XRootD, our router.
 
-What Kola, Kosar and Livny showed of GridFTP and NeST (figures 3 and 4: block size and streams, files at once and
-streams, rate and CPU of both ends), with today's servers. The loopback interface stands for a network that is faster
-than the ends: what is seen is what streams, files and blocks cost them. GridFTP stands there a second time behind a
-long way (their figure 4b). XRootD is asked through its HTTP door. Curves are drawn as ``profile-SERVER.png``.
+The measurements of Kola, Kosar and Livny for GridFTP and NeST (figures 3 and 4: block size and streams, files at once
+and streams, rate and CPU of both ends), with today's servers. The loopback interface stands for a network that is
+faster than the ends: what is seen is what streams, files and blocks cost them. GridFTP stands there a second time
+behind a long way (their figure 4b). XRootD is asked through its HTTP door. Curves are drawn as ``profile-SERVER.png``.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from stageout.sampling.carrier import Carrier
 from stageout.sampling.estimate import memory_folder
 from stageout.sampling.profiler import Limits, Profiler, reservation_cost
 from stageout.sampling.report import table, write_plot
-from stageout.testing.gridftp import GridFtpServer
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess
-from stageout.testing.wide_area import Link, WideArea
+from tests.harness.gridftp import GridFtpServer
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess
+from tests.harness.wide_area import Link, WideArea
 
 LIMITS = {True: Limits(35.0, 6 << 30), False: Limits(180.0, 40 << 30)}
 FAR, FAR_LIMITS = "GridFTP-far", Limits(420.0, 4 << 30)
@@ -163,7 +163,7 @@ def profile_of(name: str, folder: Path, quick: bool) -> Profile:
 
 
 def figures_of(name: str, profile: Profile) -> list[Figure]:
-    """What can be said in a bar: the best, and what one stream and several cost the server."""
+    """The words that fit into a bar: the best, and the server's cost of one stream and of several."""
     made = []
     for way, best in profile.best.items():
         made.append(Figure(f"{name}: best {way}", best.rate_bytes_per_s / 1e6, "MB/s"))
@@ -174,9 +174,9 @@ def figures_of(name: str, profile: Profile) -> list[Figure]:
                 made.append(Figure(f"{name}: server's CPU, {way}, 4 streams", _cpu(four), "s/GB", peer, value))
             else:
                 made.append(Figure(f"{name}: server's CPU, {way}, one stream", value, "s/GB"))
-    cost = reservation_cost(profile.runs)
-    if cost is not None:
-        made.append(Figure(f"{name}: share of the write rate that reserving space costs", cost, ""))
+    compared = reservation_cost(profile.runs)
+    if compared is not None and compared.is_clear:
+        made.append(Figure(f"{name}: share of the write rate that reserving space costs", compared.cost, ""))
     return made
 
 

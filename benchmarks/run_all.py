@@ -6,10 +6,11 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-_NO_BENCHMARKS = {"common", "run_all", "plot", "web"}
+_NO_BENCHMARKS = {"common", "figures", "run_all", "plot", "web"}
 
 
 def main() -> int:
@@ -20,7 +21,7 @@ def main() -> int:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     names = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in _NO_BENCHMARKS)
-    ends = {name: _run(name, given.quick, given.out) for name in names}
+    ends = {name: run(name, given.quick, given.out) for name in names}
     subprocess.run([sys.executable, str(HERE / "plot.py"), str(given.out)], check=True)
     for name, (status, took_s) in ends.items():
         word = {0: "all goals met", 1: "a goal was missed"}.get(status, "could not be measured")
@@ -28,12 +29,16 @@ def main() -> int:
     return int(any(status for status, _ in ends.values()))
 
 
-def _run(name: str, quick: bool, out: Path) -> tuple[int, float]:
-    """Exit status and seconds of one benchmark."""
+def run(name: str, quick: bool, out: Path, parts: Sequence[str] = ()) -> tuple[int, float]:
+    """Run one benchmark; return its exit status and its seconds.
+
+    :param parts: of a benchmark that has some; all without a list.
+    """
     figures = out / f"{name}.json"
     figures.unlink(missing_ok=True)
     start = time.monotonic()
     command = [sys.executable, str(HERE / f"{name}.py"), "--json", str(figures), *(["--quick"] if quick else [])]
+    command += [word for part in parts for word in ("--only", part)]
     return subprocess.run(command, check=False).returncode, time.monotonic() - start
 
 

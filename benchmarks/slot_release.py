@@ -18,11 +18,11 @@ from pathlib import Path
 
 from common import Figure, main, percentile
 
-from stageout.testing.demo.pool_run import PoolRun
-from stageout.testing.demo.record import FINE_LOGS
-from stageout.testing.demo.workload import Workload
-from stageout.testing.narrow_destination import LINK_MB_S, NarrowDestination
-from stageout.testing.pool import Pool, PoolError
+from tests.harness.demo.pool_run import PoolRun
+from tests.harness.demo.record import FINE_LOGS
+from tests.harness.demo.workload import Workload
+from tests.harness.narrow_destination import LINK_MB_S, NarrowDestination
+from tests.harness.pool import Pool, PoolError
 
 MIB = 1 << 20
 LEAN, FULL, STOCK = "lean", "full", "stock"

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from common import Figure, main
 
-from stageout.testing.router import RouterProcess
 from stageout.testing.starter import installed
+from tests.harness.router import RouterProcess
 
 ROOT = Path(__file__).resolve().parents[1]
 Command = Sequence["str | Path"]

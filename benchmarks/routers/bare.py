@@ -1,5 +1,5 @@
-"""What Python needs for the system calls of small files between two processes, and nothing else: no digests, records,
-rights or results. Packs of 1 MiB and the way to make a file are those of the router.
+"""The time that Python needs for the system calls of small files between two processes, and nothing else: no digests,
+records, rights or results. Packs of 1 MiB and the way to make a file are those of the router.
 
 ``bare.py FOLDER`` prints a port and receives; :func:`send` is the other side.
 """
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from overlay_router.local import unnamed
-from stageout.wire.packs import MAX_FILE_BYTES, MAX_PACK_BYTES
+from stageout.overlay.wire.packs import MAX_FILE_BYTES, MAX_PACK_BYTES
 
 _HEAD = struct.Struct("!II")
 

@@ -18,8 +18,8 @@ from typing import Any
 from routers.net import run, writers
 
 from stageout.core.errors import StageoutError
-from stageout.testing.router import RouterProcess
-from stageout.testing.wide_area import Link, WideArea
+from tests.harness.router import RouterProcess
+from tests.harness.wide_area import Link, WideArea
 
 _PORT = 9621
 

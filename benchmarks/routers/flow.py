@@ -19,7 +19,7 @@ from stageout.overlay.client import put
 from stageout.overlay.fetch import get
 from stageout.overlay.key_file import read_key
 from stageout.overlay.sending import report
-from stageout.wire.route import address, parse_routes
+from stageout.overlay.wire.route import address, parse_routes
 
 _SAY_S = 0.1
 

@@ -1,4 +1,4 @@
-"""What plain TCP carries over a wide-area link: iperf3, which looks at no byte."""
+"""The rate of plain TCP over a wide-area link: iperf3, which looks at no byte."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 from stageout.core.errors import StageoutError
-from stageout.testing.wide_area import WideArea
+from tests.harness.wide_area import WideArea
 
 _PORT = 29631
 

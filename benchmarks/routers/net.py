@@ -1,5 +1,5 @@
 """Routes with real TCP on one machine: a sender and a terminal in one network namespace, and between them for each
-route a wide-area link (:mod:`stageout.testing.wide_area`) with a relay at its far end. Needs root.
+route a wide-area link (:mod:`tests.harness.wide_area`) with a relay at its far end. Needs root.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from stageout.core.errors import StageoutError
-from stageout.testing.router import RouterProcess, relay
-from stageout.testing.wide_area import Link, WideArea
+from tests.harness.router import RouterProcess, relay
+from tests.harness.wide_area import Link, WideArea
 
 ROOT = Path(__file__).resolve().parents[2]
 _SENDER = Path(__file__).resolve().parent / "sender.py"

@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 from overlay_router.data.jobs import Job, Report
 from overlay_router.data.receiving import Gate, Receiver
 from overlay_router.data.splice import Circuit
-from stageout.core.sockets import as_a_client, send_both, wait_at_most
-from stageout.wire import frames
-from stageout.wire.frames import Type
-from stageout.wire.overlay import BLOCK_BYTES
+from stageout.overlay.tcp import as_a_client, send_both, wait_at_most
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.frames import Type
+from stageout.overlay.wire.messages import BLOCK_BYTES
 
 _TID = 1
 

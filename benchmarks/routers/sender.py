@@ -22,7 +22,7 @@ from stageout.overlay.key_file import read_key
 from stageout.overlay.many import below, put_many
 from stageout.overlay.packs import SmallPut
 from stageout.overlay.settings import connections_of
-from stageout.wire.route import Route, address, parse_routes
+from stageout.overlay.wire.route import Route, address, parse_routes
 
 
 def main() -> None:

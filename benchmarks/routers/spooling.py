@@ -4,7 +4,7 @@
 hop does not take at once. ``put --custody`` has everything spooled. Beside them: ``cp`` and fdatasync, and in memory a
 relay of a hundred lines of C (``relay.c``) between the same sender and terminal.
 
-What one disk allows is measured in the same rounds: two processes that write the same bytes past the page cache, as
+The limit of one disk is measured in the same rounds: two processes that write the same bytes past the page cache, as
 custodian and terminal do, and nothing else. The other device is an ext4 in memory behind a loop: no disk of its own,
 but nothing that the first one has to do.
 """
@@ -26,8 +26,8 @@ from pathlib import Path
 from common import Figure
 
 from stageout.core.errors import StageoutError
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess, custodian_for
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess, custodian_for
 
 _ROOT = Path(__file__).resolve().parents[2]
 _WRITERS = str(Path(__file__).with_name("two_writers.py"))
@@ -76,7 +76,7 @@ def figures(quick: bool, folder: Path) -> list[Figure]:
 
 
 def in_memory(memory: Path, disk: Path, size_bytes: int, rounds: int, relay: Path) -> list[Figure]:
-    """What a custodian costs whose next hop keeps up: source and target are in ``memory``.
+    """The cost of a custodian whose next hop keeps up: source and target are in ``memory``.
 
     Its spool is on the disk, where room is reserved and nothing written: in memory, reserving would be writing.
 
@@ -146,7 +146,10 @@ class _Rounds:
         return self._gone(took_s)
 
     def relayed(self, program: Path, way: str) -> float:
-        """What that relay takes in the place of the custodian, in s/GB. :param way: ``copy``, ``sum`` or ``splice``."""
+        """The time of that relay in the place of the custodian, in s/GB.
+
+        :param way: ``copy``, ``sum`` or ``splice``.
+        """
         command = [str(program), way, str(_CONNECTIONS), str(self._end.port)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as relay:
             assert relay.stdout is not None

@@ -1,4 +1,4 @@
-"""What a sender costs that digests a file and does nothing else but send it: a bare loop, with no protocol around it.
+"""The cost of a sender that digests a file and does nothing else but send it: a bare loop, with no protocol around it.
 
 ``summing.py map|read FILE BYTES CONNECTIONS PORT`` sends to ``floor receive`` over so many connections, each in a
 thread. Every block is looked at once, through a mapping or by reading it, and then leaves by sendfile. Prints JSON:
@@ -16,9 +16,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from stageout.core.sockets import as_a_client
-from stageout.wire import frames
-from stageout.wire.overlay import BLOCK_BYTES
+from stageout.overlay.tcp import as_a_client
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.messages import BLOCK_BYTES
 
 
 def _mapped(file: int, size_bytes: int) -> Callable[[int], memoryview]:

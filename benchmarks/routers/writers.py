@@ -24,8 +24,8 @@ from stageout.overlay.fetch import get
 from stageout.overlay.key_file import gateway_of
 from stageout.overlay.operations import Session
 from stageout.overlay.safekeeping import Custodian, deposit_copies
-from stageout.wire.overlay import Result, Status
-from stageout.wire.route import Route, address, parse_routes
+from stageout.overlay.wire.messages import Result, Status
+from stageout.overlay.wire.route import Route, address, parse_routes
 
 _MIB = 1 << 20
 _ASK_AGAIN_S = 5.0
@@ -45,7 +45,7 @@ class Work:
         self._sources = {file["size_bytes"]: self._source(file["size_bytes"]) for file in self._files}
 
     def run(self) -> list[dict[str, Any]]:
-        """What became of each file, in order. :raises RuntimeError: one failed."""
+        """The outcome of each file, in order. :raises RuntimeError: one failed."""
         for number in range(len(self._files)):
             self._todo.put(number)
         self._start_s = time.monotonic()

@@ -16,17 +16,17 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from sandbox_manager.collector import ATTRIBUTES, letters_to, unpacked
+from sandbox_manager.report.collector import ATTRIBUTES, letters_to, unpacked
 from schedd_agent.agent import Agent
+from schedd_agent.collector import CondorCollectorClient
 from schedd_agent.daemon import Daemon
 from schedd_agent.edits import Edit, edit_for
-from schedd_agent.leases import View
-from schedd_agent.model import Dag, Job, Limits, Past, Show, Shown
-from schedd_agent.notices import CondorDirectory
-from schedd_agent.orders import Book, Numbers
-from schedd_agent.queue import CondorQueue, parse_job
+from schedd_agent.liveness import LivenessTracker
+from schedd_agent.model import DagEnd, DecisionLimits, HistoryRecord, Job, JobAdState, UpdateAdState
+from schedd_agent.orders import OrderNumbers, OrderOutbox
+from schedd_agent.queue import CondorJobQueue, parse_job
 from schedd_agent.receipts import Receipts
-from schedd_agent.reports import Newest
+from schedd_agent.reports import NewestReportNumbers
 from stageout.core.clock import SystemClock
 from stageout.core.config import condor_settings
 from stageout.core.signing import load_or_make_key
@@ -50,13 +50,13 @@ def edits(cluster: int) -> None:
     """Edit each job of the cluster once."""
     import htcondor2
 
-    queue = CondorQueue()
+    queue = CondorJobQueue()
     ads = htcondor2.Schedd().query(f"ClusterId == {cluster}")
     jobs = [parse_job(ad, True) for ad in ads]
     start_s = time.monotonic()
     for job in jobs:
-        shown = Shown("Moving", 1, "waits for its turn", 4096, 1, 1, 0, "manager@ep1.example.org")
-        edit = edit_for(job, Show(shown), time.time())
+        shown = JobAdState("Moving", 1, "waits for its turn", 4096, 1, 1, 0, "manager@ep1.example.org")
+        edit = edit_for(job, UpdateAdState(shown), time.time())
         assert edit is not None
         queue.apply(edit)
     print(json.dumps({"edits_per_s": len(jobs) / (time.monotonic() - start_s)}))
@@ -90,7 +90,7 @@ def sandbox(cluster: int, state: str) -> SandboxReport:
 
 
 def record(cluster: int, node: int, key: str) -> str:
-    """What the shadow writes when a run has ended. :param key: public one of the manager."""
+    """The changes of the job that the shadow writes when a run has ended. :param key: public one of the manager."""
     who = f'ManagerName = "{manager_of(node)}"; ManagerKey = "{key}"'
     receipt = f'[ Ticket = "{ticket_of(cluster)}"; {who}; Files = 1; Bytes = 4096 ]'
     results = f"{{ [ TransferSuccess = true; DeveloperData = [ StageOutReceipt = {receipt} ] ] }}"
@@ -108,7 +108,7 @@ class MadeUpQueue:
     def _job(self, cluster: int, manager: str, state: str) -> Job:
         return Job(
             job_name(cluster), cluster, 0, 4, 1, handed_off=1, entered_at=1_700_000_000, completions=1,
-            shown=Shown(state, 1 if manager else 0, "", 4096, 1, 0, 0, manager),
+            ad_state=JobAdState(state, 1 if manager else 0, "", 4096, 1, 0, 0, manager),
         )  # fmt: skip
 
     def jobs(self, reported: Collection[str]) -> list[Job]:
@@ -116,11 +116,11 @@ class MadeUpQueue:
         new = [int(line) for line in self._ended.read_text().split()]
         return [*self._jobs, *(self._job(cluster, "", "None") for cluster in new)]
 
-    def past(self, names: Collection[str]) -> dict[str, Past]:
+    def history_records(self, names: Collection[str]) -> dict[str, HistoryRecord]:
         """None has left."""
         return {}
 
-    def dags(self, clusters: Collection[int]) -> dict[int, Dag]:
+    def dags(self, clusters: Collection[int]) -> dict[int, DagEnd]:
         """There are none."""
         return {}
 
@@ -144,15 +144,16 @@ def agent_process(settled: int, nodes: int, home: Path) -> None:
             return good
 
     key = load_or_make_key("agent-key", home / "agent_key")
-    numbers = Numbers(home / "numbers", clock.wall_s())
+    numbers = OrderNumbers(home / "numbers", clock.wall_s())
     made = Timed(
-        name=SCHEDD, key=key, queue=MadeUpQueue(home / "ended", settled, nodes), directory=CondorDirectory(SCHEDD),
-        receipts=Receipts(home / "epochs"), book=Book(SCHEDD, numbers),
-        view=View(hole_s=75.0), clock=clock,
-        limits=Limits(lease_s=7200, max_reruns=2, edit_interval_s=20),
-        numbers=numbers, newest=Newest(home / "newest"),
+        name=SCHEDD, key=key, queue=MadeUpQueue(home / "ended", settled, nodes),
+        collector_client=CondorCollectorClient(SCHEDD),
+        receipts=Receipts(home / "runs", home / "epochs"), order_outbox=OrderOutbox(SCHEDD, numbers),
+        liveness=LivenessTracker(hole_s=75.0), clock=clock,
+        limits=DecisionLimits(lease_s=7200, max_reruns=2, edit_interval_s=20),
+        numbers=numbers, newest_reports=NewestReportNumbers(home / "newest"),
     )  # fmt: skip
-    asyncio.run(Daemon(lambda: settings, lambda settings: made).run())
+    asyncio.run(Daemon(lambda: settings, lambda settings: made).serve())
 
 
 class Nodes:
@@ -167,14 +168,21 @@ class Nodes:
         self.settled = nodes * each
         self.boxes = {node: [sandbox(c, "Confirmed") for c in self._clusters(node, nodes)] for node in range(nodes)}
         (home / "ended").touch()
-        (home / "epochs").write_text(
-            "".join(record(c, c % nodes, self._key.public) for c in range(1, self.settled + 1))
-        )
+        (home / "runs").mkdir()
+        for cluster in range(1, self.settled + 1):
+            self._write_record(cluster, cluster % nodes)
         for node in range(nodes):
             self.publish(node)
 
     def _clusters(self, node: int, nodes: int) -> list[int]:
         return [cluster for cluster in range(1, self.settled + 1) if cluster % nodes == node]
+
+    def _write_record(self, cluster: int, node: int) -> None:
+        """As a shadow: into the job's own file and into the shared one."""
+        text = record(cluster, node, self._key.public)
+        for path in (self._home / "runs" / f"job.runs.{cluster}.0.ads", self._home / "epochs"):
+            with open(path, "a") as stream:
+                stream.write(text)
 
     def publish(self, node: int) -> None:
         """One manager's report."""
@@ -188,8 +196,7 @@ class Nodes:
         """End one run on a node; seconds until that node's manager, which looks every 5 s, has the order."""
         self.boxes[node].append(sandbox(cluster, "Accepted"))
         self.publish(node)
-        with open(self._home / "epochs", "a") as stream:
-            stream.write(record(cluster, node, self._key.public))
+        self._write_record(cluster, node)
         with open(self._home / "ended", "a") as stream:
             stream.write(f"{cluster}\n")
         start_s = time.monotonic()

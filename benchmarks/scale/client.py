@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from stageout.handoff import client, links, talk  # noqa: F401 - all is loaded before this becomes another user
+from stageout.handoff import client, connection, links  # noqa: F401 - all is loaded before this becomes another user
 
 
 def main() -> None:

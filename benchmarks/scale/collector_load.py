@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common import Figure
 
-from stageout.testing.pool import Pool
+from tests.harness.pool import Pool
 
 _PROGRAM = Path(__file__).with_name("collector_program.py")
 

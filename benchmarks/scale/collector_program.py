@@ -14,14 +14,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
-from sandbox_manager.collector import CollectorProcess
-from schedd_agent.notices import CondorDirectory
+from sandbox_manager.report.collector import CollectorProcess
+from schedd_agent.collector import CondorCollectorClient
 from stageout.core.signing import SigningKey
 from stageout.wire.custody import (
     Action,
     AgentNotice,
+    FileReport,
+    FlowReport,
     Order,
     OrderSheet,
     Report,
@@ -93,17 +96,41 @@ def fill(nodes: int) -> None:
         advertise(slots, "UPDATE_STARTD_AD")
 
 
-def report(node: int) -> dict[str, object]:
-    """A report about a few sandboxes."""
-    boxes = tuple(
-        SandboxReport(
-            job=f"{SCHEDD}#{node}.{number}#1700000000", number=1, owner="alice@example.org", state="Moving", change=1,
-            reason="", error_code=0, tickets=(f"{number:032x}",), files_total=1, files_left=1, bytes_total=4096,
-            bytes_left=4096, attempts=0, attempts_limit=20, next_attempt_at=0, accepted_at=1_700_000_000,
-        ) for number in range(_BOXES)
+def file(node: int, number: int, state: str) -> FileReport:
+    """A file with all figures that it has in a state."""
+    url = f"https://store.example.org/alice/run7/{node}.{number}/out.dat"
+    one = FileReport("out.dat", url, 4096, state, "stageout_curl_plugin", began_at=1_700_000_030)
+    if state != "Released":
+        return one
+    digest = f"sha256:{number:064x}"
+    return replace(
+        one, state="Delivered", attempts=1, verified="size sha256", ended_at=1_700_000_090, digest=digest, streams=4,
+        transfer_ms=59_123,
     )  # fmt: skip
+
+
+def box(node: int, number: int) -> SandboxReport:
+    """One sandbox in three has been delivered, the others move."""
+    state, left = ("Released", 0) if number % 3 == 0 else ("Moving", 1)
+    return SandboxReport(
+        job=f"{SCHEDD}#{node}.{number}#1700000000", number=1, owner="alice@example.org", state=state, change=1,
+        reason="", error_code=0, tickets=(f"{number:032x}",), files_total=1, files_left=left, bytes_total=4096,
+        bytes_left=4096 * left, attempts=0, attempts_limit=20, next_attempt_at=0, accepted_at=1_700_000_000,
+        data_slot=f"slot1_{number}@ep{node}.example.org", files=(file(node, number, state),), group="group_physics",
+        confirmed_at=1_700_000_010, ended_at=1_700_000_090 * (1 - left),
+    )  # fmt: skip
+
+
+def report(node: int) -> dict[str, object]:
+    """A report about a few sandboxes and their server."""
+    flow = FlowReport("https://store.example.org", 10**8, 10**8, 0.312, 8, 4, "kept", 2, 8192, 2, 8192)
+    boxes = tuple(box(node, number) for number in range(_BOXES))
     now_ms = int(time.time() * 1000)
-    return report_ad(Report(manager_of(node), KEY.public, now_ms, now_ms // 1000, {}, 4096 * _BOXES, boxes), KEY)
+    whole = Report(
+        manager_of(node), KEY.public, now_ms, now_ms // 1000, {}, 4096 * _BOXES, boxes, flows=(flow,), cpu_slots=SLOTS,
+        data_slots=3 * SLOTS, spool_bytes=10**10, spool_limit_bytes=10**12,
+    )  # fmt: skip
+    return report_ad(whole, KEY)
 
 
 def sheet(node: int) -> dict[str, object]:
@@ -126,7 +153,7 @@ class Clock:
 async def play(nodes: int, seconds: int) -> dict[str, float]:
     """Send everything, one kind of message after the other; returns the part of a core that each kind needs."""
     watch, clock = Watch("condor_collecto"), Clock()
-    collector, directory = CollectorProcess(), CondorDirectory(SCHEDD, clock.now_s)
+    collector, directory = CollectorProcess(), CondorCollectorClient(SCHEDD, clock.now_s)
     ends = nodes * SLOTS * seconds / _JOB_S
     waiting = min(nodes, ends / seconds * _WAITING_S)
     looks = seconds * (waiting / _LOOK_S + (nodes - waiting) / _REST_LOOK_S)
@@ -143,7 +170,7 @@ async def play(nodes: int, seconds: int) -> dict[str, float]:
 
     async def look(number: int) -> None:
         clock.skipped_s += _POLL_S
-        found = directory.look()
+        found = directory.query_reports()
         if len(found.ads) != nodes:
             raise SystemExit(f"the agent sees {len(found.ads)} reports of {nodes}")
 

@@ -8,7 +8,7 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox_manager import ledger, records
+from sandbox_manager.custody import ledger, updates
 from sandbox_manager.sandbox import Destination, SlotKey
 from stageout.core.clock import boot_id
 from stageout.wire.custody import Run
@@ -65,19 +65,19 @@ def _record(db: sqlite3.Connection, number: int, ticket: str, found: os.stat_res
     owner = f"owner{number % OWNERS}"
     run = Run(f"schedd.example.org#{number}.0#{NOW}", 1)
     slot = SlotKey("ep.example.org", 1, number % 8 + 1)
-    new = records.NewSandbox(
+    new = updates.NewSandbox(
         run, f"{owner}@example.org", owner, 64001 + number % OWNERS, 64001, False, slot, f"slot1_{slot.dslot_id}@ep", 0
     )  # fmt: skip
     target = Destination("/usr/libexec/condor/curl_plugin", "https", "store.example.org")
     rows = [
-        records.NewFile(
+        updates.NewFile(
             position, f"https://store.example.org/{owner}/{number}/output_{position}.root", f"output_{position}.root",
             found.st_size, found.st_mtime_ns, number * files + position, target,
         )
         for position in range(files)
     ]  # fmt: skip
-    box = records.add_ticket(db, new, ticket, target.plugin, rows, boot_id(), NOW)
-    records.mark_synced(db, [ticket])
-    records.name_tickets(db, box, [ticket], files, 0)
-    records.confirm(db, box, NOW)
+    box = updates.add_ticket(db, new, ticket, target.plugin, rows, boot_id(), NOW)
+    updates.mark_synced(db, [ticket])
+    updates.name_tickets(db, box, [ticket], files, 0)
+    updates.confirm(db, box, NOW)
     db.execute("UPDATE files SET next_attempt = ? WHERE sandbox = ?", (_NEXT_ATTEMPT_AT, box))

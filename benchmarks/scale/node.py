@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import signal
 import sys
@@ -17,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sandbox_manager.daemon import Daemon, Surroundings
-from sandbox_manager.identity import Identity, RunFacts
-from sandbox_manager.peers import Peer
-from sandbox_manager.startd import SlotTable
+from sandbox_manager.daemon import Daemon, Dependencies
+from sandbox_manager.intake.identity import Identity, RunFacts
+from sandbox_manager.intake.peers import Peer
+from sandbox_manager.intake.startd import SlotTable
 from stageout.core import log
 from stageout.core.clock import SystemClock
 from stageout.core.config import Settings, mapping_settings
@@ -29,7 +30,7 @@ from stageout.wire.custody import AgentNotice, Run, notice_ad
 
 SCHEDD = "schedd.example.org"
 SLOTS = 64
-#: What the startd of a busy node needs for its answer, measured on a pool: 3 to 8 ms.
+#: The time of a busy node's startd for its answer, measured on a pool: 3 to 8 ms.
 _STARTD_S = 0.005
 
 
@@ -84,7 +85,8 @@ def settings_of(home: Path, plugin: str, key: SigningKey) -> Settings:
     values = {
         "EXECUTE": str(home / "execute"), "SPOOL": str(home / "lib"), "LOG": str(home / "log"),
         "STAGEOUT_SPOOL": str(home / "spool"), "FULL_HOSTNAME": "ep.example.org", "NUM_CPUS": str(SLOTS),
-        "FILETRANSFER_PLUGINS": plugin, "STAGEOUT_DATA_SLOT_DEPTH": "1000000", "STAGEOUT_GIVE_UP": "1000000000",
+        "FILETRANSFER_PLUGINS": plugin, "STAGEOUT_DATA_SLOT_DEPTH": "1000000",
+        "STAGEOUT_DELIVERY_TIMEOUT": "1000000000",
         "STAGEOUT_STARTD_TIMEOUT": "5", "STAGEOUT_AGENT_KEYS": f"{SCHEDD}={key.public}",
         "STAGEOUT_SPOOL_QUOTA_MB": "100000000", "STAGEOUT_RETENTION": "1000000000",
     }  # fmt: skip
@@ -95,7 +97,7 @@ async def serve(home: Path, owner: str, plugin: str) -> None:
     """Run until SIGTERM."""
     key = load_or_make_key("agent-key", home / "agent_key")
     settings = settings_of(home, plugin, key)
-    around = Surroundings(
+    around = Dependencies(
         lambda: settings, QuietCollector(key), SystemClock(),
         lambda settings: NewJobEachTime(SlotTable(lambda: slots(owner), settings.number("STAGEOUT_STARTD_TIMEOUT"))),
     )  # fmt: skip
@@ -107,7 +109,7 @@ async def serve(home: Path, owner: str, plugin: str) -> None:
 def main() -> None:
     """The process."""
     home, owner, plugin = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    log.open_log(home / "log" / "SandboxManagerLog", False)
+    log.open_log(logging.FileHandler(home / "log" / "SandboxManagerLog"))
     asyncio.run(serve(home, owner, plugin))
 
 

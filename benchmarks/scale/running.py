@@ -35,7 +35,7 @@ class Manager:
         """Wait until it has heard of the agent and made its first report, and has begun to send."""
         deadline_s = time.monotonic() + _DEADLINE_S
         seen = (self.home / "spool" / "run" / "state.json", self.home / "log" / "SandboxManagerLog")
-        while not seen[0].exists() or "agent-heard" not in seen[1].read_text():
+        while not seen[0].exists() or "agent-found" not in seen[1].read_text():
             if time.monotonic() > deadline_s:
                 raise StageoutError(f"the manager does not report, see {seen[1]}")
             time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""What has arrived, as the far end's filesystem tells: nothing that the product says about itself."""
+"""The arrived bytes, as the far end's filesystem tells: nothing that the product says about itself."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _rises(points: list[tuple[float, int]]) -> list[list[tuple[float, int]]]:
 
 
 def _filled_bytes(path: Path) -> int:
-    """What is there of a file that is written in several places at once."""
+    """The bytes there of a file that is written in several places at once."""
     try:
         status = path.lstat()
     except OSError:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox_manager.grants import Grants
-from sandbox_manager.policy_client import Address, PolicyClient
+from sandbox_manager.scheduling.grants import Grants
+from sandbox_manager.scheduling.policy_client import Address, PolicyClient
 from stageout.core.clock import SystemClock
 from stageout.tuning.adaptive import Knobs
 from stageout.tuning.controllers import Controller
@@ -29,7 +29,7 @@ _BUFFER_BYTES = 16_384  # little: what waits here has not been sent
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done.
+    """The work to be done.
 
     :param service: URL of the policy service, "" for none; :param token: file.
     :param greedy: always ask for all streams that a client may use; else for what its controller could use soon.
@@ -70,7 +70,7 @@ class Client:
     useful: int = 0
 
     def streams(self) -> int:
-        """That it may use now."""
+        """The share that it may use now."""
         knobs = self.plan.knobs
         most = knobs.maximum * knobs.parallelism
         granted = self.grants.streams(_SERVER) if self.grants else None

@@ -24,7 +24,7 @@ _BUFFER_BYTES = 16_384
 
 @dataclass(frozen=True)
 class Server:
-    """What the server is like.
+    """The properties of the server.
 
     :param disk_mb_s: in one piece. :param seek_s: of the head. :param memory_mb: to gather writes in.
     :param stream_mb_s: most of one stream.
@@ -36,7 +36,7 @@ class Server:
     stream_mb_s: float
 
     def each_mb_s(self, streams: int) -> float:
-        """What each of so many streams gets."""
+        """The rate of each of so many streams."""
         whole = self.disk_mb_s / (1 + streams * self.seek_s * self.disk_mb_s / self.memory_mb)
         return min(self.stream_mb_s, whole / max(1, streams))
 
