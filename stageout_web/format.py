@@ -1,0 +1,42 @@
+"""Sizes, durations and counts as people read them. Pure."""
+
+from __future__ import annotations
+
+import time
+
+from stageout.core.units import size as size
+
+
+def rate(bytes_per_s: float) -> str:
+    """Return a rate: ``1.0 MB/s``."""
+    return f"{size(bytes_per_s)}/s"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in one unit or two: ``45 s``, ``12 min``, ``2 h 5 min``, ``4 d 3 h``."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 output``, ``12,000 outputs``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def moment(at: float) -> str:
+    """Return a time of this machine's zone: ``2026-01-31 12:00:00 CET``; "" for none, and for one without a date."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at)) if at > 0 else ""
+    except (OSError, OverflowError, ValueError):
+        return ""
+
+
+def machine_time(at: float) -> str:
+    """Return the same moment for programs, in UTC. :raises OSError, OverflowError: it has no date."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))

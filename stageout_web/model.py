@@ -1,0 +1,320 @@
+"""The pool as the page shows it: compact, so that 100,000 sandboxes fit into memory. Pure.
+
+A report's text stays compressed. Names of files and URLs come out of it only when somebody looks at one job.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from stageout.core.metrics import host_of
+from stageout.core.states import State
+from stageout.wire.custody import AD_LIFETIME_S, Report, SandboxReport, ServerReport, read_report
+
+#: Groups of states, as the page counts them.
+WAITING, MOVING, DELIVERED, TROUBLE, GONE = "waiting", "moving", "delivered", "trouble", "gone"
+GROUP_OF: dict[str, str] = {
+    **{state.value: WAITING for state in State},
+    State.MOVING.value: MOVING,
+    State.DELIVERED.value: DELIVERED,
+    State.RELEASED.value: DELIVERED,
+    State.FAILED.value: TROUBLE,
+    State.LOST.value: TROUBLE,
+    State.CANCELLED.value: GONE,
+    State.SUPERSEDED.value: GONE,
+}
+#: States after which a sandbox that leaves the reports was delivered. A report may be replaced before it is read.
+_LAST_BEFORE_DELIVERY = frozenset({State.LEASED.value, State.MOVING.value, State.HANDED_OVER.value})
+_COMPRESSION = 1
+
+
+class Box(NamedTuple):
+    """A sandbox. Times are wall clock, in seconds.
+
+    :param number: of the run. :param server: host and port of its first URL. :param next_attempt_at: 0 for none.
+    :param accounting_group: "" without one.
+    """
+
+    job: str
+    number: int
+    owner: str
+    state: str
+    server: str
+    files_left: int
+    bytes_total: int
+    bytes_left: int
+    error_code: int
+    next_attempt_at: int
+    accepted_at: int
+    accounting_group: str
+
+    @property
+    def group(self) -> str:
+        """Return the group of its state."""
+        return GROUP_OF.get(self.state, WAITING)
+
+    @property
+    def job_id(self) -> str:
+        """Return ``cluster.proc``."""
+        return self.job.split("#")[1] if self.job.count("#") == 2 else self.job
+
+    @property
+    def schedd(self) -> str:
+        """Return the name of the schedd."""
+        return self.job.partition("#")[0]
+
+
+@dataclass
+class Tally:
+    """Sandboxes in each group, and their bytes."""
+
+    waiting: int = 0
+    moving: int = 0
+    delivered: int = 0
+    trouble: int = 0
+    gone: int = 0
+    bytes_left: int = 0
+
+    def add(self, box: Box) -> None:
+        """Count one sandbox."""
+        group = box.group
+        setattr(self, group, getattr(self, group) + 1)
+        if group in (WAITING, MOVING, TROUBLE):
+            self.bytes_left += box.bytes_left
+
+    def add_all(self, other: Tally) -> None:
+        """Count all that another tally counted."""
+        self.waiting += other.waiting
+        self.moving += other.moving
+        self.delivered += other.delivered
+        self.trouble += other.trouble
+        self.gone += other.gone
+        self.bytes_left += other.bytes_left
+
+
+class Figures(NamedTuple):
+    """Figures of a node from its slot ads. :param accepts: the node takes new jobs."""
+
+    data_slots: int = 0
+    data_slots_free: int = 0
+    accepts: bool = True
+    draining: bool = False
+
+
+class Flow(NamedTuple):
+    """Transfers of one node to one server. :param limit: files at once. :param tuning: state of the tuner."""
+
+    server: str
+    streams: int
+    limit: int
+    tuning: str
+
+
+class Delivery(NamedTuple):
+    """A change between two reports. :param is_whole: the whole sandbox is delivered."""
+
+    server: str
+    sent_bytes: int
+    is_whole: bool
+    bytes_total: int
+
+
+@dataclass
+class Node:
+    """The newest report of one manager.
+
+    :param heard_at: time of the report by the collector's clock, in seconds. :param packed: the report, compressed.
+    :param tallies: by server.
+    """
+
+    name: str
+    key: str
+    number: int
+    heard_at: int
+    sent_at: int
+    packed: bytes
+    boxes: tuple[Box, ...]
+    servers: tuple[ServerReport, ...]
+    bytes_at_risk: int
+    ends_in_s: int
+    flows: tuple[Flow, ...] = ()
+    spool_bytes: int = 0
+    spool_limit_bytes: int = 0
+    tallies: dict[str, Tally] = field(default_factory=dict)
+
+    @property
+    def is_busy(self) -> bool:
+        """Tell whether output waits on the node."""
+        return any(tally.waiting or tally.moving or tally.trouble for tally in self.tallies.values())
+
+    @property
+    def host(self) -> str:
+        """Return the node's name without the manager's own part."""
+        return self.name.rpartition("@")[2]
+
+    def total(self) -> Tally:
+        """Return one tally over all servers."""
+        found = Tally()
+        for tally in self.tallies.values():
+            found.add_all(tally)
+        return found
+
+    def sandbox(self, job: str, number: int) -> SandboxReport | None:
+        """Return the whole report of a sandbox, with its files; None if it is not there."""
+        report = read_report(zlib.decompress(self.packed).decode("utf-8"))
+        return next((box for box in report.sandboxes if box.job == job and box.number == number), None)
+
+
+def server_of(url: str) -> str:
+    """Return host and port of a URL, "" without one. User names and passwords do not stay."""
+    return host_of(url) if url else ""
+
+
+def box_of(sandbox: SandboxReport) -> Box:
+    """Return the compact form of a sandbox. Equal texts are kept once."""
+    server = next((server_of(file.url) for file in sandbox.files if file.url), "")
+    code = sandbox.error_code or next((file.error_code for file in sandbox.files if file.error_code), 0)
+    total = sandbox.bytes_total
+    return Box(
+        sandbox.job, sandbox.number, sys.intern(sandbox.owner), sys.intern(sandbox.state), sys.intern(server),
+        sandbox.files_left, total, total if sandbox.bytes_left == total else sandbox.bytes_left, code,
+        sandbox.next_attempt_at, sandbox.accepted_at, sys.intern(sandbox.group),
+    )  # fmt: skip
+
+
+def node_of(report: Report, text: str, heard_at: int) -> Node:
+    """Return the compact form of a report. :param text: of its payload."""
+    raw = text.encode("utf-8")
+    boxes = tuple(map(box_of, report.sandboxes))
+    tallies: dict[str, Tally] = {}
+    for box in boxes:
+        tallies.setdefault(box.server, Tally()).add(box)
+    servers = tuple(replace(one, server=sys.intern(server_of(one.server))) for one in report.servers)
+    flows = tuple(
+        Flow(sys.intern(server_of(one.server)), one.streams, one.limit, sys.intern(one.tuning)) for one in report.flows
+    )
+    return Node(
+        report.manager, report.key, report.number, heard_at, report.sent_at,
+        zlib.compress(raw, _COMPRESSION), boxes, servers, report.bytes_at_risk, report.ends_in_s, flows,
+        report.spool_bytes, report.spool_limit_bytes, tallies,
+    )  # fmt: skip
+
+
+def deliveries(before: Node, after: Node) -> Iterator[Delivery]:
+    """Yield what was sent between two reports of one manager."""
+    known = {(box.job, box.number): box for box in after.boxes}
+    for old in before.boxes:
+        new = known.get((old.job, old.number))
+        if old.group in (DELIVERED, GONE):
+            continue
+        if new is None:
+            if old.state in _LAST_BEFORE_DELIVERY:
+                yield Delivery(old.server, old.bytes_left, True, old.bytes_total)
+        elif new.group == DELIVERED:
+            yield Delivery(old.server, old.bytes_left, True, old.bytes_total)
+        elif new.bytes_left < old.bytes_left and new.group != GONE:
+            yield Delivery(old.server, old.bytes_left - new.bytes_left, False, 0)
+
+
+class Pool:
+    """All nodes of the pool.
+
+    :param silence_s: seconds after which a silent node with output is dropped.
+    """
+
+    def __init__(self, silence_s: float = 7200.0) -> None:
+        self.nodes: dict[tuple[str, str], Node] = {}
+        self.figures: dict[str, Figures] = {}
+        self.agents: dict[str, int] = {}
+        self.now_at = self.answers_since_at = 0
+        self._silence_s = silence_s
+
+    def put(self, node: Node) -> list[Delivery]:
+        """Take a report and return what was sent since the report before. An older report changes nothing."""
+        place = node.name, node.key
+        before = self.nodes.get(place)
+        self.now_at = max(self.now_at, node.heard_at)
+        if before is not None and node.number < before.number:
+            return []
+        self.nodes[place] = node
+        return list(deliveries(before, node)) if before is not None else []
+
+    def silent_s(self, heard_at: int) -> int:
+        """Return how long a daemon is silent. Time in which the collector did not answer does not count."""
+        return self.now_at - max(heard_at, self.answers_since_at)
+
+    def drop_silent(self) -> None:
+        """Drop nodes whose reports have expired: at once without output, and after ``silence_s`` with output."""
+        for place, node in list(self.nodes.items()):
+            if self.silent_s(node.heard_at) > (self._silence_s if node.is_busy else AD_LIFETIME_S):
+                del self.nodes[place]
+
+    def boxes(self) -> Iterator[tuple[Node, Box]]:
+        """Yield all sandboxes with their nodes."""
+        for node in self.nodes.values():
+            for box in node.boxes:
+                yield node, box
+
+    def total(self) -> Tally:
+        """Return one tally over the pool."""
+        found = Tally()
+        for tally in self.by_server().values():
+            found.add_all(tally)
+        return found
+
+    def by_server(self) -> dict[str, Tally]:
+        """Return a tally for each server."""
+        found: dict[str, Tally] = {}
+        for node in self.nodes.values():
+            for server, tally in node.tallies.items():
+                found.setdefault(server, Tally()).add_all(tally)
+        return found
+
+    def find(self, job: str) -> list[tuple[Node, Box]]:
+        """Return the sandboxes of a job, the newest run first. :param job: GlobalJobId."""
+        return sorted((pair for pair in self.boxes() if pair[1].job == job), key=lambda pair: -pair[1].number)
+
+    def troubled_servers(self) -> dict[str, list[tuple[Node, ServerReport]]]:
+        """Return the servers that nodes cannot reach."""
+        found: dict[str, list[tuple[Node, ServerReport]]] = {}
+        for node in self.nodes.values():
+            for one in node.servers:
+                found.setdefault(one.server, []).append((node, one))
+        return found
+
+    def flows_to(self, server: str) -> list[Flow]:
+        """Return the transfers of all nodes to one server."""
+        return [flow for node in self.nodes.values() for flow in node.flows if flow.server == server]
+
+    def by_owner(self) -> dict[tuple[str, str], Tally]:
+        """Return a tally for each owner and accounting group."""
+        found: dict[tuple[str, str], Tally] = {}
+        for _, box in self.boxes():
+            found.setdefault((box.owner, box.accounting_group), Tally()).add(box)
+        return found
+
+    def silent_nodes(self, after_s: float) -> list[Node]:
+        """Return nodes with output that were silent for longer than ``after_s`` seconds."""
+        return [node for node in self.nodes.values() if self.silent_s(node.heard_at) > after_s and node.is_busy]
+
+
+def figures_of(ad: Mapping[str, object]) -> Figures:
+    """Return the figures in a slot's ad."""
+
+    def number(name: str) -> int:
+        value = ad.get(name)
+        return value if isinstance(value, int) else 0
+
+    return Figures(
+        number("StageOutDataSlots"), number("StageOutDataSlotsFree"),
+        ad.get("StageOutAccept") is not False, ad.get("StageOutDraining") is True,
+    )  # fmt: skip
+
+
+def open_boxes(pairs: Iterable[tuple[Node, Box]]) -> Iterator[tuple[Node, Box]]:
+    """Yield the sandboxes whose output is neither delivered nor given up."""
+    return (pair for pair in pairs if pair[1].group in (WAITING, MOVING, TROUBLE))

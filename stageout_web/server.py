@@ -1,0 +1,386 @@
+"""HTTP of the page: routes, headers, readers with a token, and server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import ipaddress
+import json
+import re
+import secrets
+import sqlite3
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+
+from aiohttp import web
+
+from stageout.core import log
+from stageout.core.tokens import TokenTable, digest_of
+from stageout_web.export import export
+from stageout_web.html import Markup, tag
+from stageout_web.queue import QueueError
+from stageout_web.ring import COARSE_STEP_S, FINE_S
+from stageout_web.state import SERIES, PageState
+from stageout_web.views import destinations, history, jobs, nodes, now, owners, page
+from stageout_web.views.page import PageContext
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Build = Callable[[PageContext, web.Request], Markup]
+
+STATIC = Path(__file__).with_name("static")
+_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-store",
+}
+BASE = re.compile(r"(/[A-Za-z0-9._~-]+)*\Z")
+_COOKIE = "stageout_reader"
+_SESSION_S = 12 * 3600.0
+_SESSIONS = 1000
+_BODY_BYTES = 4096
+#: Pages that are kept until the next reading of the collector.
+_PAGES_KEPT = 100
+_FOREIGN_NAME = "This page has another name. Its administrator allows names in STAGEOUT_WEB_NAMES."
+#: Exports at the same time, and seconds that one may take.
+_EXPORTS, _EXPORT_S = 2, 300.0
+_JOB = re.compile(r"(\d{1,9})\.(\d{1,9})\Z", re.A)
+
+
+class Readers:
+    """Readers who may see names of files. :param tokens: None: nobody may."""
+
+    def __init__(self, tokens: TokenTable | None, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self.tokens = tokens
+        self._clock_s = clock_s
+        self._sessions: dict[str, tuple[bytes, float]] = {}
+
+    def knows(self, request: web.Request) -> bool:
+        """Tell whether a request has a token or a cookie of a reader."""
+        if self.tokens is None:
+            return False
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self.tokens.owner(token.strip()) is not None:
+            return True
+        given, end_s = self._sessions.get(request.cookies.get(_COOKIE, ""), (b"", 0.0))
+        return end_s > self._clock_s() and self.tokens.knows_digest(given)
+
+    def begin(self, token: str) -> str | None:
+        """Return the cookie of a new session, which ends with its token; None for an unknown token."""
+        if self.tokens is None or self.tokens.owner(token) is None:
+            return None
+        now_s = self._clock_s()
+        self._sessions = {key: one for key, one in self._sessions.items() if one[1] > now_s}
+        while len(self._sessions) >= _SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        cookie = secrets.token_urlsafe(32)
+        self._sessions[cookie] = digest_of(token), now_s + _SESSION_S
+        return cookie
+
+    def end(self, cookie: str) -> None:
+        """End a session."""
+        self._sessions.pop(cookie, None)
+
+
+class Server:
+    """The application.
+
+    :param base: path below which a proxy shows the page; "": the proxy's X-Forwarded-Prefix counts.
+    :param most_streams: browsers that may receive updates at the same time. :param pool: name of the pool.
+    :param names: host names under which browsers reach the page, besides localhost.
+    """
+
+    def __init__(
+        self,
+        state: PageState,
+        readers: Readers,
+        base: str = "",
+        most_streams: int = 100,
+        pool: str = "",
+        names: Iterable[str] = (),
+    ) -> None:
+        self._state, self.readers, self._base, self._pool = state, readers, base.rstrip("/"), pool
+        self.most_streams = most_streams
+        self._names = frozenset({"localhost", *(name.lower() for name in names)})
+        self.streams = self._exports = 0
+        self._changed: asyncio.Event = asyncio.Event()
+        self._static, self._files = _static_files()
+        self._data: dict[tuple[str, ...], tuple[int, str]] = {}
+        self._ticks = 0
+        self._kept: dict[tuple[str, str, bool], str] = {}
+        self._is_closing = False
+
+    def application(self) -> web.Application:
+        """Return the application that aiohttp serves."""
+        app = web.Application(middlewares=[self._guard], client_max_size=_BODY_BYTES)
+        routes: list[tuple[str, str, Handler]] = [
+            ("GET", "/", self._view("", "Now", self._now)),
+            ("GET", "/jobs", self._view("jobs", "Jobs", lambda c, r: jobs.jobs(c, self._state, r.query))),
+            ("GET", "/job", self._job),
+            ("GET", "/destinations", self._view("destinations", "Destinations",
+                                                lambda c, r: destinations.destinations(c, self._state))),
+            ("GET", "/destination", self._view("destinations", "", self._destination)),
+            ("GET", "/nodes", self._view("nodes", "Nodes", lambda c, r: nodes.nodes(c, self._state, r.query))),
+            ("GET", "/node", self._view("nodes", "", self._node)),
+            ("GET", "/owners", self._view("owners", "Owners", lambda c, r: owners.owners(c, self._state))),
+            ("GET", "/history", self._view("history", "History",
+                                           lambda c, r: history.history(c, self._state.records, r.query))),
+            ("GET", "/history.csv", self._export),
+            ("GET", "/nodes.json", self._grid), ("GET", "/series.json", self._series), ("GET", "/events", self._events),
+            ("GET", "/sign-in", self._view("", "Show file names", lambda c, r: page.sign_in(c, False))),
+            ("POST", "/sign-in", self._sign_in), ("POST", "/sign-out", self._sign_out),
+            ("GET", "/static/{name}", self._file),
+        ]  # fmt: skip
+        for base in dict.fromkeys(("", self._base)):
+            for method, path, handler in routes:
+                app.router.add_route(method, base + path, handler)
+        return app
+
+    def tick(self) -> None:
+        """Tell all browsers that the state has changed."""
+        self._ticks += 1
+        self._kept.clear()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def close(self) -> None:
+        """End the streams of events."""
+        self._is_closing = True
+        self.tick()
+
+    # ---- frame -------------------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Give every answer the headers that protect the reader."""
+        try:
+            if not self._is_own(request.headers.get("Host", "")):
+                raise web.HTTPMisdirectedRequest(text=_FOREIGN_NAME)
+            response = await handler(request)
+        except web.HTTPMisdirectedRequest as problem:
+            response = web.Response(status=problem.status, text=problem.text)
+        except web.HTTPException as problem:
+            start = tag("a", "to the start page", href=self._context(request).link(""))
+            response = self._page(request, "", problem.reason, tag("p", f"{problem.reason}: ", start), problem.status)
+        except Exception:
+            if request.writer.output_size:
+                raise  # a part of the answer is sent already
+            log.error("request-failed", path=request.path, trace=traceback.format_exc())
+            response = web.Response(status=500, text="The page cannot be made. The log of stageout-web says why.")
+        if not response.prepared:
+            for name, value in HEADERS.items():
+                response.headers.setdefault(name, value)
+        return response
+
+    def _is_own(self, host: str) -> bool:
+        """Tell whether a Host header names this page, so that no other site's name can lead to it."""
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        if name.lower().rstrip(".") in self._names:
+            return True
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(name)
+            return True
+        return False
+
+    def _context(self, request: web.Request) -> PageContext:
+        base = self._base or request.headers.get("X-Forwarded-Prefix", "").rstrip("/")
+        return PageContext(
+            base if BASE.match(base) else "", self.readers.knows(request), self.readers.tokens is not None, self._pool,
+            self._static, dict(self._state.problems), self._state.updated_at,
+        )  # fmt: skip
+
+    def _page(self, request: web.Request, view: str, title: str, content: Markup, status: int = 200) -> web.Response:
+        text = page.page(self._context(request), view, title, content)
+        return web.Response(text=text, status=status, content_type="text/html")
+
+    def _view(self, view: str, title: str, build: Build) -> Handler:
+        """Return a handler for a view. The same page for the next reader is made once until something changes.
+
+        :param title: "" where the query names the object that is shown.
+        """
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            context = self._context(request)
+            key = context.base, request.path_qs, context.sees_names
+            text = self._kept.get(key)
+            if text is None:
+                name = title or request.query.get("server") or request.query.get("name", "").rpartition("@")[2]
+                text = page.page(context, view, name, build(context, request))
+                if len(self._kept) < _PAGES_KEPT:
+                    self._kept[key] = text
+            return web.Response(text=text, content_type="text/html")
+
+        return handle
+
+    # ---- views -------------------------------------------------------------------------------------------------------
+
+    def _now(self, context: PageContext, request: web.Request) -> Markup:
+        return now.now(context, self._state, _span(request))
+
+    def _destination(self, context: PageContext, request: web.Request) -> Markup:
+        found = destinations.destination(context, self._state, request.query.get("server", ""), _span(request))
+        return _or_not_found(found)
+
+    def _node(self, context: PageContext, request: web.Request) -> Markup:
+        return _or_not_found(nodes.node(context, self._state, request.query.get("name", "")))
+
+    async def _job(self, request: web.Request) -> web.StreamResponse:
+        """Show one job. The schedd is queried about it, too, so this page is not kept."""
+        name = request.query.get("id", "")[:300]
+        short = name.split("#")[1] if name.count("#") == 2 else name
+        found = _JOB.match(short)
+        if not found:
+            raise web.HTTPNotFound
+        ad, problem = None, ""
+        try:
+            ad = await self._state.queue.job(int(found[1]), int(found[2]))
+        except QueueError as reason:
+            problem = str(reason)
+        if ad is not None and name == short:
+            name = str(ad.get("GlobalJobId", name))
+        elif ad is not None and ad.get("GlobalJobId") != name:
+            ad = None  # a job of the same number in another queue
+        content = _or_not_found(jobs.job(self._context(request), self._state, name, ad, problem))
+        return self._page(request, "jobs", f"Job {short}", content)
+
+    # ---- data --------------------------------------------------------------------------------------------------------
+
+    async def _grid(self, request: web.Request) -> web.StreamResponse:
+        return self._json(("nodes",), self._ticks, lambda: nodes.grid(self._state.pool))
+
+    def _json(self, key: tuple[str, ...], version: int, make: Callable[[], object]) -> web.Response:
+        """Return data, which are made once for each version."""
+        kept = self._data.get(key)
+        if kept is None or kept[0] != version:
+            if len(self._data) >= _PAGES_KEPT:
+                self._data.clear()
+            kept = self._data[key] = version, json.dumps(make())
+        return web.Response(text=kept[1], content_type="application/json")
+
+    async def _series(self, request: web.Request) -> web.StreamResponse:
+        span_s, _ = now.SPANS[_span(request)]
+        server = request.query.get("server", "")
+        names = [f"{kind} {server}" for kind in ("rate", "open", "trouble")] if server else SERIES
+        labels, now_at = ["at", *(name.partition(" ")[0] for name in names)], int(self._state.wall_s())
+
+        def make() -> object:
+            return {"names": labels, "values": self._state.ring.series(names, now_at, span_s)}
+
+        version = self._ticks if span_s <= FINE_S else now_at // COARSE_STEP_S
+        try:
+            return self._json(("series", str(span_s), server), version, make)
+        except sqlite3.Error:  # the page names the problem
+            return web.json_response({"names": labels, "values": [[] for _ in labels]})
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """Send an event with the numbers after each reading of the collector."""
+        if self.streams >= self.most_streams:
+            return web.Response(status=503, text="too many readers", headers={"Retry-After": "60"})
+        self.streams += 1
+        response = web.StreamResponse(headers={**HEADERS, "X-Accel-Buffering": "no"})
+        response.content_type = "text/event-stream"
+        try:
+            with contextlib.suppress(ConnectionError):  # the reader has gone
+                await response.prepare(request)
+                while not self._is_closing:
+                    await response.write(f"event: tick\nretry: 10000\ndata: {self._numbers()}\n\n".encode())
+                    await self._changed.wait()
+        finally:
+            self.streams -= 1
+        return response
+
+    def _numbers(self) -> str:
+        state = self._state
+        return json.dumps({"at": int(state.updated_at), "figures": state.figures, "problems": sorted(state.problems)})
+
+    async def _export(self, request: web.Request) -> web.StreamResponse:
+        """Send the records of files as CSV, while they are read."""
+        if self._exports >= _EXPORTS:
+            return web.Response(status=503, text="other exports run", headers={"Retry-After": "60"})
+        records = self._state.records
+        wanted = history.Range.of(request.query, records.days())
+        rows = export(records.path, wanted.first, wanted.last, self.readers.knows(request), history.EXPORT_ROWS)
+        name = f"stageout-{wanted.first}-{wanted.last}.csv"
+        response = web.StreamResponse(headers={**HEADERS, "Content-Disposition": f'attachment; filename="{name}"'})
+        response.content_type, response.charset = "text/csv", "utf-8"
+        self._exports += 1
+        try:
+            await asyncio.wait_for(_send(response, request, rows), _EXPORT_S)
+        except (OSError, asyncio.TimeoutError):
+            if request.transport is not None:
+                request.transport.abort()  # the reader must not take a part for the whole
+        finally:
+            self._exports -= 1
+        return response
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        body = self._files.get(request.match_info["name"])
+        if body is None:
+            raise web.HTTPNotFound
+        content_type = _TYPES[Path(request.match_info["name"]).suffix]
+        lasting = "public, max-age=31536000, immutable" if "v" in request.query else "no-cache"
+        return web.Response(body=body, content_type=content_type, charset="utf-8", headers={"Cache-Control": lasting})
+
+    # ---- readers -----------------------------------------------------------------------------------------------------
+
+    async def _sign_in(self, request: web.Request) -> web.StreamResponse:
+        _check_origin(request)
+        context = self._context(request)
+        cookie = self.readers.begin(str((await request.post()).get("token", "")))
+        if cookie is None:
+            return self._page(request, "", "Show file names", page.sign_in(context, True), 403)
+        response = web.Response(status=303, headers={"Location": context.link("")})
+        is_secure = request.secure or request.headers.get("X-Forwarded-Proto", "").lower() == "https"
+        response.set_cookie(
+            _COOKIE, cookie, path=f"{context.base}/", max_age=int(_SESSION_S), httponly=True, samesite="Strict",
+            secure=is_secure,
+        )  # fmt: skip
+        return response
+
+    async def _sign_out(self, request: web.Request) -> web.StreamResponse:
+        _check_origin(request)
+        context = self._context(request)
+        self.readers.end(request.cookies.get(_COOKIE, ""))
+        response = web.Response(status=303, headers={"Location": context.link("")})
+        response.del_cookie(_COOKIE, path=f"{context.base}/")
+        return response
+
+
+def _span(request: web.Request) -> str:
+    found = request.query.get("span", "hour")
+    return found if found in now.SPANS else "hour"
+
+
+async def _send(response: web.StreamResponse, request: web.Request, parts: AsyncIterator[bytes]) -> None:
+    """Send an answer part by part. :raises OSError: the parts cannot be read, or the reader has gone."""
+    await response.prepare(request)
+    async for part in parts:
+        await response.write(part)
+    await response.write_eof()
+
+
+def _or_not_found(content: Markup | None) -> Markup:
+    if content is None:
+        raise web.HTTPNotFound
+    return content
+
+
+def _check_origin(request: web.Request) -> None:
+    """Refuse a form that another site sent. :raises HTTPForbidden: it did."""
+    if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+        raise web.HTTPForbidden
+
+
+def _static_files() -> tuple[Mapping[str, str], Mapping[str, bytes]]:
+    """Return the addresses and the content of the static files. The address changes with the content."""
+    files = {path.name: path.read_bytes() for path in sorted(STATIC.iterdir()) if path.suffix in _TYPES}
+    digests = {name: hashlib.sha256(body).hexdigest()[:12] for name, body in files.items()}
+    return {name: f"{name}?v={digest}" for name, digest in digests.items()}, files

@@ -1,0 +1,1 @@
+"""The views: each module has one function that makes the content of a page out of the state. Pure."""

@@ -1,0 +1,157 @@
+"""Destinations: all servers, and the page of one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from stageout.wire.control import Tuning
+from stageout.wire.custody import ServerReport
+from stageout_web.format import count, duration, rate, size
+from stageout_web.html import Markup, join, moment, table, tag
+from stageout_web.model import Node, Tally
+from stageout_web.state import PageState
+from stageout_web.views.jobs import happened_now
+from stageout_web.views.now import SPANS, chart
+from stageout_web.views.page import PageContext
+
+_ROWS = 200
+_NODES_SHOWN = 20
+
+
+def destinations(context: PageContext, state: PageState) -> Markup:
+    """Return the table of all servers, those in trouble first."""
+    troubled = state.pool.troubled_servers()
+    names = sorted(
+        (set(state.by_server) | set(troubled)) - {""},
+        key=lambda name: (name not in troubled, -_tally(state, name).trouble, -_tally(state, name).bytes_left, name),
+    )
+    header = ("Destination", "Connection", "Waiting", "Moving", "Failed", "To deliver", "Rate")
+    rows = [_row(context, state, name, troubled.get(name, [])) for name in names[:_ROWS]]
+    shown = table(count(len(names), "destination"), header, rows, (2, 3, 4, 5, 6))
+    more = tag("p", f"{count(len(names) - _ROWS, 'more destination')}.") if len(names) > _ROWS else None
+    empty = tag("p", "No output is on its way.")
+    return tag("div", shown if names else empty, more, data_live="destinations", id="destinations")
+
+
+def _tally(state: PageState, server: str) -> Tally:
+    return state.by_server.get(server, Tally())
+
+
+def _row(
+    context: PageContext, state: PageState, server: str, reports: list[tuple[Node, ServerReport]]
+) -> Iterator[Any]:
+    tally = _tally(state, server)
+    yield tag("a", server, href=context.link("destination", server=server))
+    yield _connection(reports, state.pool.now_at)
+    yield f"{tally.waiting:,}"
+    yield f"{tally.moving:,}"
+    yield f"{tally.trouble:,}"
+    yield size(tally.bytes_left)
+    yield rate(state.rates.of(server))
+
+
+def _connection(reports: list[tuple[Node, ServerReport]], now_at: int) -> Markup:
+    if not reports:
+        return tag("span", "in order", class_="state delivered")
+    probes = [one.probe_at for _, one in reports if one.probe_at]
+    when = f", next probe in {duration(min(probes) - now_at)}" if probes else ", being probed"
+    return tag("span", f"not reached from {count(len(reports), 'node')}{when}", class_="state trouble")
+
+
+def destination(context: PageContext, state: PageState, server: str, span: str) -> Markup | None:
+    """Return the page of one server; None for one that nobody sends to."""
+    reports = state.pool.troubled_servers().get(server, [])
+    if server not in state.by_server and not reports:
+        return None
+    spans = [
+        tag("a", text, href=context.link("destination", server=server, span=name),
+            aria_current="true" if name == span else None)
+        for name, (_, text) in SPANS.items()
+    ]  # fmt: skip
+    source = context.link("series.json", span=span, server=server)
+    charts = tag(
+        "section", tag("h2", "History"), tag("p", spans, class_="spans", role="group", aria_label="Time shown"),
+        chart("rate", "Rate in bytes per second", source, "rate=rate"),
+        chart("outputs", "Outputs", source, "open=open trouble=failed"),
+    )  # fmt: skip
+    live = tag("div", _facts(state, server, reports), data_live="facts", id="facts")
+    tables = tag(
+        "div",
+        _tuning(state, server),
+        _errors(context, state, server),
+        _breakers(context, reports),
+        data_live="tables",
+        id="tables",
+    )
+    return join(live, charts, tables)
+
+
+def _facts(state: PageState, server: str, reports: list[tuple[Node, ServerReport]]) -> Markup:
+    tally = _tally(state, server)
+    values = (
+        ("Connection", _connection(reports, state.pool.now_at)), ("Waiting", f"{tally.waiting:,}"),
+        ("Moving", f"{tally.moving:,}"), ("Failed", f"{tally.trouble:,}"), ("To deliver", size(tally.bytes_left)),
+        ("Rate", rate(state.rates.of(server))),
+    )  # fmt: skip
+    return tag("dl", (tag("div", tag("dt", name), tag("dd", value)) for name, value in values))
+
+
+def _errors(context: PageContext, state: PageState, server: str) -> Markup:
+    """Return the errors of the outputs that are here now, by class."""
+    found = Counter(
+        box.error_code for _, box in state.pool.boxes() if box.server == server and box.error_code
+    )  # fmt: skip
+    rows = [
+        (tag("a", happened_now(code),
+             href=context.link("jobs", server=server, error=str(code))), f"{number:,}")
+        for code, number in found.most_common()
+    ]  # fmt: skip
+    return table("Errors of outputs that are on their way", ("Error", "Outputs"), rows, (1,)) if rows else Markup("")
+
+
+#: State of a node's tuner -> what it did and why.
+TUNING = {
+    Tuning.STARTING: "Has too few finished files to compare rates.",
+    Tuning.RAISED: "Raised the number of files at once after its last measurement.",
+    Tuning.LOWERED: "Lowered the number of files at once after its last measurement.",
+    Tuning.KEPT: "Kept the number of files at once after its last measurement.",
+    Tuning.UNMEASURED: "Could not measure: fewer files were sent at once than allowed.",
+    Tuning.FIXED: "Does not change the number of files at once (STAGEOUT_TUNING is fixed).",
+    Tuning.NO_GRANT: "Waits: the policy service grants no stream.",
+}
+
+
+def _tuning(state: PageState, server: str) -> Markup | None:
+    """Return what the tuners of all nodes do about the server, and why."""
+    nodes, streams, limits = Counter[str](), Counter[str](), Counter[str]()
+    for flow in state.pool.flows_to(server):
+        nodes[flow.tuning] += 1
+        streams[flow.tuning] += flow.streams
+        limits[flow.tuning] += flow.limit
+    if not nodes:
+        return None
+    words = {one.value: text for one, text in TUNING.items()}
+    rows = [
+        (words.get(name, name or "Sends nothing now."), f"{number:,}", f"{limits[name]:,}", f"{streams[name]:,}")
+        for name, number in nodes.most_common()
+    ]
+    return table("Tuner of the nodes", ("Last step", "Nodes", "Files at once", "Streams"), rows, (1, 2, 3))
+
+
+def _breakers(context: PageContext, reports: list[tuple[Node, ServerReport]]) -> Markup | None:
+    """Return the nodes that cannot reach the server."""
+    if not reports:
+        return None
+    rows = [
+        (tag("a", node.host, href=context.link("node", name=node.name)), moment(one.since_at), str(one.failures),
+         moment(one.probe_at) if one.probe_at else "now", *((one.reason,) if context.sees_names else ()))
+        for node, one in reports[:_NODES_SHOWN]
+    ]  # fmt: skip
+    header = ("Node", "Since", "Probes", "Next probe", *(("Reason",) if context.sees_names else ()))
+    more = len(reports) - _NODES_SHOWN
+    return join(
+        table("Nodes that cannot reach it", header, rows, (2,)),
+        tag("p", f"{count(more, 'more node')}.") if more > 0 else None,
+    )

@@ -1,0 +1,298 @@
+"""Jobs: the search, and the page of one job."""
+
+from __future__ import annotations
+
+import heapq
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from stageout.core.errors import ErrorClass
+from stageout.core.explanations import EXPLANATIONS
+from stageout.core.states import State, plain_word
+from stageout.wire.custody import FileReport, SandboxReport
+from stageout_web.format import count, duration, size
+from stageout_web.html import Markup, join, moment, table, tag, with_code
+from stageout_web.model import GROUP_OF, TROUBLE, WAITING, Box, Node, server_of
+from stageout_web.state import PageState
+from stageout_web.views.page import PageContext, choice, page_number, pages_links
+
+ROWS = 50
+_JOB_ID = re.compile(r"\d{1,10}(\.\d{1,10})?\Z", re.A)
+#: Confirmation of a file whose plugin states none.
+_PLUGINS_WORD = "plugin's word"
+_GROUPS = {"": "all", "waiting": "waiting", "moving": "moving", "trouble": "failed or lost", "delivered": "delivered"}
+#: Order of the groups in the list.
+_FIRST = {TROUBLE: 0, "moving": 1, WAITING: 2}
+
+
+class Filter(NamedTuple):
+    """The search. Empty fields select everything.
+
+    :param q: job, owner, schedd or node. :param error: code of an error class.
+    """
+
+    q: str = ""
+    group: str = ""
+    state: str = ""
+    server: str = ""
+    error: str = ""
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> Filter:
+        """Return the search in a query."""
+        return cls(*(query.get(name, "").strip()[:200] for name in cls._fields))
+
+    def selects(self, node: Node, box: Box) -> bool:
+        """Tell whether a sandbox is searched for."""
+        return (
+            (not self.group or box.group == self.group)
+            and (not self.state or box.state == self.state)
+            and (not self.server or box.server == self.server)
+            and (not self.error or str(box.error_code) == self.error)
+            and (not self.q or self._matches(node, box))
+        )
+
+    def _matches(self, node: Node, box: Box) -> bool:
+        if _JOB_ID.match(self.q):
+            return box.job_id == self.q or box.job_id.startswith(f"{self.q}.")
+        return self.q in box.owner or self.q in node.name or self.q in box.job
+
+
+def _order(pair: tuple[Node, Box]) -> tuple[int, int, str]:
+    box = pair[1]
+    return _FIRST.get(box.group, 3), box.accepted_at, box.job
+
+
+def select(state: PageState, wanted: Filter, number: int) -> tuple[int, list[tuple[Node, Box]]]:
+    """Return how many sandboxes match, and those of a page: those in trouble first, then the oldest."""
+    found = [pair for pair in state.pool.boxes() if wanted.selects(*pair)]
+    first = heapq.nsmallest(number * ROWS, found, key=_order)
+    return len(found), first[(number - 1) * ROWS :]
+
+
+def jobs(context: PageContext, state: PageState, query: Mapping[str, str]) -> Markup:
+    """Return the search with its results."""
+    wanted = Filter.of(query)
+    number = page_number(query)
+    count_found, shown = select(state, wanted, number)
+    given = {name: value for name, value in wanted._asdict().items() if value}
+    more = count_found > number * ROWS
+    result = table(
+        count(count_found, "output"), ("Job", "Owner", "State", "Next attempt", "Left", "Destination", "Node", "Since"),
+        [_row(context, node, box, state.pool.now_at) for node, box in shown], (4,),
+    )  # fmt: skip
+    look_up = _look_up(context, wanted.q) if not count_found else None
+    live = tag("div", result if count_found else tag("p", "No reported output matches."), look_up,
+               pages_links(context, "jobs", given, number, more), data_live="jobs", id="jobs")  # fmt: skip
+    return join(_form(context, wanted), live)
+
+
+def _look_up(context: PageContext, q: str) -> Markup | None:
+    """Return a link to a job that no manager reports, if the search is a job's id."""
+    if not _JOB_ID.match(q):
+        return None
+    job = q if "." in q else f"{q}.0"
+    return tag("p", tag("a", f"Look for job {job} in the job queue", href=context.link("job", id=job)))
+
+
+def _form(context: PageContext, wanted: Filter) -> Markup:
+    """Return the search's form. Fields that only links set stay as hidden fields."""
+    kept = [
+        tag("input", type="hidden", name=name, value=value)
+        for name, value in (("state", wanted.state), ("server", wanted.server), ("error", wanted.error))
+        if value
+    ]
+    said = [f"{name}: {value}" for name, value in (
+        ("state", plain_word(wanted.state)), ("destination", wanted.server),
+        ("error", _happened(wanted.error)),
+    ) if value]  # fmt: skip
+    only = [tag("p", "Only ", "; ".join(said), " ", tag("a", "Show all", href=context.link("jobs")))] if said else None
+    field = tag("input", name="q", type="search", value=wanted.q, id="q", placeholder="1234.0, owner, node")
+    return join(
+        tag("form", tag("label", "Job, owner, schedd or node ", field), choice("group", "State", _GROUPS, wanted.group),
+            kept, tag("button", "Search", type="submit"), role="search", class_="search", action=context.link("jobs")),
+        only,
+    )  # fmt: skip
+
+
+def _happened(code: str) -> str:
+    return happened_now(int(code)) if re.match(r"\d{1,3}\Z", code, re.A) else ""
+
+
+def _row(context: PageContext, node: Node, box: Box, now_at: int) -> Iterator[Any]:
+    yield tag("a", box.job_id, href=context.job_link(box.job))
+    yield box.owner
+    yield state_mark(box.state)
+    yield _until(box.next_attempt_at, now_at)
+    yield f"{count(box.files_left, 'file')}, {size(box.bytes_left)}"
+    yield tag("a", box.server, href=context.link("destination", server=box.server)) if box.server else ""
+    yield tag("a", node.host, href=context.link("node", name=node.name))
+    yield moment(box.accepted_at)
+
+
+def state_mark(state: str) -> Markup:
+    """Return the words of a state with the colour of its group."""
+    return tag("span", plain_word(state), class_=f"state {GROUP_OF.get(state, WAITING)}")
+
+
+def _until(at: int, now_at: int) -> str:
+    """Return the time until the next attempt."""
+    if not at:
+        return ""
+    return f"in {duration(at - now_at)}" if at > now_at else "due now"
+
+
+# ---- one job ---------------------------------------------------------------------------------------------------------
+
+
+def job(context: PageContext, state: PageState, name: str, ad: Mapping[str, Any] | None, problem: str) -> Markup | None:
+    """Return the page of one job.
+
+    :param name: GlobalJobId, or ``cluster.proc`` of this schedd. :param ad: its ad in the queue.
+    :param problem: reason why the ad is not known. :returns: None if nothing is known about the job.
+    """
+    runs = state.pool.find(name)
+    if not runs and ad is None:
+        return tag("p", f"The schedd does not answer: {problem}") if problem else None
+    now_at = state.pool.now_at
+    parts = [_run(context, node, box, now_at) for node, box in runs]
+    if not runs and ad is not None:
+        parts = [_from_ad(context, ad)]
+    return tag("div", _timeline(runs, ad), parts, _commands(name, runs, ad), data_live="job", id="job")
+
+
+def _run(context: PageContext, node: Node, box: Box, now_at: int) -> Markup:
+    """Return one run of the job: why it waits, and its files."""
+    said = node.sandbox(box.job, box.number)
+    why = tag("p", _why(box, said, context.sees_names, now_at), class_="why")
+    facts = tag(
+        "dl",
+        _fact("State", state_mark(box.state)),
+        _fact("Owner", box.owner),
+        _fact("Destination", tag("a", box.server, href=context.link("destination", server=box.server))),
+        _fact("Node", tag("a", node.host, href=context.link("node", name=node.name))),
+        _fact("Left", f"{count(box.files_left, 'file')}, {size(box.bytes_left)} of {size(box.bytes_total)}"),
+        _fact("Next attempt", join(moment(box.next_attempt_at), " ", _until(box.next_attempt_at, now_at))),
+    )
+    files = _files(context, said, now_at) if said is not None else None
+    return tag("section", tag("h2", f"Run {box.number}"), why, facts, files)
+
+
+def _fact(name: str, value: Any) -> Markup:
+    return tag("div", tag("dt", name), tag("dd", value))
+
+
+def _why(box: Box, said: SandboxReport | None, sees_names: bool, now_at: int) -> Markup:
+    """Return why the output is not delivered, and the next step."""
+    reason = f" {said.reason}." if said is not None and said.reason and sees_names else ""
+    if box.group == TROUBLE:
+        happened, action = EXPLANATIONS[ErrorClass.from_code(box.error_code)]
+        if box.state == State.LOST:
+            happened, action = "The output was lost.", "Nothing: the agent runs the job again."
+        return join(tag("strong", happened), reason, " ", with_code(action))
+    text = _WHY.get(box.state, "")
+    if box.state == State.RETRY_WAIT:
+        again = _until(box.next_attempt_at, now_at) or "by itself"
+        text = f"{happened_now(box.error_code)} The node tries again {again}."
+    return join(text, reason)
+
+
+def happened_now(code: int) -> str:
+    """Return what happened to output that may still be delivered. :param code: of an error class."""
+    text = EXPLANATIONS[ErrorClass.from_code(code)].happened
+    return text.replace(", in any attempt", "").replace(", in every attempt", "")
+
+
+_WHY = {
+    State.ACCEPTED.value: "The node keeps the output until the access point confirms that this run is the final one. "
+    "The agent does that within seconds after the job's end.",
+    State.CONFIRMED.value: "The output waits for a free data slot of the node.",
+    State.LEASED.value: "The output has a data slot. Its transfer begins now.",
+    State.MOVING.value: "The node sends the output.",
+    State.HANDED_OVER.value: "Routers of the overlay have the output and deliver it.",
+    State.DELIVERED.value: "The output is at its destination and verified.",
+    State.RELEASED.value: "The output is at its destination and verified.",
+    State.CANCELLED.value: "Nobody wants the output any more.",
+    State.SUPERSEDED.value: "A later run of the job replaces this output.",
+}
+
+
+def _files(context: PageContext, said: SandboxReport, now_at: int) -> Markup:
+    """Return the files of a run, those in trouble first. Without a token they have numbers in place of names."""
+    rows = [_file(context, number, one, said.attempts_limit, now_at) for number, one in enumerate(said.files, 1)]
+    hidden = said.files_total - len(said.files)
+    return join(
+        table("Files", ("File", "State", "Attempts", "Next attempt", "Size", "Reason", "Plugin"), rows, (2, 4)),
+        tag("p", f"{count(hidden, 'file')} more, not in trouble.") if hidden > 0 else None,
+        None if context.sees_names or not context.may_sign_in else
+        tag("p", tag("a", "Show file names and URLs", href=context.link("sign-in"))),
+    )  # fmt: skip
+
+
+def _file(context: PageContext, number: int, one: FileReport, limit: int, now_at: int) -> Iterator[Any]:
+    if context.sees_names:
+        yield join(one.name, tag("br"), tag("small", one.url))
+    else:
+        yield join(f"File {number}", tag("br"), tag("small", server_of(one.url)))
+    yield state_mark(one.state)
+    yield f"{one.attempts} of {limit}" if limit else str(one.attempts)
+    yield _until(one.next_attempt_at, now_at)
+    yield size(one.size_bytes)
+    yield _reason(one, context.sees_names)
+    yield one.plugin if context.sees_names or _is_word(one.plugin) else ""
+
+
+def _is_word(text: str) -> bool:
+    """Tell whether text of a plugin is a plain name, which cannot be a path or a URL."""
+    return text == _PLUGINS_WORD or re.fullmatch(r"[A-Za-z0-9_-]{1,40}", text) is not None
+
+
+def _reason(one: FileReport, sees_names: bool) -> Markup | str:
+    """Return the reason of a file's failure. The words of servers may have names in them."""
+    if not one.error_code:
+        return f"verified: {one.verified}" if one.verified and (sees_names or _is_word(one.verified)) else ""
+    happened = happened_now(one.error_code)
+    return join(happened, tag("br"), tag("small", one.error)) if sees_names and one.error else happened
+
+
+def _timeline(runs: list[tuple[Node, Box]], ad: Mapping[str, Any] | None) -> Markup:
+    """Return the moments of the job in their order."""
+    names = {"QDate": "Submitted", "JobCurrentStartExecutingDate": "Last run began", "CompletionDate": "Job ended"}
+    found = [(ad.get(name), text) for name, text in names.items()] if ad is not None else []
+    for node, box in runs:
+        found.append((box.accepted_at, f"{node.host} took the output of run {box.number}"))
+        said = node.sandbox(box.job, box.number)
+        if said is not None:
+            found.append((said.confirmed_at, f"The access point confirmed run {box.number}"))
+            found.append((said.ended_at, f"The output of run {box.number}: {plain_word(box.state)}"))
+    moments = sorted((at, text) for at, text in found if isinstance(at, int) and at > 0)
+    items = [tag("li", moment(at), " ", text) for at, text in moments]
+    now = [tag("li", tag("strong", "Now: "), plain_word(runs[0][1].state))] if runs else []
+    return tag("section", tag("h2", "Timeline"), tag("ol", items, now, class_="timeline"))
+
+
+def _from_ad(context: PageContext, ad: Mapping[str, Any]) -> Markup:
+    """Return what the job's ad says about its output, when no manager reports it."""
+    if ad.get("StageOutGuard") is not True:
+        return tag("p", "The job does not take part in stage-out: its output moves before the job ends.")
+    state = str(ad.get("StageOutState") or "None")
+    if state == "None":
+        return tag("p", "The job has not handed output off. Its program runs, or has not begun.")
+    reason = str(ad.get("StageOutReason") or "") if context.sees_names else ""
+    return tag("p", state_mark(state), f" {reason}")
+
+
+def _commands(name: str, runs: list[tuple[Node, Box]], ad: Mapping[str, Any] | None) -> Markup:
+    """Return the commands for the job."""
+    box = runs[0][1] if runs else None
+    number = box.job_id if box else f"{ad['ClusterId']}.{ad['ProcId']}" if ad else name
+    lines = [f"stageout status {number}"]
+    if box is not None and box.group == TROUBLE:
+        lines = [f"stageout retry {number}", *lines, f"condor_release {number}"]
+    elif box is not None and box.state == State.RETRY_WAIT:
+        lines = [f"stageout retry {number}", *lines]
+    where = tag("p", "Run these commands on ", tag("code", shlex.quote(box.schedd)), ".") if box else None
+    shown = [tag("li", tag("code", line, class_="command")) for line in lines]
+    return tag("section", tag("h2", "Commands"), where, tag("ul", shown, class_="commands"))

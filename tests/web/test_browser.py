@@ -1,0 +1,191 @@
+"""The page in Chromium: accessibility, live figures, keyboard, narrow windows, and the way to a reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.polling import wait_for
+from tests.unit.web_site import NOW, SECRET_NAME, SECRET_WORDS, Site, ad_of, job_name, sandbox
+from tests.web.browser import Browser, browser, missing
+from tests.web.page_server import TOKEN, serve
+
+AXE = Path(__file__).resolve().parents[2] / "tools/web/node_modules/axe-core/axe.min.js"
+_FAILED = job_name(4018).replace("#", "%23")
+VIEWS = {
+    "now": "/", "jobs": "/jobs", "job": f"/job?id={_FAILED}", "destinations": "/destinations",
+    "destination": "/destination?server=s3.example.net", "nodes": "/nodes", "owners": "/owners",
+    "node": "/node?name=manager@ep5.example.org", "sign-in": "/sign-in",
+    "history": "/history?by=destination",
+}  # fmt: skip
+_CHECK = """
+const done = arguments[arguments.length - 1];
+axe.run(document, {resultTypes: ["violations"]}).then((found) => done(found.violations.map(
+    (one) => `${one.id}: ${one.nodes.map((node) => node.target.join(" ")).slice(0, 5).join(", ")}`)));
+"""
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Browser, str, Site]]:
+    """A browser and a page."""
+    lacks = missing() or ("" if AXE.exists() else "axe-core (tools/web/build)")
+    if lacks and not os.environ.get("CI"):
+        pytest.skip(f"{lacks} is not installed")
+    with serve(tmp_path_factory.mktemp("page")) as (url, site), browser(tmp_path_factory.mktemp("chromium")) as opened:
+        yield opened, url, site
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_is_accessible_and_breaks_no_policy(
+    window: tuple[Browser, str, Site], view: str, theme: str
+) -> None:  # fmt: skip
+    opened, url, _ = window
+    opened.theme(theme)
+    opened.size(1200, 900)
+    opened.open(url + VIEWS[view])
+    if view in ("now", "destination"):
+        wait_for(lambda: opened.run("return document.querySelectorAll('.u-wrap canvas').length") == 2, "the charts")
+    opened.run(AXE.read_text())
+    assert opened.run_async(_CHECK) == []
+    assert [one["message"] for one in opened.messages() if one["level"] == "SEVERE"] == []
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_phone_needs_no_sideways_scrolling(window: tuple[Browser, str, Site], view: str) -> None:
+    opened, url, _ = window
+    opened.size(360, 740)
+    opened.open(url + VIEWS[view])
+    assert opened.run("return document.documentElement.scrollWidth") <= 360
+
+
+def test_the_reason_of_a_failed_file_is_two_clicks_away(window: tuple[Browser, str, Site]) -> None:
+    opened, url, _ = window
+    opened.size(1200, 900)
+    opened.open(url)
+    opened.click(".matters a[href*='state=Failed']")
+    wait_for(lambda: "/jobs" in opened.run("return location.pathname"), "the list of jobs")
+    opened.click("#jobs tbody th a")
+    wait_for(lambda: opened.run("return location.pathname") == "/job", "the job")
+    text = opened.run("return document.querySelector('main').innerText")
+    assert "stageout retry" in text
+    assert "quota" in text or "may not write" in text
+    assert SECRET_NAME not in text
+
+
+def test_a_token_shows_names_with_the_keyboard_alone(window: tuple[Browser, str, Site]) -> None:
+    opened, url, _ = window
+    opened.open(f"{url}/sign-in")
+    opened.run("document.getElementById('token').focus()")
+    opened.press(f"{TOKEN}\ue007")
+    wait_for(lambda: "Hide file names" in opened.run("return document.body.innerText"), "the session")
+    opened.open(url + VIEWS["job"])
+    text = opened.run("return document.querySelector('main').innerText")
+    assert SECRET_NAME in text
+    assert SECRET_WORDS in text
+    opened.run("document.querySelector('footer button').focus()")
+    opened.press("\ue007")
+    wait_for(lambda: "Show file names" in opened.run("return document.body.innerText"), "the end of the session")
+
+
+def test_the_first_stop_of_the_keyboard_leads_to_the_content(window: tuple[Browser, str, Site]) -> None:
+    opened, url, _ = window
+    opened.open(url)
+    opened.press("\ue004")
+    assert opened.run("return document.activeElement.textContent") == "Skip to content"
+
+
+def test_figures_change_without_a_new_page_and_the_focus_stays(window: tuple[Browser, str, Site]) -> None:
+    opened, url, site = window
+    opened.open(url)
+    opened.run("window.isSame = true; document.querySelector('.cards a').focus()")
+    shown = "return document.querySelectorAll('.cards .value')[1].textContent"
+    before = int(opened.run(shown))
+    site.collector.put(ad_of(0, sandbox(99_000, "Moving"), number=9, heard_at=NOW + 1000))
+    wait_for(lambda: int(opened.run(shown)) == before + 1, "one more output moves")
+    assert opened.run("return window.isSame") is True
+    assert opened.run("return document.activeElement.closest('.cards') !== null")
+
+
+def test_a_job_that_is_no_longer_reported_is_marked(window: tuple[Browser, str, Site]) -> None:
+    opened, url, site = window
+    site.collector.put(ad_of(900, sandbox(99_900, "Moving"), heard_at=NOW + 2000))
+    page = f"{url}/job?id={job_name(99_900).replace('#', '%23')}"
+
+    def is_shown() -> bool:
+        opened.open(page)
+        return bool(opened.run("return document.getElementById('job') !== null"))
+
+    wait_for(is_shown, "the job")
+    site.collector.put(ad_of(900, number=2, heard_at=NOW + 3000))
+    wait_for(lambda: "no longer reported" in opened.run("return document.body.innerText"), "the mark")
+
+
+def test_an_update_keeps_the_focus_on_a_copy_button(window: tuple[Browser, str, Site]) -> None:
+    opened, url, _ = window
+    opened.open(url + VIEWS["job"])
+    opened.run("window.button = document.querySelector('.command + button'); window.button.focus()")
+    opened.run("window.shown = document.getElementById('updated').textContent")
+    wait_for(lambda: opened.run("return document.getElementById('updated').textContent !== window.shown"), "an update")
+    assert opened.run("return document.activeElement === window.button && window.button.isConnected") is True
+
+
+def test_the_stream_is_opened_again_after_a_refusal(window: tuple[Browser, str, Site]) -> None:
+    """A proxy answers 502 while the daemon starts again. The browser itself gives up then."""
+    opened, url, _ = window
+    opened.open(url)
+    found = opened.run_async(
+        """
+        const done = arguments[arguments.length - 1];
+        const Kept = window.EventSource;
+        let opened = 0;
+        window.EventSource = class extends EventTarget {
+          static CLOSED = 2;
+          constructor() { super(); opened += 1; this.readyState = 2; setTimeout(() => this.onerror(), 0); }
+          close() {}
+        };
+        const wait = window.setTimeout;
+        window.setTimeout = (work, time) => wait(work, Math.min(time, 20));
+        Object.defineProperty(document, "hidden", { value: false, configurable: true });
+        document.dispatchEvent(new Event("visibilitychange"));
+        wait(() => { window.setTimeout = wait; window.EventSource = Kept; done(opened); }, 500);
+        """
+    )
+    assert found >= 3
+
+
+def test_a_hidden_page_has_no_stream(window: tuple[Browser, str, Site]) -> None:
+    opened, url, _ = window
+    opened.open(url)
+    found = opened.run(
+        """
+        const Kept = window.EventSource, log = [];
+        window.EventSource = class extends EventTarget {
+          constructor() { super(); log.push("open"); }
+          close() { log.push("close"); }
+        };
+        const show = (hidden) => {
+          Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+          document.dispatchEvent(new Event("visibilitychange"));
+        };
+        show(true); show(false); show(true);
+        window.EventSource = Kept;
+        return log;
+        """
+    )
+    assert found == ["open", "close"]
+
+
+def test_a_page_without_a_connection_says_so(window: tuple[Browser, str, Site]) -> None:
+    """The problem of a daemon appears in the page that is open."""
+    opened, url, site = window
+    opened.open(url)
+    site.collector.problem = "no route to host"
+    try:
+        wait_for(lambda: "no route to host" in opened.run("return document.body.innerText"), "the problem")
+    finally:
+        site.collector.problem = ""
+    wait_for(lambda: "no route to host" not in opened.run("return document.body.innerText"), "the recovery")
