@@ -1,6 +1,6 @@
 #!/bin/bash
 # A pilot: master, startd and sandbox manager of one ordinary user that join a pool, run jobs and deliver their output.
-# Batch job of a site, or entry point of a container (Containerfile). docs/PILOTS.md explains what happens at the end.
+# Batch job of a site, or entry point of a container (Containerfile). docs/pilot/index.md explains what happens at the end.
 #
 # Wants HTCondor's programs (in PATH, or CONDOR_DIR = an unpacked tarball) and, beside this script or as STAGEOUT_PILOT,
 # the file stageout-pilot.pyz. Settings come from the environment:
@@ -120,6 +120,6 @@ while kill -0 "$pid" 2>/dev/null; do
     wait "$pid" || status=$?
 done
 [ -z "$timer" ] || kill "$timer" 2>/dev/null || true
-grep -E ' (lost|drained|stopped) ' "$work/log/SandboxManagerLog" | tail -n 50 || true
+grep -E ' (sandbox-lost|pilot-drained|output-retained) ' "$work/log/SandboxManagerLog" | tail -n 50 || true
 [ -z "$remove" ] || rm -rf "$remove"
 exit "$status"
