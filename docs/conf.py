@@ -17,7 +17,7 @@ copyright = author
 version = release = __version__
 
 extensions = ["myst_parser", "sphinx.ext.intersphinx", "stageout_docs"]
-exclude_patterns = ["_ext"]
+exclude_patterns = ["_ext", "changes"]
 nitpicky = True
 highlight_language = "text"
 
@@ -54,5 +54,6 @@ man_pages = [
     ("reference/stageout-schedd-agent", "stageout-schedd-agent", "track stage-out for the jobs of a schedd", author, 8),
     ("reference/stageout-router", "stageout-router", "store and forward files of the overlay", author, 8),
     ("reference/stageout-policy-service", "stageout-policy-service", "grant transfer streams to sites", author, 8),
+    ("reference/stageout-web", "stageout-web", "show the stage-out of a pool on a web page", author, 8),
 ]
 man_make_section_directory = False

@@ -1,5 +1,7 @@
 """Reference tables in Markdown, read from the code: knobs, attributes, log events, codes, reasons, programs.
 
+The table of decisions is read from their pages.
+
 A line ``<!-- reference: NAME ARGUMENT -->`` in a page stands for a table; :func:`fill` puts the table there. Sphinx
 calls it for every page (``stageout_docs.py``), tests call it without Sphinx.
 """
@@ -20,14 +22,19 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from descriptions import ATTRIBUTES, ERRORS, EVENTS, EXTRA_KNOBS
+from descriptions import ATTRIBUTES, EVENTS, EXTRA_KNOBS, FILE_RECORD, STATE_MEANINGS
 
 from schedd_agent.model import HOLD_SUBCODE_BASE
 from stageout.cli.exits import Exit
-from stageout.core.config import KNOBS, Knob, PathKnob
+from stageout.cli.verdict import UNREPORTED
+from stageout.core.config import KNOBS, RENAMED, Knob, PathKnob
 from stageout.core.errors import Advice, ErrorClass
+from stageout.core.explanations import EXPLANATIONS
+from stageout.core.metrics import METRICS
+from stageout.core.states import PLAIN, State
 from stageout.core.synchronous import CAUSES
 from stageout.protocols.curl import settings as curl
+from stageout.testing.conformance_rules import RULES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,7 +43,7 @@ _ATTRIBUTE = re.compile(r"\bStageOut[A-Z]\w*")
 #: Names that begin like an attribute: transforms of the access point, types of ads, and a probe of the doctor.
 _NO_ATTRIBUTES = frozenset({
     "StageOutDefault_", "StageOutDefault_in", "StageOutDefault_out", "StageOutInit", "StageOutRetry", "StageOutWhy",
-    "StageOutFactory",
+    "StageOutFactory", "StageOutFile",
     "StageOutAgent", "StageOutOrders", "StageOutOrderBucket", "StageOutProbe", "StageOutRenewal", "StageOutSuccessor",
 })  # fmt: skip
 
@@ -46,11 +53,12 @@ EVENT_SOURCES: dict[str, tuple[str, ...]] = {
     "schedd-agent": ("schedd_agent",),
     "router": ("overlay_router",),
     "policy-service": ("policy_service",),
+    "web": ("stageout_web",),
     "shared": ("stageout/core", "stageout/movers", "stageout/overlay", "stageout/wire", "stageout/sampling"),
 }
 _LEVELS = {"event": "INFO", "warn": "WARNING", "error": "ERROR"}
 #: Functions that write an event whose name they are given -> ends that they add to the name.
-_INDIRECT = {"Lines": ("", "-more"), "_try": ("",)}
+_INDIRECT = {"ThrottledLog": ("", "-repeated"), "_try": ("",)}
 
 PROGRAMS = {
     "stageout": ("stageout.cli.main", "build_parser"),
@@ -58,6 +66,7 @@ PROGRAMS = {
     "stageout-schedd-agent": ("schedd_agent.daemon", "main"),
     "stageout-router": ("overlay_router.daemon", "main"),
     "stageout-policy-service": ("policy_service.daemon", "main"),
+    "stageout-web": ("stageout_web.daemon", "main"),
 }
 EXIT_MEANINGS = {
     Exit.OK: "The command did what was asked: output delivered, request carried out, installation healthy.",
@@ -95,7 +104,7 @@ def fill(text: str) -> str:
 
 
 def has_tables(text: str) -> bool:
-    """Whether a page has tables that are read from the code."""
+    """Tell whether a page has tables that are read from the code."""
     return bool(_MARKER.search(text))
 
 
@@ -117,12 +126,17 @@ def _literal(text: object) -> str:
 
 
 def knobs(role: str) -> str:
-    """Return the knobs of one role: "ep", "pilot", "ap", "policy", "router", "globus" or "both"."""
+    """Return the knobs of one role: "ep", "pilot", "ap", "policy", "router", "globus", "web" or "both"."""
     rows = [[_anchor(f"`{knob.name}`", knob.name), _default(knob.default), _kind(knob), _sentence(knob.doc)]
             for knob in KNOBS.values() if knob.role == role]  # fmt: skip
     rows += [[_anchor(f"`{name}`", name), _default(default), "text", doc]
              for name, (where, default, doc) in EXTRA_KNOBS.items() if where == role]  # fmt: skip
     return _table(["knob", "default", "kind and bounds", "description"], rows)
+
+
+def former_knobs(_: str) -> str:
+    """Return the former names of knobs."""
+    return _table(["former name", "name now"], [[f"`{former}`", f"`{name}`"] for former, name in RENAMED.items()])
 
 
 def curl_knobs(_: str) -> str:
@@ -157,8 +171,8 @@ def _kind(knob: Knob) -> str:
 
 
 def _sentence(text: str) -> str:
-    """A description as a sentence: the table of knobs abbreviates seconds, and begins in lower case."""
-    text = re.sub(r"^((?:most|least) )?s\b", lambda found: f"{found[1] or ''}seconds", _literal(text))
+    """Return a description as a sentence: with a capital letter and a full stop."""
+    text = _literal(text)
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
 
 
@@ -185,6 +199,15 @@ def attributes(ad: str) -> str:
     if ad == "job":  # an attribute that nobody has described yet must not be missing from the reference
         rows += [[f"`{name}`", "", "(not described yet)"] for name in sorted(known - set(ATTRIBUTES))]
     return _table(["attribute", "type", "description"], rows)
+
+
+def file_record(_: str) -> str:
+    """Return the attributes of a file's record on the access point."""
+    rows = {name: [f"`{name}`", *text] for name, text in FILE_RECORD.items()}
+    for name, (where, kind, text) in ATTRIBUTES.items():
+        if where == "history":
+            rows[name] = [_anchor(f"`{name}`", name), kind, text]
+    return _table(["attribute", "type", "description"], [row for _, row in sorted(rows.items())])
 
 
 # ---- log events ------------------------------------------------------------------------------------------------------
@@ -254,7 +277,7 @@ def hold_codes(_: str) -> str:
     rows = []
     for kind in ErrorClass:
         code = HOLD_SUBCODE_BASE + kind.code
-        happened, action = ERRORS[kind]
+        happened, action = EXPLANATIONS[kind]
         rows.append([f"[**{code}**]{{#hold-{code}}}", happened, action])
     return _table(["sub-code", "what happened", "what to do"], rows)
 
@@ -276,21 +299,44 @@ def reasons(_: str) -> str:
     return _table(["code", "meaning"], rows)
 
 
+def states(_: str) -> str:
+    """Return the words for the states of output: those for job owners, and those of the ledger."""
+    ledger: dict[str, list[State]] = {}
+    for state, word in PLAIN.items():
+        ledger.setdefault(word, []).append(state)
+    rows = [[UNREPORTED, "`None`", STATE_MEANINGS[UNREPORTED]]]
+    rows += [[word, ", ".join(f"`{state}`" for state in known), STATE_MEANINGS[word]] for word, known in ledger.items()]
+    rows.append(["waiting for the server", "`Confirmed`, `RetryWait`", STATE_MEANINGS["waiting for the server"]])
+    rows.append(["paused", "any state before the end", STATE_MEANINGS["paused"]])
+    return _table(["`stageout status`", "ledger, `--json`, `--node`", "meaning"], rows)
+
+
 def exit_statuses(_: str) -> str:
     """Return the exit statuses of the ``stageout`` command."""
     return _table(["status", "meaning"], [[str(int(code)), EXIT_MEANINGS[code]] for code in Exit])
 
 
+def conformance_rules(_: str) -> str:
+    """Return the rules of the conformance suite for transfer plugins."""
+    rows = [[_anchor(f"`{rule.name}`", f"rule-{rule.name}"), rule.level, _sentence(rule.title), _sentence(rule.advice)]
+            for rule in RULES]  # fmt: skip
+    return _table(["rule", "level", "requirement", "remedy"], rows)
+
+
+# ---- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def metrics(part: str) -> str:
+    """Return the metrics of one part: "manager", "agent", "pool", "policy", "web", "router" or "all"."""
+    rows = [
+        [f"`{one.name}`", one.kind.value, ", ".join(f"`{label}`" for label in one.labels), _literal(one.help)]
+        for one in METRICS.values()
+        if one.part == part
+    ]
+    return _table(["metric", "type", "labels", "meaning"], rows)
+
+
 # ---- policy service --------------------------------------------------------------------------------------------------
-
-
-def metrics(_: str) -> str:
-    """Return the metrics of the policy service, from what it answers when there are no leases."""
-    from policy_service import views  # needs packages that nothing else here needs
-
-    text, _ = views.metrics(views.Picture((), 0, "", (), True, True, 0), {})
-    found = re.findall(r"^# HELP (\S+) (.*)\n# TYPE \S+ (\S+)$", text.decode(), re.M)
-    return _table(["metric", "kind", "meaning"], [[f"`{name}`", kind, doc] for name, doc, kind in found])
 
 
 def operations(_: str) -> str:
@@ -300,6 +346,20 @@ def operations(_: str) -> str:
     rows = [[f"`{item.method}`", f"`{item.path}`", _sentence(item.summary), "no" if item.open_to_all else "yes"]
             for item in OPERATIONS]  # fmt: skip
     return _table(["method", "path", "effect", "token needed"], rows)
+
+
+# ---- decisions -------------------------------------------------------------------------------------------------------
+
+
+def decisions(_: str) -> str:
+    """Return number, title, status and date of each decision, for a page in a folder beside theirs."""
+    rows = []
+    for page in sorted((ROOT / "docs/decisions").glob("*.md")):
+        head = re.match(r"# (\d{4})\. (.+)\n\nStatus: (.+)\nDate: (\d{4}-\d\d-\d\d)\n\n", page.read_text())
+        if not head:
+            raise ValueError(f"{page}: begin with '# NNNN. Title', 'Status: accepted' and 'Date: YYYY-MM-DD'")
+        rows.append([f"[{head[1]}](../decisions/{page.name})", *head.groups()[1:]])
+    return _table(["number", "title", "status", "date"], rows)
 
 
 # ---- Python ----------------------------------------------------------------------------------------------------------
@@ -419,14 +479,19 @@ def _metavar(action: argparse.Action) -> str:
 TABLES: dict[str, Callable[[str], str]] = {
     "knobs": knobs,
     "curl-knobs": curl_knobs,
+    "former-knobs": former_knobs,
     "attributes": attributes,
+    "file-record": file_record,
     "events": events,
     "hold-codes": hold_codes,
     "error-codes": error_codes,
     "reasons": reasons,
+    "states": states,
     "exit-statuses": exit_statuses,
+    "conformance-rules": conformance_rules,
     "metrics": metrics,
     "operations": operations,
+    "decisions": decisions,
     "program": program,
     "python": python,
 }
