@@ -1,1 +1,1 @@
-"""The overlay's router: `relay` is the way of an operation through it; the folders are explained in docs/OVERLAY.md."""
+"""The overlay's router: `relay` shows the way of an operation; docs/developer/overlay.md explains the folders."""

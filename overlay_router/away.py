@@ -1,4 +1,4 @@
-"""What a peer is told when a disk or the database of this router does not do what it should: which, where, what to do.
+"""The message for a peer when a disk or the database of this router fails: which, where, what to do.
 
 The same word for all: what it asked for may be asked for again, and goes on when that is mended.
 """
@@ -48,12 +48,12 @@ _ITSELF = {_NO_THREADS: "this router"}
 
 
 def is_disk(number: int) -> bool:
-    """Whether an errno is that of a disk, or of what a process may have, and not of a connection."""
+    """Tell whether an errno is that of a disk, or of what a process may have, and not of a connection."""
     return number in _FAULTS
 
 
 def unwelcome(problem: BaseException, checksum: str) -> Unwelcome | None:
-    """What the peer is told, None where it is no fault of a disk or database. :param checksum: that it expects."""
+    """The message for the peer, None where it is no fault of a disk or database. :param checksum: that it expects."""
     if isinstance(problem, sqlite3.Error):
         fault = _FULL if is_full(problem) else _READ_ONLY if is_read_only(problem) else _FAILS
         where, why = "the disk of this router's database", f" ({problem})"

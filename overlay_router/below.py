@@ -27,7 +27,7 @@ class BadPath(StageoutError):
 
 
 def is_allowed(path: str) -> bool:
-    """Whether it is names joined by single slashes, and not the router's own."""
+    """Tell whether it is names joined by single slashes, and not the router's own."""
     parts = path.split("/")
     return _NO_NAMES.isdisjoint(parts) and "\0" not in path and parts[0] != OWN
 

@@ -1,4 +1,4 @@
-"""The process: settings, signals, the listening socket. A child of condor_master, or alone (a site gateway)."""
+"""``stageout-router``: settings and the listening socket. A child of condor_master, or alone (a site gateway)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ import asyncio
 import contextlib
 import errno
 import gc
-import importlib.util
 import os
-import signal
 import socket
-import sqlite3
 import ssl
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from overlay_router import report, verify
 from overlay_router.copying.copies import Copies, CopyStore
@@ -46,36 +42,37 @@ from overlay_router.routing.directory import Directory
 from overlay_router.routing.identity import identity, keep
 from overlay_router.routing.neighbours import INTERVALS_TO_AGE, Neighbourhood
 from overlay_router.rules.lots import Spool
-from stageout import __version__
-from stageout.core import log
+from stageout.core import daemon, log
 from stageout.core.clock import SystemClock, boot_clock_s
 from stageout.core.collector import CollectorChild
-from stageout.core.config import (
-    ConfigError,
-    Settings,
-    condor_settings,
-    environment_settings,
-    file_settings,
-    misspelt,
-    reload_condor,
-)
+from stageout.core.config import ConfigError, Settings
 from stageout.core.ending import end
-from stageout.core.errors import StageoutError
+from stageout.core.metrics import Readings
 from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
 from stageout.overlay.channel import Gateway
 from stageout.overlay.uplink import Uplink, uplink_at
-from stageout.wire.egress import BadEgress, read_targets
-from stageout.wire.fields import MAX_LINKS
-from stageout.wire.route import BadRoute, address, addresses, written
+from stageout.overlay.wire.egress import BadEgress, read_targets
+from stageout.overlay.wire.fields import MAX_LINKS
+from stageout.overlay.wire.route import BadRoute, address, addresses, written
 
-EXIT_NO_RESTART = 99
-"""condor_master does not start a daemon again that exits with this status."""
+PROGRAM = daemon.Program(
+    name="stageout-router",
+    subsystem="STAGEOUT_ROUTER",
+    log_file="StageoutRouterLog",
+    about="""\
+Router of the overlay: receives files over the network, complete and verified (docs/overlay/gateways.md).
+condor_master starts it; without HTCondor use --alone or --settings. Its settings are those of
+condor_config.d/20-stageout-router.conf.
+--verify ends with status 1 when it has found damaged files.""",
+    metrics="STAGEOUT_ROUTER_METRICS",
+    runs_alone=True,
+)
 #: Among the neighbours: all routers that are found through the collector.
 _FOUND = "collector"
 _LESSOR_SILENCE_S = 10.0
 #: Bytes a second with which some tens of connections still move within the time after which peers give up.
 _LEAST_UPLINK = 50_000.0
-#: What a directory is refused with that another start finds no better.
+#: Errors of a directory that another start does not mend.
 _NOT_TO_BE_HAD = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EEXIST, errno.ENOTDIR})
 #: A root that is away is looked for after so long, and spoken of.
 _ROOT_AGAIN_S, _SAID_AGAIN_S = 1.0, 60.0
@@ -85,7 +82,7 @@ _OBJECTS_TO_LOOK = 20_000
 
 @dataclass(frozen=True)
 class Place:
-    """Where a router works. :param root: files arrive below it. :param records: its database."""
+    """The directories of a router. :param root: files arrive below it. :param records: its database."""
 
     root: Path
     records: Path
@@ -113,7 +110,10 @@ def home_of(settings: Settings) -> Path:
 
 
 def credential_of(settings: Settings) -> Credential:
-    """What this router shows to others; nothing where it connects to nobody. :raises BadKeys: it cannot be used."""
+    """The certificate that this router shows to others; nothing where it connects to nobody.
+
+    :raises BadKeys: it cannot be used.
+    """
     others = ("STAGEOUT_ROUTER_NEIGHBOURS", "STAGEOUT_ROUTER_TERMINALS", "STAGEOUT_ROUTER_EGRESS_LEASES")
     if not any(settings.text(name) for name in others):
         return Credential()
@@ -133,7 +133,10 @@ def _made(place: Path) -> Path:
 
 
 def neighbours_of(settings: Settings, own: OwnCredential) -> Neighbours:
-    """Whom circuits are passed on to. :raises ConfigError: an address cannot be used, or there are too many."""
+    """The routers to which circuits are passed on.
+
+    :raises ConfigError: an address cannot be used, or there are too many.
+    """
     words = settings.text("STAGEOUT_ROUTER_NEIGHBOURS").replace(",", " ").split()
     try:
         allowed = addresses(" ".join(word for word in words if word != _FOUND))
@@ -153,7 +156,7 @@ def address_of(settings: Settings, node: str, port: int) -> str:
 
 
 def links_of(settings: Settings, node: str, port: int, neighbours: Neighbours) -> tuple[Neighbourhood, int]:
-    """What this router says to others about itself, and the number of this start.
+    """The advert of this router, and the number of this start.
 
     :raises StageoutError: address, key or directory are unusable.
     """
@@ -165,7 +168,7 @@ def links_of(settings: Settings, node: str, port: int, neighbours: Neighbours) -
 
 
 def rights_of(settings: Settings) -> Rights:
-    """Whose capabilities count, and how much a peer may have under way. :raises StageoutError: issuers are unusable."""
+    """The keys whose capabilities count, and the limits of a peer. :raises StageoutError: issuers are unusable."""
     path = settings.text("STAGEOUT_ROUTER_ISSUERS")
     return Rights(
         read_issuers(Path(path)) if path else {},
@@ -175,7 +178,7 @@ def rights_of(settings: Settings) -> Rights:
 
 
 def cover_of(settings: Settings) -> Cover:
-    """How this router does TLS. :raises ConfigError: certificate or key cannot be used."""
+    """Return how this router does TLS. :raises ConfigError: certificate or key cannot be used."""
     cert, key = settings.text("STAGEOUT_ROUTER_CERT"), settings.text("STAGEOUT_ROUTER_CERT_KEY")
     insists = settings.flag("STAGEOUT_ROUTER_TLS_ONLY")
     try:
@@ -199,48 +202,97 @@ def listen(settings: Settings) -> socket.socket:
         raise ConfigError(f"STAGEOUT_ROUTER_HOST = {host}, STAGEOUT_ROUTER_PORT = {port}: {why}") from None
 
 
-async def run(load: Callable[[], Settings], local_name: str | None = None) -> None:
-    """Serve until SIGTERM, SIGINT or SIGQUIT; SIGHUP reads keys (its own, too) and neighbours again.
+class Daemon:
+    """One router.
 
-    :param local_name: as HTCondor's daemon, whose collector knows other routers; None without HTCondor.
-    :raises StageoutError: settings, keys or database cannot be used.
+    :param load: reads the settings (again). :param local_name: as HTCondor's daemon, whose collector knows other
+        routers; None without HTCondor.
     """
-    told = asyncio.Event()  # a router that waits for its root is not ended by what has it read its keys again
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, told.set)
-    settings = load()
-    place, keys = place_of(settings), read_keys(Path(settings.text("STAGEOUT_ROUTER_KEYS")))
-    own = OwnCredential(credential_of(settings))
-    neighbours = neighbours_of(settings, own)
-    node = settings.condor("FULL_HOSTNAME") or socket.getfqdn()
-    with contextlib.ExitStack() as stack:
-        destination = await _destination(place, settings.count("STAGEOUT_ROUTER_WORKERS"), stack) if place else None
-        listening = stack.enter_context(listen(settings))
-        port = listening.getsockname()[1]
-        links, incarnation = links_of(settings, node, port, neighbours)
-        links.uplink = _uplink(settings, stack)
-        terminals = read_terminals(settings.text("STAGEOUT_ROUTER_TERMINALS"))
-        custodian = _custodian(settings, terminals, address_of(settings, node, port), stack) if terminals else None
-        goes_out = bool(neighbours.allowed or neighbours.finds or terminals)
-        copies = _copies(settings, address_of(settings, node, port), stack) if place and goes_out else None
-        egress = _egress(settings, stack)
-        ends, rights = Ends(destination, custodian, egress, copies), rights_of(settings)
-        rights.address = links.address
-        rights.remember(ends.transfers())
-        router = Router(
-            node, ends, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours, links, rights,
-            settings.count("STAGEOUT_ROUTER_PEER_CONNECTIONS"), settings.number("STAGEOUT_ROUTER_PEER_MESSAGES"),
-            cover_of(settings),
-            forwarding_of(settings, own) if custodian or copies else None,
-            means_of(settings, links.address, own) if egress else None,
-            Leases(home_of(settings) / "lessor", boot_clock_s()),
-        )  # fmt: skip
-        stop = _signals_heard(lambda: _reconfigure(router, own, load), told.is_set())
-        log.event("started", pid=os.getpid(), port=port, root=place.root if place else "")
-        collector = None if local_name is None else CollectorChild(local_name)
-        directory = Directory(collector, links.address, router.meet) if collector else None
-        beside = [keep(home_of(settings), incarnation), *([directory.run()] if directory else [])]
-        await _until_stopped(router, beside, listening, stop)
-        log.event("stopped")
+
+    def __init__(self, load: Callable[[], Settings], local_name: str | None = None) -> None:
+        self._load, self._local_name = load, local_name
+        self._stop = asyncio.Event()
+        self._router: Router | None = None
+        self._home: Path | None = None
+        self._own = OwnCredential()
+
+    async def serve(self, started: Callable[..., None] = daemon.log_started) -> None:
+        """Serve until :meth:`stop`. :raises StageoutError: settings, keys or database cannot be used."""
+        serving = asyncio.ensure_future(self._serve(started))
+        waiting = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        await end((serving, waiting))
+        problem = None if serving.cancelled() else serving.exception()
+        if problem is not None:
+            raise problem
+
+    def stop(self, fast: bool) -> None:
+        """Ask the router to end. :param fast: makes no difference, others go on where a transfer was cut off."""
+        self._stop.set()
+
+    async def metrics(self) -> Readings:
+        """The values of this moment, as old as the file that ``--custody`` shows."""
+        home = self._home
+        if home is None:
+            return Readings()
+        return await asyncio.get_running_loop().run_in_executor(None, lambda: report.readings(home))
+
+    async def reload(self) -> Settings:
+        """Read keys (its own, too), neighbours, rights and certificate again.
+
+        :raises StageoutError: they cannot be used, and the old ones stay.
+        """
+        settings, own = self._load(), self._own
+        keys, neighbours = read_keys(Path(settings.text("STAGEOUT_ROUTER_KEYS"))), neighbours_of(settings, own)
+        credential = credential_of(settings)
+        rights, cover = rights_of(settings), cover_of(settings)
+        if self._router is not None:
+            self._router.have_keys(keys)
+            self._router.cover = cover
+            self._router.rights.become(rights)
+            self._router.have_neighbours(neighbours)
+        if credential.key[0]:  # else what is in custody, or commanded, could not leave with none
+            own.now = credential
+        return settings
+
+    async def _serve(self, started: Callable[..., None]) -> None:
+        settings = self._load()
+        place, keys = place_of(settings), read_keys(Path(settings.text("STAGEOUT_ROUTER_KEYS")))
+        own = self._own = OwnCredential(credential_of(settings))
+        neighbours = neighbours_of(settings, own)
+        node = settings.condor("FULL_HOSTNAME") or socket.getfqdn()
+        with contextlib.ExitStack() as stack:
+            destination = await _destination(place, settings.count("STAGEOUT_ROUTER_WORKERS"), stack) if place else None
+            listening = stack.enter_context(listen(settings))
+            port = listening.getsockname()[1]
+            links, incarnation = links_of(settings, node, port, neighbours)
+            links.uplink = _uplink(settings, stack)
+            terminals = read_terminals(settings.text("STAGEOUT_ROUTER_TERMINALS"))
+            custodian = _custodian(settings, terminals, address_of(settings, node, port), stack) if terminals else None
+            goes_out = bool(neighbours.allowed or neighbours.finds or terminals)
+            copies = _copies(settings, address_of(settings, node, port), stack) if place and goes_out else None
+            egress = _egress(settings, stack)
+            ends, rights = Ends(destination, custodian, egress, copies), rights_of(settings)
+            rights.address = links.address
+            rights.remember(ends.transfers())
+            router = self._router = Router(
+                node, ends, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours, links, rights,
+                settings.count("STAGEOUT_ROUTER_PEER_CONNECTIONS"), settings.number("STAGEOUT_ROUTER_PEER_MESSAGES"),
+                cover_of(settings),
+                forwarding_of(settings, own) if custodian or copies else None,
+                means_of(settings, links.address, own) if egress else None,
+                Leases(home_of(settings) / "lessor", boot_clock_s()),
+            )  # fmt: skip
+            self._home = home_of(settings)
+            started(port=port, root=place.root if place else "")
+            collector = None if self._local_name is None else CollectorChild(self._local_name)
+            directory = Directory(collector, links.address, router.meet) if collector else None
+            work = [keep(home_of(settings), incarnation), *([directory.run()] if directory else [])]
+            beside = [asyncio.ensure_future(item) for item in work]
+            try:
+                await router.serve(listening)
+            finally:
+                await end(beside)
 
 
 def _uplink(settings: Settings, stack: contextlib.ExitStack) -> Uplink | None:
@@ -267,7 +319,7 @@ async def _root_of(store: Store, root: Path) -> None:
     while problem := _reason_against(root, store.place):
         if time.monotonic() - said_s >= _SAID_AGAIN_S:
             said_s = time.monotonic()
-            log.error("root-away", problem=problem, advice="the router goes on by itself when it is there")
+            log.error("root-lost", problem=problem, advice="the router goes on by itself when it is there")
         await asyncio.sleep(_ROOT_AGAIN_S)
 
 
@@ -281,7 +333,7 @@ def _reason_against(root: Path, name: str) -> str:
 
 
 def _tree(place: Path, setting: str, stack: contextlib.ExitStack, empties_in_thread: bool = False) -> Tree:
-    """What data come into. :param setting: that names it. :raises ConfigError: it cannot be written to."""
+    """The place that data come into. :param setting: that names it. :raises ConfigError: it cannot be written to."""
     try:
         return stack.enter_context(contextlib.closing(Tree(place, empties_in_thread)))
     except OSError as problem:
@@ -292,12 +344,15 @@ def _tree(place: Path, setting: str, stack: contextlib.ExitStack, empties_in_thr
 
 
 def forwarding_of(settings: Settings, own: OwnCredential) -> Forwarding:
-    """How a custodian delivers. :raises ConfigError: a setting cannot be used."""
+    """Return how a custodian delivers. :raises ConfigError: a setting cannot be used."""
     return Forwarding(own, settings.count("STAGEOUT_ROUTER_DELIVERIES"), home_of(settings) / report.NAME)
 
 
 def lessee_of(settings: Settings, here: str, own: OwnCredential) -> Lessee | None:
-    """Who asks for leases, None where nobody gives them. :raises ConfigError: the router that gives them is none."""
+    """The client that asks for leases, None where nobody gives them.
+
+    :raises ConfigError: the router that gives them is none.
+    """
     lessor = settings.text("STAGEOUT_ROUTER_EGRESS_LEASES")
     if not lessor:
         return None
@@ -314,7 +369,7 @@ def lessee_of(settings: Settings, here: str, own: OwnCredential) -> Lessee | Non
 
 
 def means_of(settings: Settings, here: str, own: OwnCredential) -> Means:
-    """What plugins are run with. :raises ConfigError: the router that gives leases is unusable."""
+    """The parameters of plugin calls. :raises ConfigError: the router that gives leases is unusable."""
     credentials = settings.text("STAGEOUT_ROUTER_EGRESS_CREDENTIALS")
     lifetime = settings.condor("MAX_FILE_TRANSFER_PLUGIN_LIFETIME")
     return Means(
@@ -367,98 +422,29 @@ def _copies(settings: Settings, name: str, stack: contextlib.ExitStack) -> Copie
         return Copies(store, name, SystemClock())
 
 
-def _signals_heard(reload: Callable[[], None], is_told: bool) -> asyncio.Event:
-    """What is set when the router is to end. :param is_told: SIGHUP came before."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-        loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, reload)
-    if is_told:
-        reload()
-    return stop
-
-
-async def _until_stopped(
-    router: Router, beside: Sequence[Coroutine[Any, Any, None]], listening: socket.socket, stop: asyncio.Event
-) -> None:
-    serving = asyncio.ensure_future(router.serve(listening))
-    waiting = asyncio.ensure_future(stop.wait())
-    others = [asyncio.ensure_future(work) for work in beside]
-    await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    await end((serving, waiting, *others))
-    problem = None if serving.cancelled() else serving.exception()
-    if problem is not None:
-        raise problem
-
-
-def _reconfigure(router: Router, own: OwnCredential, load: Callable[[], Settings]) -> None:
-    try:
-        settings = load()
-        keys, neighbours = read_keys(Path(settings.text("STAGEOUT_ROUTER_KEYS"))), neighbours_of(settings, own)
-        credential = credential_of(settings)
-        rights, cover = rights_of(settings), cover_of(settings)
-    except StageoutError as problem:
-        log.error("reconfigured", problem=f"{problem}; the old keys and neighbours stay")
-        return
-    router.have_keys(keys)
-    router.cover = cover
-    if credential.key[0]:  # else what is in custody, or commanded, could not leave with none
-        own.now = credential
-    router.rights.become(rights)
-    router.have_neighbours(neighbours)
-    log.event("reconfigured", keys=len(keys), neighbours=len(router.neighbours.allowed))
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Entry point: 99 tells condor_master not to try again."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the router, or what an option asks for instead. :returns: the exit status."""
     options = _options(argv)
-    on_terminal = options.alone or options.terminal
-    try:
-        load = _loader(options)
-        settings = load()
-        if options.custody or options.new_key:
-            print(_answer(options, settings))
-            return 0
-        if options.verify is not None:
-            return _verified(settings, options.verify)
-        log.open_daemon_log(settings, "STAGEOUT_ROUTER_LOG", "StageoutRouterLog", on_terminal)
-    except StageoutError as problem:
-        print(f"stageout-router: {problem}", file=sys.stderr)
-        return EXIT_NO_RESTART
-    try:
-        for sentence in misspelt(settings):
-            log.warn("unknown-setting", problem=sentence)
+    local_name = None if daemon.is_alone(options) else options.local_name
+
+    def prepare(_: Settings, load: daemon.Load) -> Callable[[], Daemon]:
         gc.freeze()  # with thousands of files in packs, which die by themselves, it would look at all this all the time
         gc.set_threshold(_OBJECTS_TO_LOOK)
-        asyncio.run(run(load, None if options.alone else options.local_name))
-    except (StageoutError, OSError, sqlite3.Error) as problem:
-        log.error("cannot-start", problem=problem)
-        if not on_terminal:
-            print(f"stageout-router: {problem}", file=sys.stderr)
-        return EXIT_NO_RESTART if isinstance(problem, StageoutError) else 1
-    return 0
+        return lambda: Daemon(load, local_name)
+
+    asks = options.custody or options.new_key or options.verify is not None
+    return daemon.run(PROGRAM, options, prepare, (lambda settings: _answered(options, settings)) if asks else None)
 
 
-def _loader(options: argparse.Namespace) -> Callable[[], Settings]:
-    """Where the settings come from. :raises ConfigError: from HTCondor, which is not here."""
-    if options.settings:
-        return lambda: file_settings(options.settings)
-    if options.alone:
-        return lambda: environment_settings("")
-    if importlib.util.find_spec("htcondor2") is None:
-        raise ConfigError(f"HTCondor's Python module is not installed here: {_WITHOUT}")
-
-    def load() -> Settings:
-        reload_condor()
-        return condor_settings(options.local_name)
-
-    return load
-
-
-def _answer(options: argparse.Namespace, settings: Settings) -> str:
+def _answered(options: argparse.Namespace, settings: Settings) -> int:
+    """Print the answer to an option, and return the exit status."""
     if options.new_key:
-        return add_key(Path(settings.text("STAGEOUT_ROUTER_KEYS")), options.new_key)
-    return report.all_shown(home_of(settings), time.time())
+        print(add_key(Path(settings.text("STAGEOUT_ROUTER_KEYS")), options.new_key))
+    elif options.custody:
+        print(report.all_shown(home_of(settings), time.time()))
+    else:
+        return _verified(settings, options.verify)
+    return 0
 
 
 def _verified(settings: Settings, rate_mb_s: float) -> int:
@@ -466,48 +452,27 @@ def _verified(settings: Settings, rate_mb_s: float) -> int:
     place = place_of(settings)
     if place is None or rate_mb_s <= 0:
         raise ConfigError("--verify needs a rate above 0, and a router with files of its own (STAGEOUT_ROUTER_ROOT)")
-    log.open_log(None)
+    log.open_log()
     found = verify.verify(place.root, place.records, rate_mb_s)
     print(found)
     return int(found.damaged > 0)
 
 
-_WITHOUT = "give --alone (settings from the environment) or --settings FILE where there is no HTCondor"
-_ABOUT = """\
-The overlay's router: takes files from afar, whole and verified (docs/OVERLAY.md). condor_master starts it; without
-HTCondor --alone or --settings does. Its settings are those of condor_config.d/20-stageout-router.conf.
-
-exit status: 0 stopped, or nothing is damaged, 1 --verify has found damaged files, or a disk has failed,
-99 a setting is wrong, or something that it names: another start changes nothing"""
-
-
-def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="stageout-router", description=_ABOUT,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--alone", action="store_true", help="settings from the environment, log to the terminal")
-    parser.add_argument(
-        "--settings", metavar="FILE", type=Path,
-        help="as --alone, with settings from a file of NAME=VALUE lines (examples/overlay/gateway.env) before these",
-    )  # fmt: skip
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = daemon.command_line(PROGRAM)
     parser.add_argument(
         "--verify", metavar="MB_S", nargs="?", type=float, const=verify.RATE_MB_S,
-        help="compare published files with the digests that are kept of them, reading so many MB (10^6) a second"
-        f" (default: {verify.RATE_MB_S:.0f}), also while the router runs; those that are damaged go to the standard"
-        " error, and end it with 1",
+        help="compare published files with their digests, reading MB_S MB (10^6) a second"
+        f" (default: {verify.RATE_MB_S:.0f}), also while the router runs. Print damaged files to the standard error,"
+        " and end with status 1",
     )  # fmt: skip
-    parser.add_argument("--custody", action="store_true", help="show what the router here has in custody, and end")
+    parser.add_argument("--custody", action="store_true", help="show the files in custody of this router, and end")
     parser.add_argument(
         "--new-key", metavar=("NAME", "PREFIX"), nargs="+",
         help="make a key for names below PREFIX (/ for all, - for none), add it to STAGEOUT_ROUTER_KEYS, print the line"
-        " for its holder, and end; 'router' behind PREFIX: for another router",
+        " for its holder, and end; write 'router' after PREFIX if the holder is a router",
     )  # fmt: skip
-    parser.add_argument("-f", action="store_true", help="ignored, for likeness with HTCondor's daemons")
-    parser.add_argument("-t", dest="terminal", action="store_true", help="log to the terminal")
-    parser.add_argument("-local-name", dest="local_name", default="", help="of this router among several")
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    options = parser.parse_args(argv)
-    options.alone = options.alone or options.settings is not None
-    return options
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

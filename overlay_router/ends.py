@@ -16,10 +16,10 @@ from overlay_router.local.parts import Parts
 from overlay_router.local.replies import Attached, Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.local.store import Transfer
-from stageout.wire import overlay
-from stageout.wire.frames import BadFrame
-from stageout.wire.overlay import Message
-from stageout.wire.packs import MAX_FILES, PackedFile
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.frames import BadFrame
+from stageout.overlay.wire.messages import Message
+from stageout.overlay.wire.packs import MAX_FILES, PackedFile
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,15 @@ class Ends:
         return self.destination.epoch if self.destination is not None else ""
 
     def goes_out(self, path: str) -> bool:
-        """Whether a name belongs to what plugins deliver."""
+        """Tell whether a name belongs to what plugins deliver."""
         return self.egress is not None and self.egress.serves(path)
 
-    def elsewhere(self, path: str) -> overlay.Answer | None:
-        """Why a name that plugins deliver cannot be looked at here; None for any other."""
+    def elsewhere(self, path: str) -> messages.Answer | None:
+        """Return why a name that plugins deliver cannot be looked at here; None for any other."""
         return self.egress.refusal(path) if self.egress is not None else None
 
-    def open(self, ask: overlay.Open, peer: str, digest: str) -> Reply:
-        """What there is for an OPEN. :param digest: the kind of digests that the peer uses."""
+    def open(self, ask: messages.Open, peer: str, digest: str) -> Reply:
+        """The answer to an OPEN. :param digest: the kind of digests that the peer uses."""
         end = self._end_for(ask)
         return end.open(ask, peer, digest) if end else Reply(peer, _nowhere(ask))
 
@@ -65,32 +65,32 @@ class Ends:
 
         :raises BadFrame: it is not for a router.
         """
-        if isinstance(message, overlay.Operation):
+        if isinstance(message, messages.Operation):
             to = self._end_for(message)
             if isinstance(to, Custodian):
                 return to.operate(message, peer, digest)
             return to.operate(message, peer) if to else [Reply(peer, _nowhere(message))]
-        if isinstance(message, overlay.Low):
+        if isinstance(message, messages.Low):
             for one in (self.copies, *self._all):
                 if one is not None:
                     one.low(message)
             return []
-        if isinstance(message, overlay.Copy):
+        if isinstance(message, messages.Copy):
             return self.copies.take(message, peer) if self.copies else [Reply(peer, _carries_nothing(message))]
-        if not isinstance(message, (overlay.Cancel, overlay.Status)):
+        if not isinstance(message, (messages.Cancel, messages.Status)):
             raise BadFrame(f"{type(message).__name__} is not for a terminal")
-        if isinstance(message, overlay.Status) and message.files:
+        if isinstance(message, messages.Status) and message.files:
             return [Reply(peer, self._pack_status(message))]
         end = self._end_of(message.origin, message.seq)
         is_early = end is None or end is self.destination
-        if isinstance(message, overlay.Cancel) and not message.data_only and is_early and self.custodian is not None:
+        if isinstance(message, messages.Cancel) and not message.data_only and is_early and self.custodian is not None:
             self.custodian.cancel_early(message, peer)
         if end is None:
-            return [Reply(peer, overlay.Result(message.origin, message.seq, "unknown"))]
-        return end.cancel(message, peer) if isinstance(message, overlay.Cancel) else end.status(message, peer)
+            return [Reply(peer, messages.Result(message.origin, message.seq, "unknown"))]
+        return end.cancel(message, peer) if isinstance(message, messages.Cancel) else end.status(message, peer)
 
-    def _pack_status(self, ask: overlay.Status) -> Message:
-        """What became of a pack, wherever its files end."""
+    def _pack_status(self, ask: messages.Status) -> Message:
+        """The outcome of a pack, wherever its files end."""
         if ask.files > MAX_FILES:
             raise BadFrame(f"no pack has {ask.files} files")
         for end in self._all:
@@ -99,20 +99,20 @@ class Ends:
                 return found
         held = self.custodian.packs.custody(ask.origin, ask.seq, ask.files) if self.custodian is not None else None
         waits = self.egress is not None and self.egress.gathers(ask.origin, ask.seq)
-        return held or overlay.Result(ask.origin, ask.seq, "pending" if waits else "unknown")
+        return held or messages.Result(ask.origin, ask.seq, "pending" if waits else "unknown")
 
-    def reason_against(self, pack: overlay.Pack) -> str:
-        """Why a pack cannot be taken here, "" if it can."""
+    def reason_against(self, pack: messages.Pack) -> str:
+        """Return why a pack cannot be taken here, "" if it can."""
         if pack.terminal:
             return "" if self.custodian is not None else "this router takes nothing into custody"
         if self.destination is not None or self._all_go_out(pack):
             return ""
         return "unpacked" if self._any_goes_out(pack) else "this router has no tree of its own"
 
-    def _any_goes_out(self, pack: overlay.Pack) -> bool:
+    def _any_goes_out(self, pack: messages.Pack) -> bool:
         return self.egress is not None and any(map(self.goes_out, pack.paths))
 
-    def _all_go_out(self, pack: overlay.Pack) -> bool:
+    def _all_go_out(self, pack: messages.Pack) -> bool:
         return self.egress is not None and all(map(self.goes_out, pack.paths))
 
     def apart(self, batch: Sequence[Arrived]) -> list[list[Arrived]]:
@@ -124,8 +124,9 @@ class Ends:
             groups.setdefault(group, []).append(one)
         return list(groups.values())
 
-    def is_elsewhere(self, ask: overlay.Cancel, arrived: Arrived) -> bool:
-        """Whether it is about a file of this pack, which does not end in the tree: that remembers it without the pack.
+    def is_elsewhere(self, ask: messages.Cancel, arrived: Arrived) -> bool:
+        """Tell whether it is about a file of this pack, which does not end in the tree: that remembers it without the
+        pack.
 
         The tree hears it at once, so that what waits for the disk is not executed.
         """
@@ -174,7 +175,7 @@ class Ends:
         replies = self.destination.pack(mine)
         seqs = [file.seq for one in mine for file in one.files]
         results = self.destination.results_of(pack.origin, seqs)
-        others = [reply for reply in replies if not isinstance(reply.message, (overlay.Packed, overlay.NoSpace))]
+        others = [reply for reply in replies if not isinstance(reply.message, (messages.Packed, messages.NoSpace))]
         return others + self.egress.note(pack, arrived.peer, seqs, results)
 
     def attach(self, tid: int) -> Attached | None:
@@ -183,7 +184,7 @@ class Ends:
         return end.attach(tid) if end else None
 
     def sender_of(self, tid: int) -> str:
-        """Who sends the data of a live transfer, "" for a number that is closed."""
+        """The sender of a live transfer's data, "" for a number that is closed."""
         return next((item.sender for item in self.transfers() if item.tid == tid), "")
 
     def record(self, report: Report) -> tuple[Report, list[Reply], bool]:
@@ -218,7 +219,7 @@ class Ends:
         return end.written_late(report.tid, {block: bytes.fromhex(digest) for block, digest in report.blocks})
 
     def _among(self, tid: int, blocks: Collection[int]) -> Collection[int]:
-        """Which of these blocks are recorded where a file ends; a custodian's are checked when they go on."""
+        """Return which of these blocks are recorded where a file ends; a custodian's are checked when they go on."""
         end = self._holder(tid)
         return end.among(tid, blocks) if isinstance(end, (Destination, Egress)) else ()
 
@@ -228,11 +229,11 @@ class Ends:
         return end.staged(tid, blocks) if end else []
 
     def is_whole(self, tid: int) -> bool:
-        """Whether all blocks of a live transfer are recorded: nothing more may be written then."""
+        """Tell whether all blocks of a live transfer are recorded: nothing more may be written then."""
         end = self._holder(tid)
         return end is not None and end.is_whole(tid)
 
-    def whole_of(self, message: overlay.Operation) -> list[int]:
+    def whole_of(self, message: messages.Operation) -> list[int]:
         """Transfers of an operation whose blocks are all recorded."""
         end = self._end_for(message)
         return end.whole_of(message.origin, message.seq) if end else []
@@ -248,15 +249,15 @@ class Ends:
         return [item for end in self._all for item in end.transfers()]
 
     def is_change(self, message: Message) -> bool:
-        """Whether it changes names of the destination's tree."""
-        if not isinstance(message, overlay.Operation) or self.destination is None:
+        """Tell whether it changes names of the destination's tree."""
+        if not isinstance(message, messages.Operation) or self.destination is None:
             return False
         return self._end_for(message) is self.destination
 
-    def _end_for(self, message: overlay.Open | overlay.Operation) -> Destination | Custodian | None:
+    def _end_for(self, message: messages.Open | messages.Operation) -> Destination | Custodian | None:
         if message.terminal:
             return self.custodian
-        names = (message.path, message.target) if isinstance(message, overlay.Operation) else (message.path,)
+        names = (message.path, message.target) if isinstance(message, messages.Operation) else (message.path,)
         return self.egress if any(name and self.goes_out(name) for name in names) else self.destination
 
     def _end_of(self, origin: str, seq: int) -> Destination | Custodian | Copies | None:
@@ -281,11 +282,11 @@ def _part(arrived: Arrived, files: list[PackedFile]) -> Arrived:
     return arrived._replace(pack=mine, files=files)
 
 
-def _carries_nothing(message: overlay.Copy) -> overlay.Result:
+def _carries_nothing(message: messages.Copy) -> messages.Result:
     reason = "this router has no key to show to others (STAGEOUT_ROUTER_NEIGHBOURS): it carries out no copies"
-    return overlay.Result(message.origin, message.seq, "failed", reason)
+    return messages.Result(message.origin, message.seq, "failed", reason)
 
 
-def _nowhere(message: overlay.Open | overlay.Operation) -> overlay.Result:
+def _nowhere(message: messages.Open | messages.Operation) -> messages.Result:
     reason = "this router takes nothing into custody" if message.terminal else "this router has no tree of its own"
-    return overlay.Result(message.origin, message.seq, "failed", reason)
+    return messages.Result(message.origin, message.seq, "failed", reason)

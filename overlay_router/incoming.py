@@ -1,4 +1,4 @@
-"""What comes on a control connection: large frames are received right where they stay, for copies are what costs."""
+"""Frames of a control connection: large frames are received right where they stay, for copies are what costs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from typing import cast
 
-from stageout.wire.frames import Decoder, Frame
+from stageout.overlay.wire.frames import Decoder, Frame
 
 #: Received at once, unless the rest of a large frame is due.
 _READ_BYTES = 64 * 1024
@@ -77,7 +77,7 @@ class Incoming(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
 
 
 async def listen_on(sock: socket.socket, decoder: Decoder) -> tuple[Incoming, asyncio.StreamWriter]:
-    """What comes on a connection, and who writes on it. The socket belongs to the latter."""
+    """The reader of a connection, and its writers. The socket belongs to the latter."""
     loop = asyncio.get_running_loop()
     transport, incoming = await loop.create_connection(lambda: Incoming(decoder), sock=sock)
     return incoming, asyncio.StreamWriter(cast(asyncio.WriteTransport, transport), incoming, None, loop)

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from overlay_router.peers.greeting import Peer
 from stageout.core import log
-from stageout.wire import frames, overlay
-from stageout.wire.frames import BadFrame
-from stageout.wire.overlay import Message
+from stageout.overlay.wire import frames, messages
+from stageout.overlay.wire.frames import BadFrame
+from stageout.overlay.wire.messages import Message
 
-#: That one connection may speak of.
+#: Transfers that one connection may speak of.
 MOST_ORIGINS = 4096
 _MOST_UNREAD_BYTES = 8 * 1024 * 1024
 #: For a peer to take what was said to it before a connection ends.
@@ -25,7 +25,8 @@ _ANSWERED_S = 60.0
 
 
 async def closed(writer: asyncio.StreamWriter) -> None:
-    """End a connection. What was said is still sent, but a peer that does not take it in a minute loses that.
+    """End a connection. Messages that were queued are still sent, but a peer that does not take them in a minute loses
+    them.
 
     On return the connection is gone: whoever counts connections counts it until then.
     """
@@ -90,7 +91,7 @@ class Line:
             if problem is None:
                 settled()
             else:
-                log.error("low-not-recorded", problem=repr(problem), advice="its sender says it again")
+                log.error("low-mark-write-failed", problem=repr(problem), advice="its sender says it again")
                 self.end(problem)
 
         self.lowering = asyncio.get_running_loop().run_in_executor(disk, work)
@@ -107,4 +108,4 @@ class Line:
         if self.writer.transport.get_write_buffer_size() > _MOST_UNREAD_BYTES:
             self.writer.transport.abort()
             return
-        self.writer.write(overlay.encode(message, frames.checksums()[self.peer.checksum]))
+        self.writer.write(messages.encode(message, frames.checksums()[self.peer.checksum]))

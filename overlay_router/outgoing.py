@@ -1,4 +1,4 @@
-"""What leaves a router without being asked for: what it has in custody, what plugins deliver, and copies."""
+"""The data that a router sends by itself: files in custody, deliveries by plugins, and copies."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from overlay_router.ends import Ends
 from overlay_router.local.replies import Reply
 from overlay_router.report import Reporting
 from stageout.core.clock import SystemClock
-from stageout.wire.overlay import BLOCK_BYTES
+from stageout.overlay.wire.messages import BLOCK_BYTES
 
 #: A file that a custodian sends on when the first of it is there, not before: most of these are whole by then.
 _SMALL_BYTES = 8 * BLOCK_BYTES
 
 
 class Outgoing:
-    """Those who send what the ends of a router hold, as far as it has such ends. A relay has none of them.
+    """The senders for the ends of a router, as far as it has such ends. A relay has none of them.
 
     :param on_disk: runs a call in the thread that owns the ends. :param tell: sends replies.
     :param ways: routes to a router. :param share_with: as of :class:`Forwarder`.
@@ -79,7 +79,7 @@ class Outgoing:
         return [one for one in those if one is not None]
 
     def works(self) -> list[Coroutine[Any, Any, None]]:
-        """What is to run, beside everything, until it is cancelled."""
+        """The tasks to run beside everything, until they are cancelled."""
         fetching = [self.outflow.fetching] if self.outflow is not None else []
         return [one.run() for one in (*self._all, *fetching, *self._reports)]
 

@@ -1,4 +1,4 @@
-"""What a router answers without changing a file: look-ups, what a GET will send, lots, leases."""
+"""The answers of a router that change no file: look-ups, the data that a GET will send, lots, leases."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from overlay_router.peers.greeting import Peer, Unwelcome
 from overlay_router.peers.rights import Rights, outside
 from stageout.core.clock import boot_clock_s
 from stageout.core.errors import ErrorClass
-from stageout.wire import frames, packs
-from stageout.wire.blocks import PART_BYTES
-from stageout.wire.fields import is_origin
-from stageout.wire.frames import BadFrame
-from stageout.wire.overlay import BLOCK_BYTES, Answer, Get, GetPack, Lease, Leased, List, Lot, Reserved, Stat
+from stageout.overlay.wire import frames, packs
+from stageout.overlay.wire.blocks import PART_BYTES
+from stageout.overlay.wire.fields import is_origin
+from stageout.overlay.wire.frames import BadFrame
+from stageout.overlay.wire.messages import BLOCK_BYTES, Answer, Get, GetPack, Lease, Leased, List, Lot, Reserved, Stat
 
 _TAKEN_WITHIN_S = 60.0
 #: Of a file that is sent, digests of so many blocks (1 TiB) are in memory; what is behind them is read instead.
@@ -66,7 +66,7 @@ class Questions:
         return self._ends.destination
 
     def refusal(self, peer: Peer, ask: Stat | List | Get | GetPack) -> str:
-        """Why a peer may not look at that, "" if it may."""
+        """Return why a peer may not look at that, "" if it may."""
         return self._rights.refusal(peer.key, ask, int(time.time()), peer.nonce)
 
     async def look_up(self, line: Line, ask: Stat | List) -> None:
@@ -158,7 +158,7 @@ class Questions:
         return await self._on_disk(lambda: tree.lot(ask, key.name))
 
     async def lease(self, peer: Peer, ask: Lease) -> Leased:
-        """What a gateway hears that wants to deliver alone. Any router may be named as the one that gives leases.
+        """The answer to a gateway that wants to deliver alone. Any router may be named as the one that gives leases.
 
         :raises BadFrame: it is not for this peer, or for this router.
         """
@@ -169,7 +169,8 @@ class Questions:
 
 
 def sending_job(peer: Peer, ask: Get, found: Published) -> Job:
-    """What a worker does for who has asked for a file, of which the manifest is said where he can compare it."""
+    """The work of a worker for a client that has asked for a file, of which the manifest is said where the client can
+    compare it."""
     kind, manifest = found.content or ("", "")
     return Job(
         "send", 0, peer.checksum, peer.digest, BLOCK_BYTES, found.size_bytes, ask.first_block, found.generation,

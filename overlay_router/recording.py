@@ -22,7 +22,7 @@ RECORD_AGAIN_S, _SILENCE_S = 1.0, 5.0
 
 
 class Recording:
-    """What came, on its way into the records.
+    """The blocks that came, on their way into the records.
 
     :param on_disk: runs a call in the thread that owns the ends. :param deliver: sends replies.
     :param end_lines: ends the control connections of a sender, who hears the problem.
@@ -44,7 +44,7 @@ class Recording:
         self._late: dict[int, list[Report]] = {}
 
     def is_whole(self, tid: int) -> bool:
-        """Whether nobody may write to a transfer any more."""
+        """Tell whether nobody may write to a transfer any more."""
         return tid in self._whole
 
     def comes_again(self, tid: int) -> None:
@@ -61,7 +61,7 @@ class Recording:
             raise self._waiting[tid]
 
     async def record(self, report: Report) -> None:
-        """What came is recorded and said; when it cannot be (a full disk), as soon as it can.
+        """The blocks that came are recorded and acknowledged; when that fails (a full disk), as soon as it can.
 
         Its sender waits, and hears after some seconds what for.
         """
@@ -71,7 +71,7 @@ class Recording:
                 try:
                     return await self.recorded(report)
                 except (OSError, sqlite3.Error) as problem:
-                    log.error("not-recorded", tid=report.tid, problem=problem, again_s=RECORD_AGAIN_S)
+                    log.error("blocks-write-failed", tid=report.tid, problem=problem, again_s=RECORD_AGAIN_S)
                     if time.monotonic() - since_s >= _SILENCE_S:
                         await self._tell(report.tid, problem)
                 await asyncio.sleep(RECORD_AGAIN_S)
@@ -88,7 +88,7 @@ class Recording:
         try:
             sender = await self._on_disk(lambda: self._ends.sender_of(tid))
         except sqlite3.Error as unread:  # he hears it when he asks for anything
-            log.error("sender-not-told", tid=tid, problem=unread)
+            log.error("blocks-read-failed", tid=tid, problem=unread)
             return
         self._end_lines(sender, problem)
 

@@ -3,11 +3,11 @@
 A connection that has proved its key becomes one of four. One that asks for a circuit goes on to the next hop
 (:mod:`overlay_router.peers.circuits`), or ends here and begins anew with whoever is at its other end. Control
 connections carry the messages of :mod:`overlay_router.local.destination` and
-:mod:`overlay_router.custodians.custodian`, which are answered one
-after the other by the thread that owns the disk; what changes no file is answered by :mod:`overlay_router.questions`.
-Connections that carry data go to a worker process together with the file, or with the next hop. Blocks that a worker
-reports are recorded, and only then said to their sender (:mod:`overlay_router.recording`). What the router then sends
-by itself (custody, copies, deliveries by plugins) leaves through :mod:`overlay_router.outgoing`.
+:mod:`overlay_router.custodians.custodian`, which are answered one after the other by the thread that owns the disk;
+what changes no file is answered by :mod:`overlay_router.questions`. Connections that carry data go to a worker process
+together with the file, or with the next hop. Blocks that a worker reports are recorded, and only then said to their
+sender (:mod:`overlay_router.recording`). The data that the router then sends by itself (custody, copies, deliveries by
+plugins) leave through :mod:`overlay_router.outgoing`.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ from overlay_router.routing.neighbours import Neighbourhood
 from overlay_router.waiting import TOGETHER, Changes, Packs
 from stageout.core import log
 from stageout.core.ending import end
-from stageout.core.sockets import notice_death
-from stageout.wire import frames, overlay, packs
-from stageout.wire.fields import is_origin
-from stageout.wire.frames import BadFrame, Decoder, Frame, OtherVersion, Type
-from stageout.wire.greeting import SAFE_DIGESTS
-from stageout.wire.overlay import List, Message, Stat
-from stageout.wire.route import Route
+from stageout.overlay.tcp import notice_death
+from stageout.overlay.wire import frames, messages, packs
+from stageout.overlay.wire.fields import is_origin
+from stageout.overlay.wire.frames import BadFrame, Decoder, Frame, OtherVersion, Type
+from stageout.overlay.wire.greeting import SAFE_DIGESTS
+from stageout.overlay.wire.messages import List, Message, Stat
+from stageout.overlay.wire.route import Route
 
 #: Messages of one connection that wait for the disk; then it is not read.
 _WAITING = 8
 _EXPIRE_INTERVAL_S = 60.0
 _AGAIN_S = 5
 _ACCEPT_AGAIN_S = 0.1
-#: What a worker has no room for is given to it again after so long, so often.
+#: A job that a worker has no room for is given to it again after so long, so often.
 _GIVEN_AGAIN_S, _GIVEN_TRIES = 0.02, 500
 _GREETING_S = 30.0
 _NOT_FINAL = ("pending", "unknown")
@@ -112,7 +112,7 @@ class Router:
         self._pool = Pool(workers, self._on_report, self._on_again)
         links.dial = self._dial
         self.complaints = Complaints()
-        displaced = partial(self.complaints.warn, "too-many", reason="it is silent, and others want its place")
+        displaced = partial(self.complaints.warn, "limit-reached", reason="it is silent, and others want its place")
         self.limits = Limits(self._pool.connections, most_connections, messages_per_s, displaced)
         self._outgoing = Outgoing(
             ends, self._on_disk, self._deliver, self._ways, self._pool.share_with, forwarding, means
@@ -162,7 +162,7 @@ class Router:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     notice_death(sock)
                 except OSError as problem:  # no descriptor is free, above all: those who are connected go on
-                    self.complaints.warn("not-accepted", "", problem=problem)
+                    self.complaints.warn("connection-accept-failed", "", problem=problem)
                     await asyncio.sleep(_ACCEPT_AGAIN_S)
                     continue
                 self._start(self._connection(sock, str(place[0])))
@@ -188,7 +188,7 @@ class Router:
                 raise Unwelcome(f"the key {again.peer!r} is not known here any more", again.checksum)
             decoder = Decoder(frames.checksums()[again.checksum])
             decoder.feed(bytes.fromhex(again.frame))
-            first = overlay.decode(next(decoder.frames()))
+            first = messages.decode(next(decoder.frames()))
             return Peer("", key, again.checksum, again.digest, again.nonce, again.host), first
 
         sock.setblocking(False)
@@ -204,23 +204,23 @@ class Router:
                 with self.limits.of(peer, _end_of_this_task()), told_to(peer.checksum):
                     await self._serve(wire.sock, peer, first)
             except TooMany as reason:
-                self.complaints.warn("too-many", host, reason=reason)
+                self.complaints.warn("limit-reached", host, reason=reason)
             except Unwelcome as reason:
                 self.complaints.warn("peer-refused", host, reason=reason)
                 await refuse(wire.sock, reason)
             except BadFrame as problem:
-                self.complaints.warn("peer-not-understood", host, problem=problem)
+                self.complaints.warn("protocol-violated", host, problem=problem)
                 if isinstance(problem, OtherVersion):
                     await refuse(wire.sock, Unwelcome(problem.told))
             except (OSError, asyncio.TimeoutError) as problem:
-                log.event("peer-gone", peer=host, problem=problem or "silent")
+                log.event("peer-disconnected", peer=host, problem=problem or "silent")
 
     async def _greeted(self, wire: Wire, proved: Callable[[str], None]) -> tuple[Peer, Message]:
         peer, first = await self._greeted_once(wire, proved)
-        if isinstance(first, overlay.Via) and not first.route:
+        if isinstance(first, messages.Via) and not first.route:
             peer, first = await self._greeted_once(wire, proved)
         # a circuit that goes on is nothing by itself: its sender covers what is inside, to the end
-        if self.cover.insists and not wire.covered and not isinstance(first, overlay.Via):
+        if self.cover.insists and not wire.covered and not isinstance(first, messages.Via):
             whose = "the file of STAGEOUT_ROUTER_KEY" if peer.key.is_router else "your key file"
             raise Unwelcome(f"this router takes files over TLS only: write 'ca FILE' into {whose}", peer.checksum)
         return peer, first
@@ -236,7 +236,7 @@ class Router:
 
         return await greet(wire.sock, self._node, keys, still_proved, self._ends.epoch)
 
-    async def _pass_on(self, sock: socket.socket, peer: Peer, ask: overlay.Via) -> None:
+    async def _pass_on(self, sock: socket.socket, peer: Peer, ask: messages.Via) -> None:
         ask = replace(ask, owner=ask.owner if peer.key.is_router else peer.key.name)
         # what is in TLS to its end needs no more of it, and is spliced
         plainly = not self.neighbours.own.now.ca or await begins_with_tls(sock)
@@ -253,24 +253,24 @@ class Router:
         return covered(sock, address, ca, self._pool) if ca else sock
 
     async def _serve(self, sock: socket.socket, peer: Peer, first: Message) -> None:
-        if isinstance(first, overlay.Via):
+        if isinstance(first, messages.Via):
             await self._pass_on(sock, peer, first)
-        elif isinstance(first, overlay.Heartbeat):
+        elif isinstance(first, messages.Heartbeat):
             await self.links.incoming(sock.dup(), peer, first)
-        elif isinstance(first, overlay.Probe):
+        elif isinstance(first, messages.Probe):
             await self.links.time_probe(sock, peer, first)
-        elif isinstance(first, (overlay.Routes, overlay.Lease)):
+        elif isinstance(first, (messages.Routes, messages.Lease)):
             await self._control(sock.dup(), peer, first)
         elif not self._ends:
             raise Unwelcome(
                 f"{self._node} is a relay and keeps no files: name it in STAGEOUT_OVERLAY_ROUTES, not in a URL",
                 peer.checksum,
             )
-        elif isinstance(first, overlay.Attach):
+        elif isinstance(first, messages.Attach):
             await self._attach(sock, peer, first)
-        elif isinstance(first, overlay.Get):
+        elif isinstance(first, messages.Get):
             await self._get(sock, peer, first)
-        elif isinstance(first, overlay.GetPack):
+        elif isinstance(first, messages.GetPack):
             await self._get_pack(sock, peer, first)
         else:
             await self._control(sock.dup(), peer, first)
@@ -290,9 +290,9 @@ class Router:
             await todo.put(first)
             async for frame in incoming.frames():
                 await asyncio.sleep(allowance.take(time.monotonic()))
-                what = frame if frame.header.type is Type.PACK else overlay.decode(frame)
-                if isinstance(what, overlay.Heartbeat):  # at once: the disk may be slow, the line is not dead
-                    line.send(overlay.Heartbeat(echo=what.number))
+                what = frame if frame.header.type is Type.PACK else messages.decode(frame)
+                if isinstance(what, messages.Heartbeat):  # at once: the disk may be slow, the line is not dead
+                    line.send(messages.Heartbeat(echo=what.number))
                 else:
                     await todo.put(what)
                 await writer.drain()
@@ -370,17 +370,17 @@ class Router:
         self._deliver(replies)
         self._outgoing.look()
 
-    async def _change_names(self, asked: list[tuple[overlay.Operation, str]]) -> None:
+    async def _change_names(self, asked: list[tuple[messages.Operation, str]]) -> None:
         self._deliver(await self._on_disk(lambda: self._destination.operate_all(asked)))
 
     async def _answer(self, line: Line, message: Message) -> None:
         if not self._ends.is_change(message) or len(line.changes) >= TOGETHER:
             await line.changed()
-        if isinstance(message, overlay.Routes):
+        if isinstance(message, messages.Routes):
             asked = message.terminal
             line.send(await self.links.routed(asked) if asked else self.links.known(message.first, line.peer.key))
             return
-        if isinstance(message, overlay.Lease):
+        if isinstance(message, messages.Lease):
             line.send(await self._questions.lease(line.peer, message))
             return
         if not self._ends:
@@ -388,7 +388,7 @@ class Router:
         if isinstance(message, (Stat, List)):
             await self._questions.look_up(line, message)
             return
-        if isinstance(message, overlay.Lot):
+        if isinstance(message, messages.Lot):
             line.send(await self._questions.lot(line.peer, message))
             return
         origin = getattr(message, "origin", "")
@@ -399,16 +399,16 @@ class Router:
         refusal = self._refusal(line.peer, message)
         if refusal:
             self.complaints.warn("path-refused", line.peer.key.name, reason=refusal)
-            line.send(overlay.Result(origin, message.seq, "failed", refusal))  # type: ignore[union-attr]
+            line.send(messages.Result(origin, message.seq, "failed", refusal))  # type: ignore[union-attr]
             return
-        if isinstance(message, overlay.Open):
+        if isinstance(message, messages.Open):
             await self._open(line, message, name)
             return
         message = as_known(message, line.peer.key)
-        if isinstance(message, overlay.Status) and message.files and self._packs.has(message.origin, message.seq):
-            line.send(overlay.Result(origin, message.seq, "pending"))
+        if isinstance(message, messages.Status) and message.files and self._packs.has(message.origin, message.seq):
+            line.send(messages.Result(origin, message.seq, "pending"))
             return
-        if isinstance(message, overlay.Operation):
+        if isinstance(message, messages.Operation):
             operation = message
             if operation.kind == "publish":
                 for tid in await self._on_disk(lambda: self._ends.whole_of(operation)):
@@ -416,37 +416,37 @@ class Router:
             if self._ends.is_change(operation):
                 self._changes.put(line, operation, name)
                 return
-        if isinstance(message, overlay.Copy) and self._outgoing.copier is not None:
-            read = overlay.Get(message.source, capability=message.read_capability, signature=message.read_signature)
+        if isinstance(message, messages.Copy) and self._outgoing.copier is not None:
+            read = messages.Get(message.source, capability=message.read_capability, signature=message.read_signature)
             refusal = await self._outgoing.copier.reason_against(message, self._questions.refusal(line.peer, read))
             if refusal:
-                line.send(overlay.Result(origin, message.seq, "failed", refusal))
+                line.send(messages.Result(origin, message.seq, "failed", refusal))
                 return
-        if isinstance(message, overlay.Cancel):  # where it is remembered is known when its pack is taken
+        if isinstance(message, messages.Cancel):  # where it is remembered is known when its pack is taken
             await self._packs.passed(partial(self._ends.is_elsewhere, message))
         digest = line.peer.digest
-        if isinstance(message, overlay.Low):
+        if isinstance(message, messages.Low):
             settled = partial(self.rights.release_up_to, message.origin, message.seq)
             await line.lower(self._disk, partial(self._ends.decide, message, name, digest), settled)
             return
         self._deliver(await self._on_disk(lambda: self._ends.decide(message, name, digest)))
         self._outgoing.look()
-        if isinstance(message, overlay.Cancel):
+        if isinstance(message, messages.Cancel):
             self._cancelled(message)
 
-    def _cancelled(self, message: overlay.Cancel) -> None:
+    def _cancelled(self, message: messages.Cancel) -> None:
         if message.data_only:
             self.rights.release(message.origin, message.seq)
         else:
             self._outgoing.cancelled((message.origin, message.seq))
 
-    async def _open(self, line: Line, ask: overlay.Open, name: str) -> None:
+    async def _open(self, line: Line, ask: messages.Open, name: str) -> None:
         """Each connection is told for itself what there is."""
         mine = replace(ask, capability="") if ask.terminal else ask  # it is for the terminal to judge
         full = self.rights.reserve(line.peer.key, mine, int(time.time()))
         if full:
-            self.complaints.warn("too-much", line.peer.key.name, reason=full)
-            line.send(overlay.NoSpace(ask.origin, ask.seq, _AGAIN_S))
+            self.complaints.warn("byte-limit-reached", line.peer.key.name, reason=full)
+            line.send(messages.NoSpace(ask.origin, ask.seq, _AGAIN_S))
             return
         ask = as_known(ask, line.peer.key)
         try:
@@ -454,11 +454,11 @@ class Router:
         except (OSError, sqlite3.Error) as problem:
             if not no_room(problem):
                 raise
-            log.error("no-space", path=ask.path, problem=problem)  # nor has the database any
-            reply = Reply(name, overlay.NoSpace(ask.origin, ask.seq, _AGAIN_S))
-        if isinstance(reply.message, overlay.NoSpace):
+            log.error("space-exhausted", path=ask.path, problem=problem)  # nor has the database any
+            reply = Reply(name, messages.NoSpace(ask.origin, ask.seq, _AGAIN_S))
+        if isinstance(reply.message, messages.NoSpace):
             self.rights.release(ask.origin, ask.seq)
-        if isinstance(reply.message, overlay.Opened):
+        if isinstance(reply.message, messages.Opened):
             self._recording.check(reply.message.tid)
         self._settled(reply.message)
         line.send(as_said(reply.message, name))
@@ -472,20 +472,20 @@ class Router:
         return tuple(route[:-1] for route in found.routes if route)
 
     def _refusal(self, peer: Peer, message: Message) -> str:
-        """Why a peer may not ask for this; what goes on with a capability is for its terminal to judge."""
+        """Return why a peer may not ask for this; what goes on with a capability is for its terminal to judge."""
         key = peer.key
         wrong = too_late(message, now := int(time.time())) or forgeable(message, peer.digest)
-        if wrong or isinstance(message, overlay.Copy):
+        if wrong or isinstance(message, messages.Copy):
             return wrong  # a copy is judged when it is known whether it is a new one
-        if isinstance(message, (overlay.Open, overlay.Operation)) and message.warrant and not message.terminal:
+        if isinstance(message, (messages.Open, messages.Operation)) and message.warrant and not message.terminal:
             if self._ends.destination is None:
                 return "this router has no tree of its own"
             return warrants.refusal(message, key, self.keys, self.rights, self._destination.epoch, now)
-        if isinstance(message, (overlay.Open, overlay.Operation, overlay.Pack)) and message.terminal:
+        if isinstance(message, (messages.Open, messages.Operation, messages.Pack)) and message.terminal:
             return outlives(message) if message.capability else outside_of(key, message)
         return self.rights.refusal(key, message, now)
 
-    async def _attach(self, sock: socket.socket, peer: Peer, ask: overlay.Attach) -> None:
+    async def _attach(self, sock: socket.socket, peer: Peer, ask: messages.Attach) -> None:
         found = await self._on_disk(lambda: self._ends.attach(ask.tid))
         if found is None or not found.transfer.sender.startswith(f"{peer.key.name}/"):
             if found is not None:
@@ -505,11 +505,11 @@ class Router:
         self._give(job, sock, found.file)
         self._outgoing.opened(ask.tid, ask_open.size_bytes)
 
-    async def _get(self, sock: socket.socket, peer: Peer, ask: overlay.Get) -> None:
+    async def _get(self, sock: socket.socket, peer: Peer, ask: messages.Get) -> None:
         found = await self._questions.file(peer, ask, sock)
         self._give(sending_job(peer, ask, found), sock, found.file, found.digests)
 
-    async def _get_pack(self, sock: socket.socket, peer: Peer, ask: overlay.GetPack) -> None:
+    async def _get_pack(self, sock: socket.socket, peer: Peer, ask: messages.GetPack) -> None:
         root = await self._questions.root(peer, ask)
         job = Job(
             "send-pack", 0, peer.checksum, peer.digest, peer=peer.key.name, nonce=peer.nonce, to=peer.host,
@@ -550,15 +550,15 @@ class Router:
     def _deliver(self, replies: list[Reply]) -> None:
         for reply in replies:
             self._settled(reply.message)
-            if isinstance(reply.message, overlay.Opened):
+            if isinstance(reply.message, messages.Opened):
                 self._recording.comes_again(reply.message.tid)
             message = as_said(reply.message, reply.to)
             for line in self._lines.get(reply.to, ()):  # one that is not here asks again when it is back
                 line.send(message)
 
     def _settled(self, message: Message) -> None:
-        if isinstance(message, overlay.Custody) or (
-            isinstance(message, overlay.Result) and message.outcome not in _NOT_FINAL
+        if isinstance(message, messages.Custody) or (
+            isinstance(message, messages.Result) and message.outcome not in _NOT_FINAL
         ):
             self.rights.release(message.origin, message.seq)
 
@@ -570,7 +570,7 @@ class Router:
                 await self._expire_once()
             except Exception as problem:  # a full disk, above all: what is late must not stay for ever
                 pause_s = RECORD_AGAIN_S
-                log.error("not-expired", problem=repr(problem), again_s=pause_s)
+                log.error("expiry-failed", problem=repr(problem), again_s=pause_s)
             await asyncio.sleep(pause_s)
 
     async def _expire_once(self) -> None:

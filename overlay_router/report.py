@@ -1,4 +1,4 @@
-"""What is in custody, for an administrator: a file that ``stageout-router --custody`` shows, and a line in the log."""
+"""The files in custody, for an administrator: the output of ``stageout-router --custody``, and a line in the log."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from overlay_router.peers.origins import said_as
 from overlay_router.rules.states import Release
 from stageout.core import log
 from stageout.core.errors import StageoutError
+from stageout.core.metrics import Readings
 
 NAME = "custody.json"
 #: Of what plugins deliver.
@@ -26,11 +27,22 @@ EGRESS_NAME = "egress.json"
 _LOOK_S = 2.0
 _LOG_S = 60.0
 _NAMED = 200
+#: Metric -> field of a summary.
+_METRICS = {
+    "custody_files": "files",
+    "custody_bytes": "size_bytes",
+    "custody_single_files": "single",
+    "custody_damaged_files": "damaged",
+    "custody_oldest_age_seconds": "oldest_s",
+}
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What is in custody. :param single: files whose only copy is here. :param oldest_s: since the first was taken."""
+    """The files in custody.
+
+    :param single: files whose only copy is here. :param oldest_s: since the first was taken.
+    """
 
     files: int
     size_bytes: int
@@ -80,11 +92,11 @@ class Reporting:
                     await self._on_disk(lambda said=facts: self._write(said))  # type: ignore[misc]
                     last = facts
                 except OSError as problem:
-                    log.error("report-not-written", path=self._path, problem=problem)
+                    log.error("report-write-failed", path=self._path, problem=problem)
             known = facts["summary"]
             if known["files"] and time.monotonic() - logged_s >= _LOG_S:
                 logged_s = time.monotonic()
-                log.event("in-custody", **known)
+                log.event("custody-reported", **known)
             await asyncio.sleep(_LOOK_S)
 
     def _facts(self) -> dict[str, Any]:
@@ -123,6 +135,20 @@ def all_shown(home: Path, now: float) -> str:
     """The reports of a router for a person. :param home: of its records. :raises StageoutError: there is none."""
     found = [home / name for name in (NAME, EGRESS_NAME) if (home / name).exists()]
     return "\n".join(shown(path, now) for path in found or [home / NAME])
+
+
+def readings(home: Path) -> Readings:
+    """Return the metrics of a router's reports, without those that cannot be read. :param home: of its records."""
+    found = Readings()
+    for spool, name in (("custody", NAME), ("egress", EGRESS_NAME)):
+        try:
+            facts = json.loads((home / name).read_text())
+        except (OSError, ValueError):
+            continue
+        for metric, key in _METRICS.items():
+            found.put(f"stageout_router_{metric}", facts["summary"][key], spool)
+        found.put("stageout_router_delivery_problems", len(facts["problems"]), spool)
+    return found
 
 
 def shown(path: Path, now: float) -> str:

@@ -22,9 +22,9 @@ from overlay_router.local.migrations import VERSION
 from overlay_router.local.place import reason_against
 from stageout.core import log
 from stageout.core.errors import StageoutError
-from stageout.wire import frames
-from stageout.wire.frames import DIGEST_BYTES
-from stageout.wire.overlay import BLOCK_BYTES
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.frames import DIGEST_BYTES
+from stageout.overlay.wire.messages import BLOCK_BYTES
 
 #: Rate (10^6 bytes a second) at which files are read where nobody names another.
 RATE_MB_S = 50.0
@@ -40,7 +40,7 @@ _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 @dataclass
 class Verified:
-    """What was found. :param damaged: files that are not what was published. :param unknown: nobody could compare them.
+    """The findings. :param damaged: files that are not what was published. :param unknown: nobody could compare them.
 
     :param gone: that are not there any more, or were changed; also under another name since the copy of the records.
     """
@@ -176,7 +176,7 @@ def _compare(top: int, contents: Contents, seen: Seen, pace: _Pace, found: Verif
             found.size_bytes += seen.identity.size_bytes
             found.damaged += bool(bad)
             if bad:
-                log.error("published-damaged", path=seen.path, block=bad[0], blocks=len(bad),
+                log.error("published-file-damaged", path=seen.path, block=bad[0], blocks=len(bad),
                           advice="check the disk, and send the file again")  # fmt: skip
     finally:
         os.close(file)
@@ -187,10 +187,10 @@ def _not_opened(seen: Seen, problem: OSError, found: Verified) -> None:
         found.gone += 1
     elif problem.errno == errno.EIO:
         found.damaged += 1
-        log.error("published-damaged", path=seen.path, problem=problem.strerror, advice="check the disk")
+        log.error("published-file-damaged", path=seen.path, problem=problem.strerror, advice="check the disk")
     else:
         found.unknown += 1
-        log.warn("published-not-compared", path=seen.path, problem=problem.strerror)
+        log.warn("published-file-read-failed", path=seen.path, problem=problem.strerror)
 
 
 def _opened(top: int, path: str) -> int:

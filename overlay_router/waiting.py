@@ -10,7 +10,7 @@ from typing import NamedTuple
 from overlay_router.line import Line
 from overlay_router.local.small_files import Arrived
 from stageout.core import log
-from stageout.wire.overlay import Operation
+from stageout.overlay.wire.messages import Operation
 
 #: Changes that are made together; one connection may have so many waiting.
 TOGETHER = 256
@@ -40,7 +40,7 @@ class Packs:
             raise
 
     def has(self, origin: str, seq: int) -> bool:
-        """Whether the pack of that origin that begins with that number is waiting."""
+        """Tell whether the pack of that origin that begins with that number is waiting."""
         return any((one.pack.origin, one.pack.seq) == (origin, seq) for one, _ in self._waiting.values())
 
     async def passed(self, concerns: Callable[[Arrived], bool]) -> None:
@@ -68,7 +68,7 @@ class Packs:
         try:
             await execute(batch)
         except Exception as problem:  # nobody must wait for an answer that never comes
-            log.error("packs-not-executed", packs=len(batch), problem=repr(problem))
+            log.error("pack-batch-failed", packs=len(batch), problem=repr(problem))
             if len(batch) > 1 and not isinstance(problem, (OSError, sqlite3.Error)):
                 for one in batch:
                     await self._try(execute, [one], waiting)
@@ -117,7 +117,7 @@ class Changes:
         try:
             await execute([(one.operation, one.name) for one in batch])
         except Exception as problem:  # nobody must wait for an answer that never comes
-            log.error("names-not-changed", operations=len(batch), problem=repr(problem))
+            log.error("rename-batch-failed", operations=len(batch), problem=repr(problem))
             if len(batch) > 1 and not isinstance(problem, (OSError, sqlite3.Error)):
                 for one in batch:
                     await self._try(execute, [one])

@@ -23,9 +23,9 @@ from stageout.core import log
 from stageout.core.children import module_command
 from stageout.core.errors import ErrorClass
 from stageout.core.pauses import growing_s
-from stageout.wire import token
-from stageout.wire.overlay import Answer, Copy
-from stageout.wire.route import Route
+from stageout.overlay.wire import token
+from stageout.overlay.wire.messages import Answer, Copy
+from stageout.overlay.wire.route import Route
 
 _FIRST_S, _LONGEST_S = 1.0, 60.0
 _LOOK_S = 5.0
@@ -84,7 +84,7 @@ class Copier:
 
     @property
     def busy(self) -> frozenset[Key]:
-        """What is being carried out."""
+        """The copies that are being carried out."""
         return frozenset(key for key, one in self._tries.items() if one.task is not None)
 
     @property
@@ -93,7 +93,7 @@ class Copier:
         return token.known_as(self._own.now.key[0])
 
     async def reason_against(self, ask: Copy, unreadable: str) -> str:
-        """Why a copy is not taken on, "" if it is: what may be written is for the other router to judge.
+        """Return why a copy is not taken on, "" if it is: what may be written is for the other router to judge.
 
         :param unreadable: why who commands it may not read the file, "" if he may.
         """
@@ -156,16 +156,16 @@ class Copier:
                 end = await self._carried_out(commanded, one)
                 await self._record(commanded, one, end)
         except Exception as problem:  # not recorded, or no process: tried again, but not at once
-            log.error("copy-not-recorded", origin=commanded.key[0], problem=repr(problem))
+            log.error("copy-write-failed", origin=commanded.key[0], problem=repr(problem))
             self._later(one)
         finally:
             one.task = one.process = None
             self.wake.set()
 
     async def _carried_out(self, commanded: Commanded, one: _Try) -> dict[str, Any]:
-        """How a process ended that carried it out. :raises OSError: it could not be started.
+        """Return how a process ended that carried it out. :raises OSError: it could not be started.
 
-        What is given up ends so only when the other router, if it has heard of it, says that it was not done.
+        A copy that is given up ends so only when the other router, if it has heard of it, says that it was not done.
         """
         copy, gives_up, file, known = commanded.copy, self._given_up(commanded), -1, ("", "")
         if gives_up is None:
@@ -193,7 +193,7 @@ class Copier:
                 os.close(file)
 
     def _given_up(self, commanded: Commanded) -> dict[str, Any] | None:
-        """How a copy ends that is not to be made any more, unless it has been."""
+        """Return how a copy ends that is not to be made any more, unless it has been."""
         if self._copies.is_late(commanded):
             return {"outcome": Outcome.EXPIRED.value, "reason": LATE}
         if commanded.key in self._copies.cancelled:

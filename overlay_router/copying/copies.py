@@ -19,12 +19,12 @@ from overlay_router.local.store import SCHEMA, Store
 from overlay_router.rules.states import Outcome, Result
 from stageout.core import log
 from stageout.core.clock import Clock
-from stageout.wire import overlay
-from stageout.wire.overlay import Copy, Copying, Operation
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.messages import Copy, Copying, Operation
 
 LATE = "not copied in time"
 _UNKNOWN = f"{LATE}, and whether it is there is not known: the other router was asked, and did not answer"
-#: That are not carried out yet: each takes some kB of memory.
+#: Copies that are not carried out yet: each takes some kB of memory.
 MOST_COPIES = 10_000
 
 Key = tuple[str, int]
@@ -104,7 +104,7 @@ class Copies:
         """Make it the duty of this router: CUSTODY, or the RESULT that is final."""
         key = (copy.origin, copy.seq)
         if self.knows(*key):
-            return self.status(overlay.Status(*key), peer)
+            return self.status(messages.Status(*key), peer)
         if self._clock.wall_s() > copy.expires:
             return [Reply(peer, as_result(*key, Result(Outcome.EXPIRED)))]
         if len(self._commanded) >= MOST_COPIES:
@@ -113,45 +113,45 @@ class Copies:
         commanded = Commanded(copy, peer)
         self._store.take(commanded)
         self._commanded[key] = commanded
-        log.event("copy-take", origin=key[0], seq=key[1], source=copy.source, terminal=copy.terminal, path=copy.path,
-                  bytes=copy.size_bytes)  # fmt: skip
-        return [Reply(peer, overlay.Custody(*key, self._name))]
+        log.event("copy-accepted", origin=key[0], seq=key[1], source=copy.source, terminal=copy.terminal,
+                  path=copy.path, bytes=copy.size_bytes)  # fmt: skip
+        return [Reply(peer, messages.Custody(*key, self._name))]
 
     def knows(self, origin: str, seq: int) -> bool:
-        """Whether it is, or was, commanded here."""
+        """Tell whether it is, or was, commanded here."""
         return (origin, seq) in self._commanded or recorded(self._store, origin, seq) is not None
 
     def has(self, commanded: Commanded) -> bool:
-        """Whether it is still to be carried out."""
+        """Tell whether it is still to be carried out."""
         return self._commanded.get(commanded.key) is commanded
 
-    def status(self, ask: overlay.Status, peer: str) -> list[Reply]:
+    def status(self, ask: messages.Status, peer: str) -> list[Reply]:
         """RESULT; or CUSTODY, and COPYING behind it."""
         final = recorded(self._store, ask.origin, ask.seq)
         if final is not None:
             return [Reply(peer, final)]
         one = self._commanded.get((ask.origin, ask.seq))
         if one is None:
-            return [Reply(peer, overlay.Result(ask.origin, ask.seq, "unknown"))]
-        return [Reply(peer, overlay.Custody(*one.key, self._name)), Reply(peer, _copying(one))]
+            return [Reply(peer, messages.Result(ask.origin, ask.seq, "unknown"))]
+        return [Reply(peer, messages.Custody(*one.key, self._name)), Reply(peer, _copying(one))]
 
-    def cancel(self, ask: overlay.Cancel, peer: str) -> list[Reply]:
+    def cancel(self, ask: messages.Cancel, peer: str) -> list[Reply]:
         """Remember the wish of who commanded it; where the other router may know of it, that is told first."""
         key = (ask.origin, ask.seq)
         one = self._commanded.get(key)
         if one is None or one.sender.partition("/")[0] != peer.partition("/")[0]:
-            return self.status(overlay.Status(*key), peer)
+            return self.status(messages.Status(*key), peer)
         self._store.cancel(*key)
         self.cancelled.add(key)
         return []
 
-    def low(self, ask: overlay.Low) -> None:
+    def low(self, ask: messages.Low) -> None:
         """Results up to that number may be forgotten; what goes on stays."""
         if not any(origin == ask.origin and seq <= ask.seq for origin, seq in self._commanded):
             self._store.raise_low(ask.origin, ask.seq)
 
     def due(self) -> list[Commanded]:
-        """What is to be carried out, oldest first."""
+        """The copies to carry out, oldest first."""
         return list(self._commanded.values())
 
     def moved(self, key: Key, moved_bytes: int) -> list[Reply]:
@@ -169,7 +169,7 @@ class Copies:
         if one is None:
             return []
         one.problem, one.code = problem, code
-        log.warn("not-copied", origin=key[0], seq=key[1], terminal=one.copy.terminal, problem=problem)
+        log.warn("copy-failed", origin=key[0], seq=key[1], terminal=one.copy.terminal, problem=problem)
         return [Reply(one.sender, _copying(one))]
 
     def give_up(self, commanded: Commanded, problem: str, code: int) -> None:
@@ -179,7 +179,7 @@ class Copies:
             commanded.until_s = self._clock.monotonic_s() + ASKS_S
 
     def is_unanswered(self, commanded: Commanded) -> bool:
-        """Whether one that was given up was asked about for long enough."""
+        """Tell whether one that was given up was asked about for long enough."""
         return commanded.given_up is not None and self._clock.monotonic_s() > commanded.until_s
 
     def settle(self, key: Key, result: Result) -> list[Reply]:
@@ -217,7 +217,7 @@ class Copies:
         return replies
 
     def is_late(self, commanded: Commanded) -> bool:
-        """Whether it is beyond its time."""
+        """Tell whether it is beyond its time."""
         return commanded.copy.expires < int(self._clock.wall_s())
 
 

@@ -18,10 +18,10 @@ from typing import Any
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Damaged, Known, Upload, answer_to
-from stageout.wire import frames
-from stageout.wire.frames import DIGEST_BYTES
-from stageout.wire.overlay import BLOCK_BYTES, Cancel, Copy, Open, Operation, Result, Status
-from stageout.wire.route import Route, address
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.frames import DIGEST_BYTES
+from stageout.overlay.wire.messages import BLOCK_BYTES, Cancel, Copy, Open, Operation, Result, Status
+from stageout.overlay.wire.route import Route, address
 
 _SAY_EVERY_S = 0.5
 _PATIENCE_S = 60.0
@@ -30,7 +30,7 @@ _CONNECTIONS = 2
 
 @dataclass(frozen=True)
 class Order:
-    """What to copy. :param file: that can be opened, whatever happens to its name meanwhile.
+    """The file to copy. :param file: that can be opened, whatever happens to its name meanwhile.
 
     :param key_name: that the other router knows this one by, with its secret in hexadecimal digits. :param routes: to
         that router. :param ca: its certificates, "" without TLS. :param cancel: tell it to cancel the copy instead.
@@ -48,7 +48,7 @@ class Order:
 
     @property
     def known(self) -> Known | None:
-        """What the blocks must be, as far as it can be looked at here."""
+        """The digests that the blocks must have, as far as it can be looked at here."""
         if self.digest not in frames.digests():
             return None
         whole = bytes.fromhex(self.digests)

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 
 from overlay_router.peers.keys import Key
 from overlay_router.peers.rights import Rights, outside
-from stageout.wire import capability, warrant
-from stageout.wire.capability import BadCapability
-from stageout.wire.overlay import Open, Operation
-from stageout.wire.warrant import BadWarrant, Warrant
+from stageout.overlay.wire import capability, warrant
+from stageout.overlay.wire.capability import BadCapability
+from stageout.overlay.wire.messages import Open, Operation
+from stageout.overlay.wire.warrant import BadWarrant, Warrant
 
 
 def refusal(
     message: Open | Operation, bearer: Key, keys: Mapping[str, Key], rights: Rights, store: str, now: int
 ) -> str:
-    """Why a router may not write this with the warrant that it shows, "" if it may.
+    """Return why a router may not write this with the warrant that it shows, "" if it may.
 
     :param bearer: key of the router. :param keys: by name. :param store: epoch of the store here.
     """

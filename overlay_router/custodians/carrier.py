@@ -24,9 +24,9 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.threads import NoThread, started
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Damaged, answer_to
-from stageout.wire import frames
-from stageout.wire.overlay import BLOCK_BYTES, Cancel, Custody, Low, Open, Operation, Result, Staged, Status
-from stageout.wire.route import address
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.messages import BLOCK_BYTES, Cancel, Custody, Low, Open, Operation, Result, Staged, Status
+from stageout.overlay.wire.route import address
 
 _PATIENCE_S = 60.0
 _LOST = "whether it has happened is not known, for {} has lost its records: look before you do it again"
@@ -36,7 +36,9 @@ _SWITCH_INTERVAL_S = 0.0002
 
 @dataclass(frozen=True)
 class Order:
-    """What to deliver. :param operation: as JSON. :param file: its data, "" without any. :param digests: hexadecimal.
+    """The operation to deliver.
+
+    :param operation: as JSON. :param file: its data, "" without any. :param digests: hexadecimal.
 
     :param digest: their kind. :param opening: the sender's OPEN, as JSON. :param comes: number by which the
         file still comes in: ``blocks`` are here, more are told, or shown by those who receive them, and ``operation``
@@ -77,7 +79,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Note:
-    """What has become of blocks that are not on the disk here, in the order in which it is said.
+    """The fate of blocks that are not on the disk here, in the order in which it is said.
 
     :param passed: position and digest in hexadecimal digits: the next hop has them on its disk. :param gone: they must
         be sent again, and are nowhere here. :param waits: the next hop has all that it needs, and has not answered.
@@ -96,7 +98,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of an order: an outcome of the protocol, blocks that are damaged, or a failure ("" for none).
+    """The outcome of an order: an outcome of the protocol, blocks that are damaged, or a failure ("" for none).
 
     :param code: class of the failure, also of one that the terminal has recorded. :param waits: nobody has delivered it
         yet, which was asked. :param said: the next hop may have heard the operation.
@@ -184,7 +186,7 @@ def _asked(gateway: Gateway, operation: Operation, number: int) -> Answer:
 
 
 def _after_damage(gateway: Gateway, operation: Operation, order: Order) -> Answer:
-    """What became of an operation whose data are nowhere else any more; what its next hop has whole goes on there."""
+    """The outcome of an operation whose data are nowhere else any more; data whole at its next hop go on there."""
     with Channel(gateway) as control:
         if has_lost(control, order.said_to, operation):
             return Answer(order.number, "lost", f"{DAMAGED}, and {_LOST.format(gateway.server)}")
@@ -207,12 +209,12 @@ def _after_damage(gateway: Gateway, operation: Operation, order: Order) -> Answe
 
 
 def _says(known: object) -> bool:
-    """Whether the next hop has an operation, or its end."""
+    """Tell whether the next hop has an operation, or its end."""
     return isinstance(known, Custody) or (isinstance(known, Result) and known.outcome != "unknown")
 
 
 def _has_whole(answer: object, operation: Operation) -> bool:
-    """Whether all data are there: it waits for something, or has not heard what they are for."""
+    """Tell whether all data are there: it waits for something, or has not heard what they are for."""
     return isinstance(answer, Staged) and sum(end - start for start, end in answer.staged) == operation.blocks > 0
 
 
@@ -264,7 +266,7 @@ def _execute(gateway: Gateway, operation: Operation, order: Order, growth: Growt
 
 
 def _ended(result: Result, order: Order) -> Result:
-    """What had no result before it was cancelled because it has expired is expired."""
+    """An operation that had no result before it was cancelled because it has expired is expired."""
     if order.cancel == "late" and result.outcome in ("cancelled", "failed"):
         return Result(result.origin, result.seq, "expired", LATE)
     return result

@@ -31,7 +31,7 @@ class CarrierProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is one, which takes orders."""
+        """Tell whether there is one, which takes orders."""
         return self._process is not None and self._process.returncode is None
 
     async def has_died(self) -> bool:
@@ -66,7 +66,7 @@ class CarrierProcess:
             while line := await process.stdout.readline():
                 await self._heard(json.loads(line))
         except Exception as problem:  # not understood, or not recorded: that must not end all deliveries
-            log.error("delivery-not-recorded", problem=repr(problem))
+            log.error("delivery-write-failed", problem=repr(problem))
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         await process.wait()
@@ -74,10 +74,10 @@ class CarrierProcess:
 
 
 async def attempt(work: Awaitable[None]) -> None:
-    """One round of a forwarder. What it fails by is in the log, and a moment passes before the next one."""
+    """One round of a forwarder. The reason of a failure is in the log, and a moment passes before the next one."""
     try:
         await work
     except Exception as problem:  # a full disk, above all: what leaves makes room; or no process was started
         advice = "look at the disk of the spool and its database, and at the limit of processes"
-        log.error("custody-not-read", problem=repr(problem), advice=advice)
+        log.error("custody-read-failed", problem=repr(problem), advice=advice)
         await asyncio.sleep(FIRST_S)

@@ -36,10 +36,10 @@ from overlay_router.rules.lots import Spool
 from overlay_router.rules.states import Outcome, Release, Result
 from stageout.core import durable, log
 from stageout.core.clock import Clock
-from stageout.tuning.shares import turn
-from stageout.wire import overlay
-from stageout.wire.overlay import NoSpace, Open, Opened, Operation, Staged
-from stageout.wire.route import next_hop
+from stageout.overlay.tuning.shares import turn
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.messages import NoSpace, Open, Opened, Operation, Staged
+from stageout.overlay.wire.route import next_hop
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: Operations in custody, or waiting for their data: each takes some kB of memory, whatever its data.
@@ -112,7 +112,7 @@ class Custodian:
         if held is not None and not self._lacks_data(held):
             return self._in_custody(held, peer)
         if self.packs.has(ask.origin, ask.seq, [(ask.path, ask.size_bytes)], peer):
-            return Reply(peer, overlay.Custody(ask.origin, ask.seq, self._name))
+            return Reply(peer, messages.Custody(ask.origin, ask.seq, self._name))
         self._asked[ask.origin, ask.seq] = _Asked(ask, digest)
         owner = (ask.origin, ask.seq, peer)
         again_s = lots.reserve(self._spool, owner, ask.size_bytes, self._clock.monotonic_s())
@@ -168,14 +168,14 @@ class Custodian:
         return self.whole(transfer.tid) if count >= transfer.blocks else []
 
     def gone(self, tid: int, blocks: Collection[int]) -> list[Reply]:
-        """These blocks must come again; so must all that is not known to be on a disk. What is in custody waits."""
+        """These blocks must come again; so must all that is not known to be on a disk. Data in custody wait."""
         transfer = self._store.transfer(tid)
         was_passed = not self._passed.of(tid).keys().isdisjoint(blocks)
         held = transfer and self._held.get(_key_of(transfer))
         if transfer is None or (held and not held.damaged and not was_passed):
             return []
         if held and not held.damaged:
-            log.warn("passed-lost", path=transfer.ask.path, reason="the next hop does not have them any more")
+            log.warn("blocks-lost", path=transfer.ask.path, reason="the next hop does not have them any more")
             self._store.withdraw(held.key, tid, ())
             self._held[held.key] = replace(held, damaged=True)
         self._passed.begin_anew(tid, blocks)
@@ -211,7 +211,7 @@ class Custodian:
             return self._end(operation, peer, Result(Outcome.CANCELLED))
         known = key in self._held or key in self._waiting
         if not known and len(self._held) + len(self._refused) + len(self._waiting) >= MOST_OPERATIONS:
-            log.warn("too-many", reason=f"{MOST_OPERATIONS} operations are in custody, or wait for their data")
+            log.warn("limit-reached", reason=f"{MOST_OPERATIONS} operations are in custody, or wait for their data")
             return []  # the peer asks again
         return self._consider(_Waiting(operation, peer, digest))
 
@@ -257,7 +257,7 @@ class Custodian:
         if held.tid:
             lots.pin(self._spool, (*held.key, held.sender))
         self._enter(held)
-        log.event("custody-take", origin=held.key[0], seq=held.key[1], path=operation.path,
+        log.event("custody-accepted", origin=held.key[0], seq=held.key[1], path=operation.path,
                   terminal=operation.terminal, bytes=operation.size_bytes, release=operation.release,
                   passed_blocks=len(self._passed.of(held.tid)), tid=held.tid, sender=held.sender)  # fmt: skip
         return self._in_custody(held, held.sender)
@@ -273,7 +273,7 @@ class Custodian:
     # ---- asked about -------------------------------------------------------------------------------------------------
 
     def knows(self, origin: str, seq: int) -> bool:
-        """Whether anything of an operation is, or was, here."""
+        """Tell whether anything of an operation is, or was, here."""
         return (
             (origin, seq) in self._held
             or self.packs.covers(origin, seq)
@@ -281,7 +281,7 @@ class Custodian:
             or bool(self._store.transfers_of(origin, seq))
         )
 
-    def status(self, ask: overlay.Status, peer: str) -> list[Reply]:
+    def status(self, ask: messages.Status, peer: str) -> list[Reply]:
         """RESULT; CUSTODY while it is in custody; OPENED when data must come again; STAGED while they come."""
         final = recorded(self._store, ask.origin, ask.seq)
         if final is not None:
@@ -297,7 +297,7 @@ class Custodian:
             return [self._opened(item, peer) for item in transfers]
         return [Reply(peer, self._is_staged(item.tid)) for item in transfers]
 
-    def cancel(self, ask: overlay.Cancel, peer: str) -> list[Reply]:
+    def cancel(self, ask: messages.Cancel, peer: str) -> list[Reply]:
         """Remember the wish and pass it on; what is not in custody yet is cancelled at once."""
         final, key = recorded(self._store, ask.origin, ask.seq), (ask.origin, ask.seq)
         if final is not None:
@@ -315,7 +315,7 @@ class Custodian:
             log.warn(
                 "cancel-refused", origin=key[0], key=peer.partition("/")[0], reason="it was deposited with another"
             )
-            return self.status(overlay.Status(*key), peer)
+            return self.status(messages.Status(*key), peer)
         if held is None:
             ask_open = transfers[0].ask
             operation = Operation(*key, "publish", ask_open.path, ask_open.expires)
@@ -325,14 +325,14 @@ class Custodian:
         ends = held.damaged and not self.said.may_be_done(held)
         return self._end(held.operation, held.sender, Result(Outcome.CANCELLED)) if ends else []
 
-    def cancel_early(self, ask: overlay.Cancel, peer: str) -> None:
+    def cancel_early(self, ask: messages.Cancel, peer: str) -> None:
         """Remember the wish for an operation of which nothing has come: its pack may be on another connection."""
         self._unwanted[ask.origin, ask.seq] = peer
         if len(self._unwanted) > _MOST_UNWANTED:
             del self._unwanted[next(iter(self._unwanted))]
 
     def is_unwanted(self, origin: str, seq: int, peer: str) -> bool:
-        """Whether the same key has cancelled an operation before it came."""
+        """Tell whether the same key has cancelled an operation before it came."""
         known = self._unwanted.get((origin, seq))
         return known is not None and same_key(known, peer)
 
@@ -358,15 +358,15 @@ class Custodian:
                 self._store.abandon(item)
             self._free(gone)
         if self.knows(*key):
-            return self.status(overlay.Status(*key), peer)
-        return [Reply(peer, overlay.Result(*key, "unknown"))]
+            return self.status(messages.Status(*key), peer)
+        return [Reply(peer, messages.Result(*key, "unknown"))]
 
-    def low(self, ask: overlay.Low) -> None:
+    def low(self, ask: messages.Low) -> None:
         """Results up to that number may be forgotten; what is in custody stays."""
         packed = self.packs.first(ask.origin)
         held = any(origin == ask.origin and seq <= ask.seq for origin, seq in self._held)
         if held or (packed is not None and packed <= ask.seq):
-            log.warn("low-too-early", origin=ask.origin, seq=ask.seq)
+            log.warn("low-mark-refused", origin=ask.origin, seq=ask.seq)
             return
         if self.packs.keeps_refused(ask) or any(key[0] == ask.origin and key[1] <= ask.seq for key in self._refused):
             return  # their results say what is kept here
@@ -374,7 +374,7 @@ class Custodian:
         self._store.raise_low(ask.origin, ask.seq)
         self._free(gone)
 
-    def packed(self, ask: overlay.Status) -> overlay.Packed | None:
+    def packed(self, ask: messages.Status) -> messages.Packed | None:
         """The results of a pack's files; None unless all of them are final."""
         return recorded_pack(self._store, ask.origin, ask.seq, ask.files)
 
@@ -383,7 +383,7 @@ class Custodian:
         return [item for item in self._store.transfers() if not self._keeps(item)]
 
     def _keeps(self, item: Transfer) -> bool:
-        """Whether data are in custody, or the only copy of what their terminal has refused."""
+        """Tell whether data are in custody, or the only copy of what their terminal has refused."""
         return _key_of(item) in self._held or _key_of(item) in self._refused
 
     def held(self) -> list[Held]:
@@ -391,13 +391,13 @@ class Custodian:
         return [*self._held.values(), *self._refused.values()]
 
     def why_refused(self, key: Key) -> str:
-        """Why its terminal has refused what is kept here; "" for what is on its way."""
+        """Return why its terminal has refused what is kept here; "" for what is on its way."""
         seqs = range(key[1], key[1] + 1) if key in self._refused else self.packs.refused_numbers(key)
         ends = self._store.results_of(key[0], seqs).values() if seqs else ()
         return next((one.reason for one in ends if one.outcome is Outcome.FAILED), "")
 
     def is_live(self, key: Key) -> bool:
-        """Whether an operation is in custody, its data come in, or some of them may lie at its terminal."""
+        """Tell whether an operation is in custody, its data come in, or some of them may lie at its terminal."""
         return key in self._held or self._sent_on.find(key) is not None or bool(self._store.transfers_of(*key))
 
     # ---- sent on while it comes in -----------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ class Custodian:
         return Coming(tid, ask, sender, asked.digest, blocks, file, [*self._passed.of(tid).items()])
 
     def is_coming(self, tid: int) -> bool:
-        """Whether data of that number come in, or are in custody."""
+        """Tell whether data of that number come in, or are in custody."""
         return self._store.transfer(tid) is not None
 
     def spoiled(self, tid: int, blocks: Collection[int]) -> list[Reply]:
@@ -433,7 +433,7 @@ class Custodian:
         return [self._opened(transfer, transfer.sender)]
 
     def strays(self) -> list[Begun]:
-        """What may lie at terminals although nobody here goes on with it."""
+        """The operations that may lie at terminals although nobody here goes on with them."""
         return self._sent_on.strays(
             lambda key: key in self._held or bool(self._store.transfers_of(*key)), self._clock.wall_s()
         )
@@ -455,7 +455,8 @@ class Custodian:
         return max(found, key=lambda held: held.taken_at, default=None)
 
     def due(self) -> list[Held]:
-        """What may be delivered now, or asked about, most urgent first: whole, and nothing in custody must come before.
+        """The operations that may be delivered now, or asked about, most urgent first: whole, and nothing in custody
+        must come before.
 
         An earlier version of the same name must.
 
@@ -474,11 +475,11 @@ class Custodian:
         ]
 
     def has(self, held: Held) -> bool:
-        """Whether it is in custody still, and as it was."""
+        """Tell whether it is in custody still, and as it was."""
         return self._held.get(held.key) is held
 
     def _lacks_data(self, held: Held) -> bool:
-        """Whether data must come again: not of what is asked about, or not wanted, and so is not sent any more."""
+        """Tell whether data must come again: not of what is asked about, or not wanted, and so is not sent any more."""
         asks = self.said.is_only_asked(held) or self.said.is_asked_about(held, self._clock.wall_s())
         return held.damaged and not asks and held.key not in self.cancelled
 
@@ -492,7 +493,7 @@ class Custodian:
             key=lambda held: turn(held.operation.priority, held.operation.deadline, held.taken_at, now),
         )
 
-    def result(self, origin: str, seq: int) -> overlay.Result | None:
+    def result(self, origin: str, seq: int) -> messages.Result | None:
         """The end of an operation, as far as it is recorded here."""
         return recorded(self._store, origin, seq)
 
@@ -524,7 +525,7 @@ class Custodian:
         return self._end(held.operation, held.sender, result._replace(outcome=outcome))
 
     def _is_only_copy(self, held: Held) -> bool:
-        """Whether nobody but a custodian has the data, and they are here."""
+        """Tell whether nobody but a custodian has the data, and they are here."""
         return bool(held.tid and held.operation.terminal and not held.damaged) and held.release is Release.CUSTODY
 
     def _refuse(self, held: Held, result: Result) -> list[Reply]:
@@ -631,8 +632,8 @@ class Custodian:
 
     # ---- rules -------------------------------------------------------------------------------------------------------
 
-    def _final(self, ask: Open | Operation, peer: str) -> overlay.Result | None:
-        """Why nothing is taken in: it is final, too late, not allowed, or another's."""
+    def _final(self, ask: Open | Operation, peer: str) -> messages.Result | None:
+        """Return why nothing is taken in: it is final, too late, not allowed, or another's."""
         stored = recorded(self._store, ask.origin, ask.seq)
         if stored is not None:
             return stored
@@ -663,7 +664,7 @@ class Custodian:
         self._tree.check_writable(transfer.tid)
 
     def _no_room(self, ask: Open, peer: str, again_s: float) -> Reply:
-        log.event("no-space", path=ask.path, size_bytes=ask.size_bytes, spool_bytes=self._spool.size_bytes,
+        log.event("space-exhausted", path=ask.path, size_bytes=ask.size_bytes, spool_bytes=self._spool.size_bytes,
                   reserved_bytes=lots.reserved_bytes(self._spool))  # fmt: skip
         return Reply(peer, NoSpace(ask.origin, ask.seq, int(again_s)))
 
@@ -678,7 +679,7 @@ class Custodian:
         return Staged(tid, ranges(blocks), self._passed.epoch(self._store.epoch, tid) if passed else "")
 
     def _in_custody(self, held: Held, peer: str) -> Reply:
-        return Reply(peer, overlay.Custody(*held.key, self._name))
+        return Reply(peer, messages.Custody(*held.key, self._name))
 
     def _recover(self) -> None:
         """After a restart: lots are as they were, what nobody owns is removed, what was passed must come again.
@@ -716,5 +717,5 @@ def _key_of(transfer: Transfer) -> Key:
     return transfer.ask.origin, transfer.ask.seq
 
 
-def _not_yours(origin: str, seq: int) -> overlay.Result:
+def _not_yours(origin: str, seq: int) -> messages.Result:
     return as_result(origin, seq, Result(Outcome.FAILED, "it was deposited with another key"))

@@ -1,4 +1,4 @@
-"""What the order for a delivery says of an operation, of its data and of the records of the next hop."""
+"""The facts that the order for a delivery has about an operation, its data and the records of the next hop."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from overlay_router.custodians.spool import Begun, Held
 from overlay_router.local.replies import Reply
 from overlay_router.peers.origins import as_handed_on
 from overlay_router.rules.states import Outcome, Result
-from stageout.wire.overlay import Open, Operation
-from stageout.wire.route import next_hop
+from stageout.overlay.wire.messages import Open, Operation
+from stageout.overlay.wire.route import next_hop
 
 Digested = tuple[int, bytes]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is to be known of an operation for its order.
+    """The facts of an operation for its order.
 
     :param blocks: with their digests, those that are here. :param passed: those that only the next hop has.
     :param said_to: the next hop's records that it may have been said to before; None: it was not.
@@ -67,7 +67,7 @@ def facts_of(custodian: Custodian, held: Held, known: str | None, now: float) ->
 def before(custodian: Custodian, operation: Operation) -> tuple[int, ...] | None:
     """Of ``after``, what has no end that is recorded here: a terminal that has lost its records knows of none.
 
-    None: one of them has failed, so this one fails. What its origin has signed stands as it is.
+    None: one of them has failed, so this one fails. The text that its origin has signed stands as it is.
     """
     known = {seq: custodian.result(operation.origin, seq) for seq in operation.after}
     if any(one is not None and one.outcome == "failed" for one in known.values()):
@@ -87,7 +87,7 @@ def settled_before(custodian: Custodian, operation: Operation) -> int:
 
 
 def may_say(custodian: Custodian, held: Held, store: str) -> bool:
-    """Whether an operation may be said to these records, which is recorded then: it is in custody still."""
+    """Tell whether an operation may be said to these records, which is recorded then: it is in custody still."""
     if custodian.has(held):
         custodian.said.say(held.key, store)
         return True

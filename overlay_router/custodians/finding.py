@@ -14,8 +14,8 @@ from overlay_router.local.replies import Published
 from overlay_router.peers.keys import Key
 from stageout.core import log
 from stageout.core.errors import ErrorClass
-from stageout.wire import frames
-from stageout.wire.overlay import BLOCK_BYTES, Answer, Get, Stat
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.messages import BLOCK_BYTES, Answer, Get, Stat
 
 _REMEMBERED = 1000
 
@@ -40,7 +40,7 @@ class Finding:
         self._checks: dict[_Mark, asyncio.Task[bool]] = {}
 
     async def entry(self, key: Key, ask: Stat) -> Answer:
-        """What a STAT with a terminal is answered: the newest such file, generation 0, or why there is none."""
+        """The answer to a STAT with a terminal: the newest such file, generation 0, or why there is none."""
         found = await _found(self._custodian, self._on_disk, key, ask)
         if isinstance(found, Answer):
             return found
@@ -135,7 +135,7 @@ def _terminal_of(found: Held | HeldFile) -> str:
 
 
 def _is_right(file: int, held: Held, digests: list[bytes]) -> bool:
-    """Whether all blocks are what came in; the descriptor is closed then."""
+    """Tell whether all blocks are what came in; the descriptor is closed then."""
     try:
         digest, size_bytes = frames.digest_of_kind(held.digest), held.operation.size_bytes
         return len(digests) == held.operation.blocks and all(

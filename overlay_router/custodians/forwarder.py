@@ -27,7 +27,7 @@ from overlay_router.rules.states import Outcome, Result
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.errors import ErrorClass
-from stageout.wire.overlay import Operation
+from stageout.overlay.wire.messages import Operation
 
 _COALESCE_S = 0.02
 _IDLE_S = 5.0
@@ -58,7 +58,7 @@ class OnDisk(Protocol):
 
 @dataclass
 class _Order:
-    """What the carrier is doing. :param tid: of the data, 0 without any.
+    """The state of the carrier. :param tid: of the data, 0 without any.
 
     :param held: None while the data still come in, and for data that the terminal is told to drop (``drops``).
     :param passes: of some blocks the next hop may have the only copy but the sender's.
@@ -125,14 +125,14 @@ class Forwarder:
         self._own, self._most, self._share_with = own, most, share_with
         self._numbers = itertools.count(1)
         self._orders: dict[int, _Order] = {}
-        #: Whose data are looked up now, for an order.
+        #: Operations whose data are looked up now, for an order.
         self._beginning: frozenset[Key] = frozenset()
         self._early: dict[int, _Early] = {}
         #: Data that a dead carrier sent on: it is not said yet what of them must come again.
         self._untold: set[int] = set()
         #: Blocks that the next hop has on its disk, by the number of their data, and that could not be recorded here.
         self._unheard: dict[int, dict[int, bytes]] = {}
-        #: What is passed and what is gone are heard in their order.
+        #: The carrier's reports of passed blocks and of gone ones are heard in their order.
         self._hearing = asyncio.Lock()
         #: The records that next hops have, as they said last.
         self._stores: dict[str, str] = {}
@@ -144,12 +144,12 @@ class Forwarder:
 
     @property
     def busy(self) -> frozenset[Key]:
-        """What is being delivered, or about to be: it must not come to its end here."""
+        """The operations that are being delivered, or about to be: they must not come to their end here."""
         return self._beginning.union(order.key for order in self._orders.values())
 
     @property
     def problems(self) -> dict[str, str]:
-        """Why deliveries to a terminal fail now."""
+        """Return why deliveries to a terminal fail now."""
         return dict(self._problems)
 
     async def run(self) -> None:
@@ -206,7 +206,7 @@ class Forwarder:
         if self._carrier.is_running:
             return
         if await self._carrier.has_died():
-            log.error("carrier-died", deliveries=len(self._orders))
+            log.error("delivery-process-died", deliveries=len(self._orders))
             self._untold.update(order.tid for order in self._orders.values() if order.passes)
             self._orders = {}
             await self._ask_again()
@@ -214,7 +214,8 @@ class Forwarder:
         await self._start()
 
     async def _ask_again(self) -> None:
-        """What a dead carrier had sent from memory, and is not known to have arrived, is nowhere: it must come again.
+        """Data that a dead carrier had sent from memory, and that are not known to have arrived, are nowhere: they must
+        come again.
 
         One file for which that cannot be recorded holds up no other one; it is tried again.
         """
@@ -222,13 +223,16 @@ class Forwarder:
             try:
                 replies = await self._on_disk(lambda one=tid: self._custodian.gone(one, ()))  # type: ignore[misc]
             except Exception as problem:
-                log.error("not-asked-again", tid=tid, problem=repr(problem), advice="look at the disk of the spool")
+                log.error(
+                    "resend-request-failed", tid=tid, problem=repr(problem), advice="look at the disk of the spool"
+                )
                 continue
             self._untold.discard(tid)
             self._tell(replies)
 
     async def _pass_again(self, tids: Iterable[int]) -> bool:
-        """Have heard what the next hop has. What cannot be recorded (on a full disk) is tried again: others go on.
+        """Have heard what the next hop has. A result that cannot be recorded (on a full disk) is tried again: others go
+        on.
 
         :param tids: of data of which it has some. :returns: whether more than STAGED is said of it: something is in
             custody, or must come again.
@@ -239,7 +243,9 @@ class Forwarder:
             try:
                 replies = await self._on_disk(lambda one=tid, some=blocks: self._custodian.passed(one, some))  # type: ignore[misc]
             except Exception as problem:
-                log.error("not-passed", tid=tid, problem=repr(problem), advice="look at the disk of the spool")
+                log.error(
+                    "progress-write-failed", tid=tid, problem=repr(problem), advice="look at the disk of the spool"
+                )
                 continue
             del self._unheard[tid]
             self._tell(replies)
@@ -304,7 +310,8 @@ class Forwarder:
         )  # fmt: skip
 
     async def _complete(self, due: Iterable[Held]) -> None:
-        """What was sent on while it came in is in custody now: the carrier may publish it, when it is known where."""
+        """Data that were sent on while they came in are in custody now: the carrier may publish them, when it is known
+        where."""
         growing = {order.key: number for number, order in self._orders.items() if order.held is None}
         for held in due if growing else ():
             number = growing.get(held.key)
@@ -356,11 +363,11 @@ class Forwarder:
         """It cannot be looked up, or recorded, now."""
         now_s = self._clock.monotonic_s()
         early.pause.more(now_s, 0.0)
-        log.error("not-sent-early", tid=tid, problem=repr(problem), again_s=round(early.pause.until_s - now_s),
+        log.error("early-send-failed", tid=tid, problem=repr(problem), again_s=round(early.pause.until_s - now_s),
                   advice="look at the disk of the spool and its database")  # fmt: skip
 
     def _is_open_for(self, early: _Early) -> bool:
-        """Whether data may be sent on before they are whole: nothing is known to be in the way."""
+        """Tell whether data may be sent on before they are whole: nothing is known to be in the way."""
         now_s = self._clock.monotonic_s()
         pauses = (early.pause, *(self._pauses.get(place, Pause()) for place in early.places))
         return not self.busy.intersection(early.places) and all(pause.until_s <= now_s for pause in pauses)
@@ -395,7 +402,7 @@ class Forwarder:
             self._give(_Order(stray.key, stray.path, hop_of(stray), 0, drops=True), operation, cancel="data")
 
     async def _forget(self) -> None:
-        """What is known of operations that have ended, and of terminals that nothing goes to, once a minute."""
+        """The records of operations that have ended, and of terminals that nothing goes to, once a minute."""
         now_s = self._clock.monotonic_s()
         if now_s < self._forget_s:
             return
@@ -421,12 +428,13 @@ class Forwarder:
         name, secret = own.key
         text = json.dumps(asdict(operation))
         self._orders[number] = order
-        log.event("drop" if order.drops else "deliver", origin=order.key[0], seq=order.key[1], path=order.path,
-                  terminal=order.terminal, early=order.held is None and not order.drops)  # fmt: skip
+        log.event("drop-requested" if order.drops else "delivery-started", origin=order.key[0], seq=order.key[1],
+                  path=order.path, terminal=order.terminal, early=order.held is None and not order.drops)  # fmt: skip
         self._carrier.write(asdict(Order(number, order.terminal, name, secret.hex(), text, ca=own.ca, **further)))
 
     def _next(self, due: list[Held]) -> list[Held]:
-        """What begins now: no terminal takes all places, and one that is away is tried with one file at a time."""
+        """The operations that begin now: no terminal takes all places, and one that is away is tried with one file at a
+        time."""
         now_s, busy = self._clock.monotonic_s(), self.busy
         load = self._load()
         chosen: list[Held] = []
@@ -526,7 +534,8 @@ class Forwarder:
             self._carrier.write({"stop": number})
 
     def _take_place(self, number: int, order: _Order) -> None:
-        """What waited, and sends again, needs a place: without one it is stopped, and has its turn as others do."""
+        """An operation that waited, and sends again, needs a place: without one it is stopped, and has its turn as
+        others do."""
         order.waits = False
         load = self._load()
         if sum(load.values()) > self._most or load[order.terminal] > self._most_to_one:
@@ -573,12 +582,12 @@ class Forwarder:
         pause = self._pauses.setdefault(order.terminal if away else order.key, Pause())
         pause.more(self._clock.monotonic_s(), answer.retry_after_s)
         self._problems[order.terminal] = answer.failure
-        log.warn("not-delivered", origin=order.key[0], seq=order.key[1], path=order.path, terminal=order.terminal,
+        log.warn("delivery-failed", origin=order.key[0], seq=order.key[1], path=order.path, terminal=order.terminal,
                  problem=answer.failure, again_s=round(pause.until_s - self._clock.monotonic_s()))  # fmt: skip
 
 
 def result_of(answer: Answer) -> Result:
-    """What a terminal has said, as it is recorded. :raises ValueError: no outcome."""
+    """The terminal's answer, as it is recorded. :raises ValueError: no outcome."""
     if answer.outcome == "stale":
         return Result(Outcome.STALE, "its origin has settled it at the terminal already")
     return Result(Outcome(answer.outcome), answer.reason, answer.generation, answer.code)

@@ -41,7 +41,7 @@ class Freeing:
         if problem is not None:
             self._left.add(tid)
             self._spool.lots[_left_by(tid)] = Lot(size_bytes, 0.0, pinned=True)
-            log.error("custody-not-freed", path=path, problem=problem, advice="check the disk of the spool")
+            log.error("custody-release-failed", path=path, problem=problem, advice="check the disk of the spool")
 
     def _why_not(self, tid: int) -> OSError | None:
         """Remove data; what is in the way, if anything is."""
@@ -53,10 +53,10 @@ class Freeing:
 
 
 def owner_of(transfer: Transfer) -> tuple[str, int, str]:
-    """Who has the lot of a transfer."""
+    """The owner of a transfer's lot."""
     return transfer.ask.origin, transfer.ask.seq, transfer.sender
 
 
 def _left_by(tid: int) -> tuple[str, int]:
-    """Who has the lot of data that are left."""
+    """The owner of the lot of data that are left."""
     return "left", tid

@@ -27,10 +27,10 @@ from stageout.core.threads import NoThread, started
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim, Lane, links
 from stageout.overlay.pack_looking import NEWER, Files, Seen, look
-from stageout.wire import frames, packs
-from stageout.wire.overlay import Cancel, Custody, Low, Message, NoSpace, Pack, Packed, Result, Status
-from stageout.wire.packs import DIGEST_BYTES
-from stageout.wire.route import address, next_hop
+from stageout.overlay.wire import frames, packs
+from stageout.overlay.wire.messages import Cancel, Custody, Low, Message, NoSpace, Pack, Packed, Result, Status
+from stageout.overlay.wire.packs import DIGEST_BYTES
+from stageout.overlay.wire.route import address, next_hop
 
 _ASK_EVERY_S = 10.0
 #: One connection may speak of so many origins; then it is made anew.
@@ -43,7 +43,7 @@ Known = dict[int, _FileResult]
 
 @dataclass(frozen=True)
 class Order:
-    """What to deliver. :param pack: as JSON. :param file: its digests and data. :param digest: the kind of digests.
+    """The pack to deliver. :param pack: as JSON. :param file: its digests and data. :param digest: the kind of digests.
 
     :param low: its origin's LOW. :param cancelled: numbers of files that are not wanted.
     :param ca: certificates of the terminal, "" without TLS. :param asks: it was sent: only what became of it is asked,
@@ -70,7 +70,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of an order: outcome, reason, generation and class of failure of each file; or why it is not known.
+    """The outcome of an order: outcome, reason, generation and class of failure of each file; or why it is not known.
 
     :param damaged: positions of files whose data in the spool are not what they were; without ``results`` nothing was
         sent. :param code: class of the failure. :param waits: the next custodian has it.
@@ -258,7 +258,8 @@ class Way:
         return _Sent(order.number, len(pack.paths), heard_s=self._now_s())
 
     def _looked_for(self, channel: Channel, order: Order, one: _Load) -> Known:
-        """What need not, or must not, be sent to a terminal that may have had it before it lost its records."""
+        """The files that need not, or must not, be sent to a terminal that may have had them before it lost its
+        records."""
         if not _has_lost(channel, order, one.pack):
             return {}
         unwanted = {seq - one.pack.seq for seq in order.cancelled}
@@ -294,7 +295,7 @@ class Way:
     def _found_at_its_end(self, order: Order) -> Answer:
         """Of a pack that is not sent any more, to a terminal that cannot say what it did.
 
-        What cannot be read just now is a failure: it is looked for again.
+        A file that cannot be read just now is a failure: it is looked for again.
         """
         pack = as_pack(order.pack)
         try:
@@ -405,7 +406,7 @@ class Way:
 
 
 def _has_lost(channel: Channel, order: Order, pack: Pack) -> bool:
-    """Whether a terminal has lost the records that a pack may have been said to. A custodian is no terminal."""
+    """Tell whether a terminal has lost the records that a pack may have been said to. A custodian is no terminal."""
     return bool(order.said_to and channel.store not in ("", order.said_to) and not next_hop(pack.terminal)[1])
 
 
@@ -419,7 +420,7 @@ def _is_pending(message: Message) -> bool:
 
 
 def _is_for(answer: Packed, files: int) -> bool:
-    """Whether there is a result for each file: none counts as arrived for want of one."""
+    """Tell whether there is a result for each file: none counts as arrived for want of one."""
     return len(answer.generations) == files and len(answer.failed) == len(answer.outcomes)
 
 

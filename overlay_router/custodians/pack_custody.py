@@ -48,9 +48,9 @@ from overlay_router.rules.lots import Spool
 from overlay_router.rules.states import Outcome, Release, Result
 from stageout.core import durable, log
 from stageout.core.clock import Clock
-from stageout.wire import frames, overlay, packs
-from stageout.wire.overlay import Custody, NoSpace, Packed
-from stageout.wire.route import next_hop
+from stageout.overlay.wire import frames, messages, packs
+from stageout.overlay.wire.messages import Custody, NoSpace, Packed
+from stageout.overlay.wire.route import next_hop
 
 Key = tuple[str, int]
 #: In custody at once: each takes a kB of memory, and a MiB of the spool.
@@ -60,7 +60,7 @@ _FULL_AGAIN_S = 5
 _FORGOTTEN_TOGETHER = 16_384
 _MOST_ORIGINS = 4096
 _REASON_CHARS = 200
-#: That come to their end in one call: their results are in memory together, and take the disk's thread.
+#: Packs that come to their end in one call: their results are in memory together, and take the disk's thread.
 _EXPIRE_AT_ONCE = 1024
 _AS_WANTED = {Outcome.DONE, Outcome.CANCELLED}
 #: Of one origin, behind a gap; beyond that its terminal forgets nothing before it expires.
@@ -70,7 +70,7 @@ _SHARED = "unpacked: some of its files are in custody in another pack, or have t
 
 
 class News(NamedTuple):
-    """What whoever delivers has not heard yet.
+    """The changes that the deliverer has not heard yet.
 
     :param ready: packs that nothing in custody must come before. :param cancelled: of which a file is not wanted now.
     """
@@ -83,7 +83,7 @@ class HeldFile(NamedTuple):
     """A file of a pack in custody. :param position: in the pack."""
 
     held: HeldPack
-    pack: overlay.Pack
+    pack: messages.Pack
     position: int
 
 
@@ -153,7 +153,7 @@ class PackCustody:
         self._by_number: dict[int, Key] = {}
         self._news = News([], [])
         self._done: dict[str, _Done] = {}
-        #: That may have been sent, by this process or one before.
+        #: The packs that may have been sent, by this process or one before.
         self._perhaps_sent: set[Key] = set()
         #: Of which only what became of them is asked, for the copy here was damaged: since that monotonic time.
         self._asked_s: dict[Key, float] = {}
@@ -214,7 +214,7 @@ class PackCustody:
         if again_s is None:
             lots.pin(self._spool, _owner(pack))
             return None
-        log.event("no-space", path=pack.paths[0], size_bytes=size_bytes, spool_bytes=self._spool.size_bytes,
+        log.event("space-exhausted", path=pack.paths[0], size_bytes=size_bytes, spool_bytes=self._spool.size_bytes,
                   reserved_bytes=lots.reserved_bytes(self._spool))  # fmt: skip
         return NoSpace(pack.origin, pack.seq, int(again_s))
 
@@ -231,7 +231,7 @@ class PackCustody:
             if not no_room(problem):
                 self._is_there.check()
                 raise
-            log.event("no-space", packs=len(new))
+            log.event("space-exhausted", packs=len(new))
             return [Reply(held.sender, NoSpace(*held.key, _FULL_AGAIN_S)) for held in taken]
         for held in taken:
             if self._said.may_come_again(held.key):
@@ -239,7 +239,7 @@ class PackCustody:
             self._said.add(held)
             self._add(held)
             self._line_up(held)
-            log.event("custody-take", origin=held.origin, seq=held.seq, path=held.path, terminal=held.terminal,
+            log.event("custody-accepted", origin=held.origin, seq=held.seq, path=held.path, terminal=held.terminal,
                       files=held.files, bytes=held.size_bytes, release=held.release, sender=held.sender)  # fmt: skip
         return [Reply(held.sender, Custody(*held.key, self._name)) for held in taken]
 
@@ -279,7 +279,7 @@ class PackCustody:
         return Custody(origin, seq, self._name) if held is not None and seq + files <= held.end else None
 
     def covers(self, origin: str, seq: int) -> bool:
-        """Whether a file of that number is in a pack in custody."""
+        """Tell whether a file of that number is in a pack in custody."""
         return self._pack_of(origin, seq) is not None
 
     def _pack_of(self, origin: str, seq: int) -> HeldPack | None:
@@ -287,15 +287,16 @@ class PackCustody:
         return known.of(seq) if known is not None else None
 
     def has(self, origin: str, seq: int, files: Sequence[tuple[str, int]], peer: str) -> bool:
-        """Whether these files (path, size) have these numbers in one pack in custody, which came with the same key."""
+        """Tell whether these files (path, size) have these numbers in one pack in custody, which came with the same
+        key."""
         held = self._pack_of(origin, seq)
         if held is None or not same_key(held.sender, peer) or seq + len(files) > held.end:
             return False
         pack, first = self._store.pack(held.key), seq - held.seq
         return list(zip(pack.paths, pack.sizes_bytes))[first : first + len(files)] == list(files)
 
-    def _shared(self, pack: overlay.Pack, peer: str) -> str:
-        """Why a pack is refused of which some numbers are in custody, or final: a number is here once."""
+    def _shared(self, pack: messages.Pack, peer: str) -> str:
+        """Return why a pack is refused of which some numbers are in custody, or final: a number is here once."""
         end, known = pack.seq + len(pack.paths), self._origins.get(pack.origin)
         before = bisect_left(known.starts, end) if known is not None else 0
         held = known.packs[known.starts[before - 1]] if known is not None and before else None
@@ -319,7 +320,8 @@ class PackCustody:
         return Custody(*key, self._name)
 
     def _cancel_all(self, arrived: Arrived) -> None:
-        """What a pack that is in custody, and said again, says is not wanted: its sender does not say that twice."""
+        """Cancel the files of a pack in custody that its sender, saying the pack again, does not want: it does not say
+        that twice."""
         pack = arrived.pack
         held, known = self._pack_of(pack.origin, pack.seq), self._store.record(pack.origin).cancelled
         new = [seq for seq in pack.cancelled if pack.seq <= seq < pack.seq + len(pack.paths) and seq not in known]
@@ -337,7 +339,7 @@ class PackCustody:
         return [*self._held.values(), *self._refused.values()]
 
     def news(self) -> News:
-        """What has changed since the last call. A pack that waits for an earlier operation comes when that has ended.
+        """The changes since the last call. A pack that waits for an earlier operation comes when that has ended.
 
         So of two versions of one name, which their origin has ordered, the older never replaces the newer.
         """
@@ -437,7 +439,7 @@ class PackCustody:
     # ---- delivered ---------------------------------------------------------------------------------------------------
 
     def order(self, held: HeldPack) -> dict[str, object] | None:
-        """What the process that delivers must know of a pack; None when it is not in custody any more.
+        """The facts of a pack for the process that delivers; None when it is not in custody any more.
 
         With it go the cancellations that were asked for, which the terminal judges, and a LOW: that of its origin, or
         behind files that have arrived, as is recorded here, with all before them (as DONE: on others something may
@@ -490,7 +492,7 @@ class PackCustody:
         return replies
 
     def _is_only_copy(self, held: HeldPack, ended: PackResults) -> bool:
-        """Whether a file that nobody else has was refused by its terminal, is whole here, and is still wanted."""
+        """Tell whether a file that nobody else has was refused by its terminal, is whole here, and is still wanted."""
         is_here = held.is_single and held.key not in self._asked_s
         return is_here and not _failed(ended) <= self._store.record(held.origin).cancelled
 
@@ -504,8 +506,8 @@ class PackCustody:
         if _failed(self._ends_of(held)) <= self._store.record(held.origin).cancelled:
             self._free_refused([held])
 
-    def keeps_refused(self, ask: overlay.Low) -> bool:
-        """Whether files up to that number are kept that their terminal has refused."""
+    def keeps_refused(self, ask: messages.Low) -> bool:
+        """Tell whether files up to that number are kept that their terminal has refused."""
         return any(one.origin == ask.origin and one.seq <= ask.seq for one in self._refused.values())
 
     def refused_numbers(self, key: Key) -> range:
@@ -556,7 +558,7 @@ class PackCustody:
         self._free(held)
         if was_sent:
             self._perhaps_sent.add(held.key)
-        return [Reply(held.sender, overlay.Result(*held.key, "unknown"))]
+        return [Reply(held.sender, messages.Result(*held.key, "unknown"))]
 
     def expire(self, busy: Collection[Key], problems: Mapping[str, str] = NO_PROBLEMS) -> list[Reply]:
         """End what is beyond its time, not ``busy`` (being delivered) and not asked about.
@@ -578,14 +580,14 @@ class PackCustody:
         return because(reason, problems.get(next_hop(held.terminal)[0], ""))
 
     def is_asked_about(self, held: HeldPack) -> bool:
-        """Whether it is not sent any more, and has no end before whoever may have it was asked."""
+        """Tell whether it is not sent any more, and has no end before whoever may have it was asked."""
         now = self._clock.wall_s()
         if held.key in self._asked_s:
             return True
         return held.expires < now <= asked_until(held.expires, held.terminal) and self._may_be_done(held)
 
     def was_sent(self, held: HeldPack) -> None:
-        """Whoever is next may have it, and has not answered."""
+        """The next hop may have it, and has not answered."""
         if held.key in self._held:
             self._perhaps_sent.add(held.key)
 
@@ -599,7 +601,7 @@ class PackCustody:
         return []
 
     def ends_unknown(self, held: HeldPack) -> list[Result]:
-        """What became of a pack that is asked about, and that its next hop does not know."""
+        """The outcome of a pack that is asked about, and that its next hop does not know."""
         return [lost()] * held.files if held.key in self._asked_s else late_results(held)
 
     def _may_be_done(self, held: HeldPack) -> bool:
@@ -638,10 +640,10 @@ class PackCustody:
         try:
             unknown.set_aside([path for path in strays if path not in ended])
         except OSError as problem:
-            log.error("custody-not-freed", path=self._place, problem=problem, advice="check the disk of the spool")
+            log.error("custody-release-failed", path=self._place, problem=problem, advice="check the disk of the spool")
 
     def _has_end(self, name: str) -> bool:
-        """Whether the results of a pack are recorded, or settled by its origin. :param name: of its file."""
+        """Tell whether the results of a pack are recorded, or settled by its origin. :param name: of its file."""
         found = _FILE.fullmatch(name)
         if found is None:
             return False
@@ -684,12 +686,12 @@ def _sums(held: Held) -> list[int]:
 
 
 def _end_of(held: Held | HeldPack) -> str:
-    """Where it is to arrive."""
+    """The terminal where it is to arrive."""
     return (held if isinstance(held, HeldPack) else held.operation).terminal.split(",")[-1]
 
 
 def _waits_for(held: Held | HeldPack, origin: str, seqs: range) -> bool:
-    """Whether an operation waits for one of these, or for its data to come again: nothing may wait for it then."""
+    """Tell whether an operation waits for one of these, or for its data to come again: nothing may wait for it then."""
     after = held.after if isinstance(held, HeldPack) else held.operation.after
     is_damaged = isinstance(held, Held) and held.damaged
     return is_damaged or (held.key[0] == origin and any(seq in seqs for seq in after))
@@ -704,7 +706,7 @@ def _unlink(file: Path, path: str) -> None:
     try:
         durable.unlink("custody-pack-free", file)
     except OSError as problem:
-        log.error("custody-not-freed", path=path, problem=problem, advice="check the disk of the spool")
+        log.error("custody-release-failed", path=path, problem=problem, advice="check the disk of the spool")
 
 
 def late_results(held: HeldPack, reason: str = LATE) -> list[Result]:
@@ -717,7 +719,7 @@ def lost(reason: str = DAMAGED) -> Result:
     return Result(Outcome.LOST, reason)
 
 
-def _owner(pack: overlay.Pack | HeldPack) -> tuple[str, str, int]:
+def _owner(pack: messages.Pack | HeldPack) -> tuple[str, str, int]:
     return "pack", pack.origin, pack.seq
 
 

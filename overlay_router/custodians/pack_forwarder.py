@@ -23,7 +23,7 @@ from overlay_router.rules.states import Outcome, Result
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.errors import ErrorClass
-from stageout.wire.route import next_hop
+from stageout.overlay.wire.route import next_hop
 
 _IDLE_S = 5.0
 _COALESCE_S = 0.002
@@ -68,7 +68,7 @@ class PackForwarder:
         self._turns = Turns()
         self._given: dict[Key, _Given] = {}
         self._keys: dict[int, Key] = {}
-        #: Whose facts are looked up now, for an order.
+        #: Packs whose facts are looked up now, for an order.
         self._beginning: frozenset[Key] = frozenset()
         self._load: Counter[Lane] = Counter()
         #: Positions of files that were damaged here, of packs that the next custodian has.
@@ -85,12 +85,13 @@ class PackForwarder:
 
     @property
     def busy(self) -> frozenset[Key]:
-        """What is being delivered, here or at the next custodian, or about to be: it must not come to its end here."""
+        """The packs that are being delivered, here or at the next custodian, or about to be: they must not come to
+        their end here."""
         return self._beginning.union(self._given)
 
     @property
     def problems(self) -> dict[str, str]:
-        """Why deliveries to a terminal fail now."""
+        """Return why deliveries to a terminal fail now."""
         return dict(self._problems)
 
     def reached(self, hop: str) -> None:
@@ -139,7 +140,7 @@ class PackForwarder:
         return were_there
 
     def _room(self, lane: Lane) -> int:
-        """How many may begin; a router that is away is tried with one pack at a time."""
+        """Return how many may begin; a router that is away is tried with one pack at a time."""
         away = self._away.get(lane.hop, Pause())
         if away.until_s > self._clock.monotonic_s():
             return 0
@@ -171,7 +172,7 @@ class PackForwarder:
         pause.more(now_s, 0.0)
         self._turns.later(self._lane(held), held, pause.until_s)
         self._problems[next_hop(held.terminal)[0]] = repr(problem)
-        log.error("custody-not-read", origin=held.origin, seq=held.seq, path=held.path, problem=repr(problem),
+        log.error("custody-read-failed", origin=held.origin, seq=held.seq, path=held.path, problem=repr(problem),
                   again_s=round(pause.until_s - now_s), advice="look at the spool's disk and its database")  # fmt: skip
 
     def _order(self, held: HeldPack, facts: dict[str, Any] | None) -> bool:
@@ -183,7 +184,7 @@ class PackForwarder:
         self._keys[one.number] = held.key
         self._load[one.lane] += 1
         if not one.lane.asks:
-            log.event("deliver", origin=held.origin, seq=held.seq, path=held.path, files=held.files,
+            log.event("delivery-started", origin=held.origin, seq=held.seq, path=held.path, files=held.files,
                       terminal=one.lane.hop)  # fmt: skip
         self._give(one, facts)
         return True
@@ -196,8 +197,8 @@ class PackForwarder:
                 await self._recall(held)
             except Exception as problem:
                 self._recalls.append(held)
-                log.error("custody-not-read", origin=held.origin, seq=held.seq, path=held.path, problem=repr(problem),
-                          advice="look at the spool's disk and its database")  # fmt: skip
+                log.error("custody-read-failed", origin=held.origin, seq=held.seq, path=held.path,
+                          problem=repr(problem), advice="look at the spool's disk and its database")  # fmt: skip
 
     async def _recall(self, held: HeldPack) -> None:
         """A file of a pack is not wanted any more: whoever has the pack hears it now."""
@@ -225,7 +226,7 @@ class PackForwarder:
         self._pauses.pop(key, None)
 
     async def _forget_hops(self) -> None:
-        """What is known of routers that nothing goes to, once a minute."""
+        """The records of routers that nothing goes to, once a minute."""
         now_s = self._clock.monotonic_s()
         if now_s < self._forget_s:
             return
@@ -241,7 +242,7 @@ class PackForwarder:
             return
         if await self._carrier.has_died():
             await self._settle()
-            log.error("carrier-died", packs=len(self._given))
+            log.error("delivery-process-died", packs=len(self._given))
             for one in [one for one in map(self._drop, list(self._given)) if one is not None]:
                 self._packs.was_sent(one.held)
                 if not one.waits:
@@ -285,7 +286,7 @@ class PackForwarder:
             raise
 
     async def _trying(self, held: HeldPack, work: Callable[[], list[Reply]]) -> None:
-        """Have something recorded without which a pack cannot go on. What fails holds up no other."""
+        """Have something recorded without which a pack cannot go on. A pack that fails holds up no other."""
         try:
             self._tell(await self._on_disk(work))
             self._pauses.pop(held.key, None)
@@ -350,7 +351,7 @@ class PackForwarder:
             pause.more(now_s, answer.retry_after_s)
         self._turns.later(self._lane(held), held, pause.until_s)
         self._problems[hop] = answer.failure
-        log.warn("not-delivered", origin=held.origin, seq=held.seq, path=held.path, terminal=hop,
+        log.warn("delivery-failed", origin=held.origin, seq=held.seq, path=held.path, terminal=hop,
                  problem=answer.failure, again_s=round(pause.until_s - now_s))  # fmt: skip
 
     def _until_next_s(self) -> float:
@@ -376,7 +377,7 @@ class _Ended:
 
 
 def _judged(answer: Answer, damaged: Iterable[int]) -> list[Result]:
-    """What the terminal said of each file; one whose only copy here was damaged is LOST."""
+    """The terminal's answer about each file; one whose only copy here was damaged is LOST."""
     found = [
         Result(Outcome.FAILED, _SETTLED) if outcome == "stale" else Result(Outcome(outcome), reason, generation, code)
         for outcome, reason, generation, code in answer.results

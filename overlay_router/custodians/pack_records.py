@@ -13,8 +13,8 @@ from overlay_router.custodians.versions import Versions, sum_of
 from overlay_router.local.as_text import read_results
 from overlay_router.local.store import PackResults, Store
 from overlay_router.rules.states import Release, Result
-from stageout.wire.fields import MAX_NUMBER
-from stageout.wire.overlay import Pack
+from stageout.overlay.wire.fields import MAX_NUMBER
+from stageout.overlay.wire.messages import Pack
 
 _TABLE = """CREATE TABLE IF NOT EXISTS packs_held (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, end INTEGER NOT NULL, path BLOB NOT NULL, terminal TEXT NOT NULL,
@@ -29,7 +29,7 @@ _HOPS = "CREATE TABLE IF NOT EXISTS hops (hop TEXT PRIMARY KEY, store TEXT NOT N
 _SAID = """CREATE TABLE IF NOT EXISTS packs_said (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, store TEXT NOT NULL, expires INTEGER NOT NULL,
     PRIMARY KEY (origin, seq)) WITHOUT ROWID"""
-#: That tables of earlier versions lack.
+#: Columns that tables of earlier versions lack.
 _LATER = {
     "priority": "INTEGER NOT NULL DEFAULT 0", "deadline": "INTEGER NOT NULL DEFAULT 0",
     "after": "TEXT NOT NULL DEFAULT '[]'", "number": "INTEGER NOT NULL DEFAULT 0",
@@ -73,12 +73,12 @@ class HeldPack:
 
     @property
     def files(self) -> int:
-        """How many it has."""
+        """Return how many it has."""
         return self.end - self.seq
 
     @property
     def is_single(self) -> bool:
-        """Whether its sender has freed it."""
+        """Tell whether its sender has freed it."""
         return Release(self.release) is Release.CUSTODY
 
 

@@ -5,7 +5,8 @@
 3. When a terminal has other records, those packs are recorded with them that may have been said to the earlier ones.
 4. Such a pack goes there only after its files were looked for.
 
-What is in custody at a custodian on the way is known by its own records: it answers that it does not have a pack.
+Custodians on the way know by their own records what they have in custody: such a custodian answers that it does not
+have a pack.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from overlay_router.custodians.pack_records import HeldPack, PackRecords, SaidPack
-from stageout.wire.route import next_hop
+from stageout.overlay.wire.route import next_hop
 
 Key = tuple[str, int]
 
@@ -27,9 +28,9 @@ class PackSaid:
         #: Packs that were to come again, with their expiry.
         self._withdrawn = {key: one.expires for key, one in known.items()}
         self._stores = {key: one.store for key, one in known.items()}
-        #: What is recorded of single packs.
+        #: The records of single packs.
         self._recorded = dict(self._stores)
-        #: That the last order may have said, and none before.
+        #: The packs that the last order may have said, and none before.
         self._first: set[Key] = set()
         for one in held:
             self._withdrawn.pop(one.key, None)
@@ -37,7 +38,7 @@ class PackSaid:
                 self._stores[one.key] = self._store_of(one)
 
     def may_come_again(self, key: Key) -> bool:
-        """Whether a pack was in custody before, and may have been said."""
+        """Tell whether a pack was in custody before, and may have been said."""
         return key in self._withdrawn
 
     def add(self, held: HeldPack) -> None:

@@ -1,7 +1,7 @@
-"""Whose turn it is among packs that wait: for each way onward the most urgent first, and those that were put off later.
+"""Turns among packs that wait: for each way onward the most urgent first, and those that were put off later.
 
-Each pack has one place at most: a new one replaces it. What a call costs depends on what begins or becomes due, not on
-how many wait.
+Each pack has one place at most: a new one replaces it. The cost of a call depends on the packs that begin or become
+due, not on how many wait.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from overlay_router.custodians.pack_records import HeldPack
-from stageout.tuning.shares import standing
+from stageout.overlay.tuning.shares import standing
 
 Rank = tuple[float, float, float]
 
 
 class Lane(NamedTuple):
-    """What shares places. :param hop: the next router. :param asks: it has the pack already, and is only asked."""
+    """The key by which packs share places.
+
+    :param hop: the next router. :param asks: it has the pack already, and is only asked.
+    """
 
     hop: str
     asks: bool = False
@@ -49,7 +52,7 @@ class Turns:
             heapq.heappush(self._later, (0.0 if lane.hop == hop else until_s, number, lane, held))
 
     def next(self, now_s: float, wall_s: float, room: Callable[[Lane], int]) -> list[tuple[Lane, HeldPack]]:
-        """What begins now; it has no place any more. :param room: how many may begin in a lane."""
+        """The pack that begins now; it has no place any more. :param room: how many may begin in a lane."""
         while self._later and self._later[0][0] <= now_s:
             _, number, lane, held = heapq.heappop(self._later)
             if self._places.get(held.key) == number:

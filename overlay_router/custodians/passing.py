@@ -1,10 +1,10 @@
-"""What a custodian sends on while it comes in.
+"""The data that a custodian sends on while they come in.
 
 Blocks that the next hop has on its disk, and this custodian has not, were *passed*: sent from memory and never written.
 Their sender keeps its bytes until the result (``release = delivered``), so they are nobody's only copy. Four rules:
 
 1. STAGED is said of such a block only behind the STAGED of the next hop.
-2. What is known of them is lost with this process. So is the epoch that OPENED and these STAGED carry: whoever comes
+2. The knowledge of them is lost with this process. So is the epoch that OPENED and these STAGED carry: whoever comes
    again hears another one, and what is on the disk here.
 3. A block that must be sent again and is not on the disk is *gone*: another epoch begins, and OPENED lists what is not.
 4. A sender takes a STAGED of an earlier epoch for nothing, so none that is late can hide a block that is gone.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from overlay_router.custodians.spool import Begun, CustodyStore, Key
-from stageout.wire.overlay import Open, Operation
+from stageout.overlay.wire.messages import Open, Operation
 
 _NOTHING: Mapping[int, bytes] = {}
 
@@ -46,7 +46,7 @@ class Coming:
 
     @property
     def passes(self) -> bool:
-        """Whether its sender keeps the bytes, so that they need not be here."""
+        """Tell whether its sender keeps the bytes, so that they need not be here."""
         return self.asked.release == "delivered"
 
 
@@ -96,14 +96,14 @@ class NonePassed(Passed):
 
 
 class SentOn:
-    """What went on to terminals, so that data of it may lie there although nobody goes on with it."""
+    """The operations that went on to terminals: data of them may lie there although nobody goes on with them."""
 
     def __init__(self, store: CustodyStore) -> None:
         self._store = store
         self._begun = {begun.key: begun for begun in store.begun()}
 
     def find(self, key: Key) -> Begun | None:
-        """What may lie at a terminal of an operation."""
+        """The data of an operation that may lie at a terminal."""
         return self._begun.get(key)
 
     def begin(self, one: Begun) -> None:
@@ -126,7 +126,8 @@ class SentOn:
         self.answered(key)
 
     def strays(self, is_live: Callable[[Key], bool], now: float) -> list[Begun]:
-        """What nobody goes on with. What has expired is forgotten: the terminal does so by itself."""
+        """The operations that nobody goes on with. An operation that has expired is forgotten: the terminal does so by
+        itself."""
         found = [one for one in self._begun.values() if not is_live(one.key)]
         for one in [one for one in found if one.expires < now]:
             self.dropped(one.key)
@@ -134,5 +135,5 @@ class SentOn:
 
 
 def may_be_passed(operation: Operation) -> bool:
-    """Whether the sender of an operation keeps its bytes until the result."""
+    """Tell whether the sender of an operation keeps its bytes until the result."""
     return operation.release == "delivered" and operation.copies < 2 and not operation.standby_s

@@ -1,4 +1,4 @@
-"""What a custodian has said onward, and what that means when an operation expires.
+"""The statements of a custodian onward, and their meaning when an operation expires.
 
 1. An operation in custody is said to a next hop only when the records that this one has (their epoch) are recorded
    here as those that it may have been said to.
@@ -22,7 +22,7 @@ from overlay_router.rules.states import Release
 ASKS_S = 900
 _MOST_S = 2400
 _PROBLEM_CHARS = 300
-#: Where nobody knows what is in the way.
+#: No reasons: nobody knows what is in the way.
 NO_PROBLEMS: Mapping[str, str] = MappingProxyType({})
 #: Advice about an only copy that its terminal has refused.
 KEPT = "it stays here until it expires: fetch it (stageout get --stale-ok), or free the space (stageout ask --cancel)"
@@ -62,7 +62,7 @@ class Said:
         self._damaged_s.pop(key, None)
 
     def is_only_asked(self, held: Held) -> bool:
-        """Whether its data were damaged here, and nobody has others: what became of it at its next hop counts."""
+        """Tell whether its data were damaged here, and nobody has others: what became of it at its next hop counts."""
         return held.damaged and held.release is Release.CUSTODY
 
     def unanswered(self, held: Iterable[Held], now_s: float) -> list[Key]:
@@ -74,23 +74,29 @@ class Said:
         return [one.key for one in asked if now_s - self._damaged_s.setdefault(one.key, now_s) > ASKS_S]
 
     def may_be_done(self, held: Held) -> bool:
-        """Whether its terminal may have executed it."""
+        """Tell whether its terminal may have executed it."""
         return held.key in self._stores or held.operation.copies > 1
 
     def is_asked_about(self, held: Held, now: float) -> bool:
-        """Whether it has expired, and is not EXPIRED before it was asked about. :param now: Unix time in seconds."""
+        """Tell whether it has expired, and is not EXPIRED before it was asked about.
+
+        :param now: Unix time in seconds.
+        """
         expires = held.operation.expires
         return expires < now <= asked_until(expires, held.operation.terminal) and self.may_be_done(held)
 
     def is_over(self, held: Held, now: float, is_busy: bool) -> bool:
-        """Whether it has expired, and is not asked about. :param is_busy: it is being delivered, or asked about."""
+        """Tell whether it has expired, and is not asked about.
+
+        :param is_busy: it is being delivered, or asked about.
+        """
         expires, terminal = held.operation.expires, held.operation.terminal
         if is_busy:
             return is_overdue(expires, terminal, now)
         return expires < now and not self.is_asked_about(held, now)
 
     def why_late(self, held: Held, problem: str) -> str:
-        """What its owner is told when it expires without an answer. :param problem: why it was not delivered."""
+        """The message for its owner when it expires without an answer. :param problem: why it was not delivered."""
         return because(UNKNOWN if self.may_be_done(held) else LATE, problem)
 
 
@@ -100,10 +106,11 @@ def because(reason: str, problem: str) -> str:
 
 
 def is_overdue(expires: int, terminal: str, now: float) -> bool:
-    """Whether nobody waits any longer for who delivers, or asks: a router whose clock is wrong may never answer."""
+    """Tell whether nobody waits any longer for who delivers, or asks: a router whose clock is wrong may never
+    answer."""
     return now > asked_until(expires, terminal) + ASKS_S
 
 
 def asked_until(expires: int, terminal: str) -> int:
-    """How long what expires is asked about; each custodian on the way asks longer than the one behind it."""
+    """Return how long what expires is asked about; each custodian on the way asks longer than the one behind it."""
     return expires + min(_MOST_S, ASKS_S * (1 + terminal.count(",")))

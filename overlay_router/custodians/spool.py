@@ -1,4 +1,4 @@
-"""What a custodian must not forget: the same as a terminal, and the operations that it has to deliver."""
+"""The durable records of a custodian: the same as a terminal's, and the operations that it has to deliver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from overlay_router.local.contents import Identity
 from overlay_router.local.place import Place
 from overlay_router.local.store import SCHEMA, PackResults, StoreError, Transfer
 from overlay_router.rules.states import Outcome, Release, Result
-from stageout.wire.overlay import Open, Operation
+from stageout.overlay.wire.messages import Open, Operation
 
 #: Transfer numbers of a spool begin here, so that they are never taken for those of the tree beside it.
 FIRST_TID = 2**62
@@ -52,12 +52,12 @@ class Held:
         return self.operation.origin, self.operation.seq
 
     def stands_by(self, now: float) -> bool:
-        """Whether another custodian delivers it, as far as is known. :param now: Unix time in seconds."""
+        """Tell whether another custodian delivers it, as far as is known. :param now: Unix time in seconds."""
         return self.taken_at + self.operation.standby_s > now
 
     @property
     def release(self) -> Release:
-        """Whether its sender keeps the bytes."""
+        """Tell whether its sender keeps the bytes."""
         return Release(self.operation.release)
 
 
@@ -140,7 +140,7 @@ class CustodyStore(PackRecords):
         )
 
     def belong_to(self, place: Place) -> None:
-        """Which spool these records are of: durable on return.
+        """Return which spool these records are of: durable on return.
 
         :raises StoreError: they are of another one, and data of what is in custody lie in that, or this one has data,
             which would be removed as nobody's.
@@ -245,7 +245,7 @@ class CustodyStore(PackRecords):
                 run("DELETE FROM staged WHERE tid = ? AND block = ?", (tid, block))
 
     def has_result(self, key: Key) -> bool:
-        """Whether an operation has its final result."""
+        """Tell whether an operation has its final result."""
         return bool(self.results_of(key[0], range(key[1], key[1] + 1)))
 
     def conclude(self, operation: Operation, result: Result, left: Begun | None, keeps: bool = False) -> None:
@@ -268,7 +268,7 @@ class CustodyStore(PackRecords):
         self.record(operation.origin).results[operation.seq] = result
 
     def _concluded(self, operation: Operation, result: Result) -> None:
-        """What else is recorded of a result, in one with it; the operation is still in custody."""
+        """The other records that are written together with a result; the operation is still in custody."""
 
     def abandon(self, transfer: Transfer) -> None:
         """A transfer that nobody goes on with is closed."""
@@ -296,7 +296,7 @@ _DELIVERED = """CREATE TABLE IF NOT EXISTS delivered (
 
 @dataclass(frozen=True)
 class Sent:
-    """What a plugin delivered last under a name. :param digest: the kind that the manifest is of.
+    """The last delivery of a plugin under a name. :param digest: the kind that the manifest is of.
 
     :param at: Unix time in seconds.
     """
@@ -318,7 +318,7 @@ class EgressStore(CustodyStore):
         self._connection.execute(_DELIVERED)
 
     def sent(self, path: str) -> Sent | None:
-        """What is remembered of a name."""
+        """The records about a name."""
         asked = "SELECT size_bytes, mode, manifest, digest, at FROM delivered WHERE path = ?"
         row = self._connection.execute(asked, (os.fsencode(path),)).fetchone()
         return Sent(*row) if row else None
@@ -344,7 +344,7 @@ class EgressStore(CustodyStore):
         return [self._granted(ask, sender) for ask in wanted]
 
     def note(self, one: PackResults) -> None:
-        """What became of files of a pack that are executed elsewhere on this router."""
+        """The outcome of files of a pack that are executed elsewhere on this router."""
         with self._transaction("egress-note"):
             self._keep_pack(one)
 

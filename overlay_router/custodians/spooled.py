@@ -1,7 +1,7 @@
 """A file in a custodian's spool on its way to the terminal, perhaps while it still comes in.
 
-What comes is sent from the memory that it came into. What was not in time for that is read past the page cache, as it
-was written: through the cache it would cost several times the processor's time.
+Arriving data are sent from the memory that they came into. Data that were not in time for that are read past the page
+cache, as they were written: through the cache they would cost several times the processor's time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Damaged, Known, Upload
 from stageout.overlay.sending import Sending
 from stageout.overlay.way import Way
-from stageout.wire.overlay import BLOCK_BYTES, Cancel, Message, Open, Operation, Result
-from stageout.wire.route import Route
+from stageout.overlay.wire.messages import BLOCK_BYTES, Cancel, Message, Open, Operation, Result
+from stageout.overlay.wire.route import Route
 
 _PAGE_BYTES = 4096
-#: What has been published, and is not answered within this time, waits for something.
+#: An operation that has been published, and is not answered within this time, waits for something.
 WAITS_S = 2.0
 #: Workers that would send blocks themselves, and have to be answered.
 _MOST_ASKS = 8
@@ -41,7 +41,7 @@ _GONE = "the next hop has lost blocks that only it had: they come again"
 
 
 class Growth:
-    """What of a file is here, or was passed. Told by some threads, followed by those that send.
+    """The parts of a file that are here, or were passed. Told by some threads, followed by those that send.
 
     A block that was sent from memory may be nowhere else here. It is *passed* when the next hop has said STAGED of it,
     and *gone* when it must be sent again. Both are told in their order: what is passed at once when nothing else is
@@ -186,7 +186,7 @@ class Growth:
             self._say_waits(True)
 
     def is_readable(self, block: int) -> bool:
-        """Whether a block that must be sent is on the disk; else it is sent as soon as it is here again.
+        """Tell whether a block that must be sent is on the disk; else it is sent as soon as it is here again.
 
         It may be on its way to the disk. If it was sent from memory instead, it is gone, and with it all like it.
         """
@@ -216,7 +216,8 @@ class Growth:
             self._look()
 
     def lose(self) -> None:
-        """Whatever is only at the next hop must come again, and what nobody knows of: block 0 stands for that."""
+        """Blocks that are only at the next hop must come again, and so must blocks that nobody knows of: block 0 stands
+        for that."""
         with self._lock:
             self._lose([*self._sent, *self._passed, 0])
 
@@ -279,12 +280,12 @@ class Growth:
         return self.digests.get(block, self._shown.get(block, digest))
 
     def _leave_unwanted(self, sending: Sending) -> None:
-        """What the terminal turns out to have must not fill the memory."""
+        """The blocks that the terminal turns out to have must not fill the memory."""
         for block in [block for block in self._pieces if not sending.is_waiting(block)]:
             self._pieces.pop(block).free(False)
 
     def may_be_said(self, store: str) -> bool:
-        """Whether it is recorded that the operation may be said to a next hop with these records."""
+        """Tell whether it is recorded that the operation may be said to a next hop with these records."""
         return self._said == store
 
     def say(self, store: str) -> None:
@@ -318,17 +319,17 @@ class Growth:
 
     @property
     def is_told_where(self) -> bool:
-        """Whether it is known which records the operation may be said to."""
+        """Tell whether it is known which records the operation may be said to."""
         return self._said is not None
 
     @property
     def is_stopped(self) -> bool:
-        """Whether nobody wants it any more."""
+        """Tell whether nobody wants it any more."""
         return self._stopped is not None
 
     @property
     def stopped(self) -> TransferFailure | None:
-        """Why it was ended from here: whatever else fails then says nothing of the next hop."""
+        """Return why it was ended from here: whatever else fails then says nothing of the next hop."""
         return self._stopped
 
     def stop(self) -> None:
@@ -354,7 +355,7 @@ class Growth:
 
 
 def has_lost(channel: Channel, said_to: str | None, message: Open | Operation) -> bool:
-    """Whether a terminal has lost the records that an operation may have been said to. A custodian is no terminal.
+    """Tell whether a terminal has lost the records that an operation may have been said to. A custodian is no terminal.
 
     :param said_to: those records; "" or None: none that are known.
     """
@@ -489,7 +490,7 @@ class Spooled(Upload):
 
     @property
     def is_given_up(self) -> bool:
-        """Whether nobody wants it any more."""
+        """Tell whether nobody wants it any more."""
         return self._growth.is_stopped
 
     def until_result(self, control: Channel) -> Result | None:

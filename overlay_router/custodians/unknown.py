@@ -16,8 +16,8 @@ from pathlib import Path
 
 from stageout.core import durable, log
 from stageout.movers import trees
+from stageout.overlay.wire.messages import MAX_CLOCK_SKEW_S
 from stageout.wire.deposits import MOST_EXPIRES_AFTER_S
-from stageout.wire.overlay import MAX_CLOCK_SKEW_S
 
 _KEPT_S = MOST_EXPIRES_AFTER_S + MAX_CLOCK_SKEW_S
 _ADVICE = (
@@ -47,7 +47,7 @@ class Unknown:
         _move("router-aside", targets)
         durable.sync("router-aside", self._place.parent)
         names = sorted(path.name for path in targets.values())
-        log.error("custody-unknown", files=len(names), first=names[0], directory=self._place, advice=_ADVICE)
+        log.error("unknown-custody-found", files=len(names), first=names[0], directory=self._place, advice=_ADVICE)
 
     def take_back(self, wanted: Iterable[Path]) -> None:
         """Move data that the records know back to their place, if nothing is there. :raises OSError: it failed."""
@@ -55,7 +55,7 @@ class Unknown:
         back = [path for path in wanted if path.name in here and not os.path.lexists(path)]
         if back:
             _move("router-take-back", {self._place / path.name: path for path in back})
-            log.event("custody-known", files=len(back), first=back[0].name)
+            log.event("unknown-custody-recovered", files=len(back), first=back[0].name)
 
     def expire(self, now: float) -> None:
         """Remove what was set aside so long ago that its operation has expired."""
@@ -64,10 +64,10 @@ class Unknown:
             for name in old:
                 trees.remove(self._place, name)
         except OSError as problem:
-            log.error("custody-not-freed", path=self._place, problem=problem, advice="check the disk of the spool")
+            log.error("custody-release-failed", path=self._place, problem=problem, advice="check the disk of the spool")
             return
         if old:
-            log.event("custody-unknown-removed", files=len(old), first=old[0])
+            log.event("unknown-custody-deleted", files=len(old), first=old[0])
 
     def _names(self) -> list[str]:
         try:

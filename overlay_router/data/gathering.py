@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from overlay_router.below import BadPath, checked, directory_below, failure_class
 from stageout.core.errors import ErrorClass
-from stageout.wire.overlay import FoundPack
-from stageout.wire.packs import MAX_FILE_BYTES, MAX_PACK_BYTES
+from stageout.overlay.wire.messages import FoundPack
+from stageout.overlay.wire.packs import MAX_FILE_BYTES, MAX_PACK_BYTES
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -45,7 +45,7 @@ class _Directory:
 
 
 def gathered(root: int, paths: Sequence[str]) -> tuple[FoundPack, list[bytes]]:
-    """What is in these files, and a row for each: of as many as fit into one answer, whole, as they are now.
+    """The content of these files, and a row for each: of as many as fit into one answer, whole, as they are now.
 
     One that is larger than a small file, finds no room, or grew while it was read is to be asked for by itself.
 

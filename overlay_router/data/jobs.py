@@ -1,4 +1,4 @@
-"""What the daemon and a worker tell each other of connections."""
+"""The messages between daemon and worker about connections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TOLD_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class Job:
-    """What to do with a connection.
+    """The job for a connection.
 
     :param kind: "receive", "send", "send-pack" (files below a root), or "relay" between two connections; "close",
         without any: nothing more of that transfer is written; "hang-up": connections by which nothing more of it is
@@ -64,7 +64,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Again:
-    """What a connection is wanted for when its job is done. :param peer: name of its key. :param nonce: of its WELCOME.
+    """The use of a connection when its job is done. :param peer: name of its key. :param nonce: of its WELCOME.
 
     :param host: that it comes from. :param frame: the ATTACH, GET or GET_PACK that came, in hexadecimal digits.
     """

@@ -1,7 +1,7 @@
 """Blocks of a published file whose digests are known: they leave with these checksums, and nobody looks at them.
 
-Whoever receives one that has rotted finds that it does not fit, and asks again from there. The first block of each
-answer is looked at, so it is found here then (docs/decisions/0027-digests-kept.md).
+A receiver of a rotten digest finds that it does not fit, and asks again from there. The first block of each answer is
+looked at, so it is found here then (docs/decisions/0027-digests-kept.md).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import mmap
 import os
 
 from overlay_router.data.jobs import Job
-from stageout.wire import frames
-from stageout.wire.frames import CHECKSUM_BYTES, DIGEST_BYTES
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.frames import CHECKSUM_BYTES, DIGEST_BYTES
 
 
 class Damaged(Exception):
@@ -38,19 +38,21 @@ class Digests:
         self._vouches = frames.vouches(job.checksum, job.known)
 
     def of(self, block: int) -> bytes:
-        """That of a block; b"" where it is not known."""
+        """The digest of a block; b"" where it is not known."""
         start = (block - self._first) * DIGEST_BYTES
         return bytes(self._view[start : start + DIGEST_BYTES])
 
     def checksum(self, block: int) -> int | None:
-        """That with which a block may leave unread; None: it must be read."""
+        """The digest with which a block may leave unread; None: it must be read."""
         if not self._vouches or block == self._first:
             return None
         digest = self.of(block)
         return int.from_bytes(digest[:CHECKSUM_BYTES], "big") if len(digest) == DIGEST_BYTES else None
 
     def fit_first(self, data: memoryview, job: Job, file: int) -> bool:
-        """Whether the file is still that of which the digests are. :raises Damaged: it is, and its disk has damaged it.
+        """Tell whether the file is still that of which the digests are.
+
+        :raises Damaged: it is, and its disk has damaged it.
 
         :param data: the first block as it was read. :param file: descriptor of the file.
         """

@@ -2,7 +2,8 @@
 
 The carrier makes such a connection and attaches it there, hears all that the next hop says, and is told of each block
 that has left. The worker sends a block when it has come and was found to be right, while it is in the processor's
-cache. What the next hop does not take in time is written to the disk here, and brought to its end there meanwhile.
+cache. Data that the next hop does not take in time are written to the disk here, and brought to their end there
+meanwhile.
 
 Five rules:
 
@@ -26,10 +27,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.core.sockets import TIME_BYTES, UNSENT_BYTES, send_at_most, unsent_bytes
 from stageout.core.threads import NoThread, started
-from stageout.wire import frames
-from stageout.wire.frames import DIGEST_BYTES, Type
+from stageout.overlay.tcp import TIME_BYTES, UNSENT_BYTES, send_at_most, unsent_bytes
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.frames import DIGEST_BYTES, Type
 
 #: A worker asks for one, says what has left, and gives one back; a carrier lends one, and recalls it.
 WANTED, LEFT, BACK, LEND, RECALL = range(16, 21)
@@ -76,7 +77,7 @@ class Loan:
         self._carriers_patience = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIME_BYTES)
 
     def is_ready(self, within_s: float) -> bool:
-        """Whether the next hop takes something within so many seconds."""
+        """Tell whether the next hop takes something within so many seconds."""
         if self.connection.fileno() < 0:  # it was recalled, and closed
             return False
         return any(event & select.POLLOUT for _, event in self._poll.poll(within_s * 1000))
@@ -134,7 +135,7 @@ class Loan:
 
 
 def _behind(parts: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of parts when so many bytes of them are gone."""
+    """The rest of parts when so many bytes of them are gone."""
     if count == sum(map(len, parts)):
         return []
     left = []
@@ -158,14 +159,14 @@ class _Pace:
     asked_s: float = float("-inf")
 
     def rests(self) -> bool:
-        """Whether this block does not wait for the hop."""
+        """Tell whether this block does not wait for the hop."""
         if not self.skips:
             return False
         self.skips -= 1
         return True
 
     def asks(self) -> bool:
-        """Whether it is time for a request: then one is made."""
+        """Tell whether it is time for a request: then one is made."""
         now_s = time.monotonic()
         if now_s - self.asked_s <= min(_MOST_ASK_S, _ASK_S * 2**self.vain_asks):
             return False
@@ -174,7 +175,7 @@ class _Pace:
 
 
 class Loans:
-    """Those that a worker has from one carrier. :param say: tells the carrier."""
+    """The loans that a worker has from one carrier. :param say: tells the carrier."""
 
     def __init__(self, say: Callable[[bytes], None]) -> None:
         self._say, self._lock = say, threading.Lock()
@@ -187,7 +188,7 @@ class Loans:
         self._is_over = False
 
     def use(self, stop: Callable[[], None]) -> None:
-        """Whoever sends by them is stopped when the carrier ends: nobody may have heard what has left.
+        """A worker that sends by them is stopped when the carrier ends: nobody may have heard what has left.
 
         :param stop: called once, perhaps at once, and never after :meth:`leave_off` has returned. It must not wait.
         """
@@ -197,7 +198,7 @@ class Loans:
                 stop()
 
     def leave_off(self, stop: Callable[[], None]) -> None:
-        """Whoever was to be stopped so sends no more."""
+        """A worker that was to be stopped so sends no more."""
         with self._lock:
             self._users.discard(stop)
 
@@ -224,7 +225,7 @@ class Loans:
         self._recall(found)
 
     def hear(self, message: bytes, descriptors: Collection[int]) -> bool:
-        """What a carrier says; False: it is not about loans."""
+        """The carrier's message; False: it is not about loans."""
         if message[0] == RECALL:
             _, number = _WORD.unpack(message)
             with self._lock:
@@ -309,7 +310,8 @@ class Loans:
 
     @property
     def has_untold(self) -> bool:
-        """Whether something has left that is not told: who waits for more than a moment says :meth:`flush` before."""
+        """Tell whether something has left that is not told: who waits for more than a moment says :meth:`flush`
+        before."""
         return bool(self._untold)
 
     def flush(self) -> None:
@@ -395,12 +397,12 @@ class Lent:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no more leaves by it."""
+        """Tell whether no more leaves by it."""
         return self.is_back or self._is_lost
 
     @property
     def idle_s(self) -> float:
-        """How long nothing has left by it, in seconds."""
+        """Return how long nothing has left by it, in seconds."""
         return time.monotonic() - self._left_s
 
     def lend(self, tid: int, far_tid: int, checksum: str, connection: int) -> None:

@@ -72,7 +72,7 @@ class Worker:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it has not read yet what was said to it: it has much to do, or stands still."""
+        """Tell whether it has not read yet what was said to it: it has much to do, or stands still."""
         return struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4))) != (0,)
 
     def give(self, job: Job, connection: socket.socket, file: int, digests: bytes) -> None:
@@ -198,19 +198,19 @@ class Pool:
                 worker.share(one)
 
     def connections(self, peer: str) -> int:
-        """How many connections of a key the workers have."""
+        """Return how many connections of a key the workers have."""
         return sum(worker.jobs[peer] for worker in self._workers)
 
     async def no_more(self, tid: int) -> list[Report]:
-        """On return no worker writes anything of a transfer any more. What they wrote and did not report."""
+        """On return no worker writes anything of a transfer any more. The blocks that they wrote and did not report."""
         late = await asyncio.gather(*(worker.ask_to_close(tid) for worker in self._workers))
         return [report for some in late for report in some]
 
     def hang_up(self, tid: int) -> None:
         """End the connections by which nothing more of a transfer is written: what comes again must come by others.
 
-        Who sends by them could not know that it is dropped. Where that cannot be said to a worker, they end when they
-        have been idle for long enough.
+        A worker that sends by them could not know that it is dropped. Where that cannot be said to a worker, they end
+        when they have been idle for long enough.
         """
         for worker in self._workers:
             with contextlib.suppress(OSError):

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from overlay_router.data.jobs import Job, Report
 from overlay_router.data.loans import Loans
 from overlay_router.data.ring import Left, LeftOnes, Ring, Shelf, Slot, Sums
-from stageout.core.sockets import fill, readable
+from stageout.core.sockets import readable
 from stageout.core.threads import started
-from stageout.wire import frames
-from stageout.wire.blocks import PART_BYTES
-from stageout.wire.frames import BadFrame, Header, Type
-from stageout.wire.overlay import BLOCK_BYTES
+from stageout.overlay.tcp import fill
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.blocks import PART_BYTES
+from stageout.overlay.wire.frames import BadFrame, Header, Type
+from stageout.overlay.wire.messages import BLOCK_BYTES
 
 _PAGE_BYTES = 4096
 _SYNC_BYTES = 64 * 1024 * 1024
@@ -29,9 +30,9 @@ _QUIET_S = 0.01
 _REST_S = 0.1
 #: While nothing comes, so often it is looked what was sent on of what was left to be.
 _LOOK_S = 0.01
-#: What has left is told when nothing has come for so long, or much has left: who hears of each block at once has to
-#: be woken for each. Where each block takes so long that much would never be soon, it is told at once; and of so many
-#: blocks at the end of a file when nothing is there.
+#: The bytes that have left are reported when nothing has come for so long, or much has left: a process that hears of
+#: each block at once has to be woken for each. Where each block takes so long that much would never be soon, it is told
+#: at once; and of so many blocks at the end of a file when nothing is there.
 _TELL_S, _LATE_S, _END_BLOCKS = 0.005, 0.1, 8
 #: Of a block that came in more than this time, the next one is received in parts of so many bytes.
 _SLOW_S, _AT_ONCE_BYTES = 0.02, 128 * 1024
@@ -74,11 +75,11 @@ class Gates:
                 del self._gates[tid]
 
     def close(self, tid: int) -> list[Report]:
-        """None of this transfer writes any more when this returns. What was written and not reported by then.
+        """None of this transfer writes any more when this returns. The blocks written and not reported by then.
 
-        Whoever sends may have written other bytes over blocks that were recorded before: the file must not get its name
-        by the digests of these. So between a write and its report no gate is ever closed unheard: either the report
-        has left before, or it is in what is returned here.
+        A sender may have written other bytes over blocks that were recorded before: the file must not get its name by
+        the digests of these. So between a write and its report no gate is ever closed unheard: either the report has
+        left before, or it is in what is returned here.
         """
         with self._lock:
             gates = list(self._gates.get(tid, ()))
@@ -110,8 +111,8 @@ def _shut(connection: socket.socket) -> None:
 class Syncing:
     """Brings to the disk what one connection has written, in a thread of its own, and reports it then.
 
-    Whoever receives goes on meanwhile. It is time for that when much was written, some of it a while ago, or nothing
-    more comes for the moment.
+    The receiver goes on meanwhile. It is time for that when much was written, some of it a while ago, or nothing more
+    comes for the moment.
 
     :param digest: the kind of digests. :param report: called with each :class:`Report`.
     :param gate: once it is closed, what is not said yet is only told to who closes it.
@@ -340,7 +341,7 @@ class Receiver:
         return digest
 
     def _payload(self, header: frames.Header, data: memoryview, ring: Ring | None, slot: Slot | None) -> bool:
-        """Whether the block is left to whoever sends it on."""
+        """Tell whether the block is left to whoever sends it on."""
         digest = self._came(data, header)
         if ring and slot and not self._gate.closed:  # it leaves while it is written, or instead
             ring.offer(slot, header.block, len(data), Sums(digest, self._job.checksum, header.checksum))

@@ -1,7 +1,7 @@
 """Blocks that come in, in memory that the process which sends them on sees too: nothing is read back from the spool.
 
 A worker receives a block into a slot of its ring, checks it, offers it, and writes it to the disk from there; the
-carrier sends it from there meanwhile. Whoever needs a slot last gives it back. Where no slot is free (the next hop is
+carrier sends it from there meanwhile. The last user of a slot gives it back. Where no slot is free (the next hop is
 slower than the last), or nobody wants the blocks of a transfer, they come from the disk as soon as they are there.
 Nothing is promised of what is only here: a block that is lost with its worker comes again from its sender.
 
@@ -29,8 +29,8 @@ from overlay_router.data import loans
 from overlay_router.data.loans import Lent, Loans
 from overlay_router.data.teller import Teller
 from stageout.core.threads import NoThread, started
-from stageout.wire.frames import DIGEST_BYTES
-from stageout.wire.overlay import BLOCK_BYTES
+from stageout.overlay.wire.frames import DIGEST_BYTES
+from stageout.overlay.wire.messages import BLOCK_BYTES
 
 #: Of one worker, each of a block: this, times the workers, is all memory that they take.
 SLOTS = 32
@@ -44,9 +44,9 @@ _MEMORY = b"memory"
 _MESSAGE_BYTES = 4096
 #: Where the next hop is slow, one of so many blocks (as a power of two) waits for a slot.
 _MOST_DOUBLINGS = 6
-#: Whatever a block took: its sender may have paused in the middle of it.
+#: Most seconds to wait for a slot, however long the block took: its sender may have paused in the middle of it.
 _MOST_PATIENCE_S = 0.1
-#: Where a block that finds no slot costs a write that need not be.
+#: Seconds to wait for a slot where a block without one costs an avoidable write.
 _PASSING_PATIENCE_S = 0.25
 #: So long a block may wait in memory to be sent; then it is written.
 _PASSING_S = 0.5
@@ -54,7 +54,7 @@ _PASSING_S = 0.5
 
 @dataclass(frozen=True)
 class Sums:
-    """What was found of a block when it came. :param kind: of the checksum, as in HELLO."""
+    """The digests found of a block when it came. :param kind: of the checksum, as in HELLO."""
 
     digest: bytes
     kind: str
@@ -131,7 +131,8 @@ class Ring:
         return bool(self._free) and sum(slot.tid == tid for slot in self._busy.values()) < _MOST_OF_ONE
 
     def _comes(self, tid: int, pace: _Pace, patience_s: float) -> bool:
-        """Whether there is room in time. It is waited for ever more seldom when that is in vain: the hop is slow."""
+        """Tell whether there is room in time. It is waited for ever more seldom when that is in vain: the hop is
+        slow."""
         if pace.skips:
             pace.skips -= 1
             return False
@@ -155,7 +156,7 @@ class Ring:
             self.leave(slot)
 
     def leave(self, slot: Slot) -> None:
-        """Whoever calls does not need it any more."""
+        """The caller does not need it any more."""
         with self._changed:
             self._leave(slot)
 
@@ -167,7 +168,7 @@ class Ring:
             self._changed.notify_all()
 
     def is_declined(self, slot: Slot) -> bool:
-        """Whether the carrier has answered that it does not send a block from here, or has ended."""
+        """Tell whether the carrier has answered that it does not send a block from here, or has ended."""
         return not slot.was_sent and (slot.holders == 1 or self._is_over)
 
     def keep(self, slot: Slot) -> bool:
@@ -227,7 +228,7 @@ class Left:
 
     @property
     def is_open(self) -> bool:
-        """Whether the carrier may still send it from here."""
+        """Tell whether the carrier may still send it from here."""
         return not self.slot.was_sent and not self.ring.is_declined(self.slot)
 
 
@@ -314,7 +315,7 @@ class Lend(Protocol):
 
 
 class Follower(Protocol):
-    """Whoever sends on what comes of a transfer, at the carrier. Called from several threads."""
+    """The process at the carrier that sends on a transfer's blocks as they come. Called from several threads."""
 
     def shown(self, piece: Piece) -> bool:
         """A block is in memory: whether it is kept, to be sent from there."""

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 from overlay_router.data.jobs import Job
 from overlay_router.data.known import Digests
-from stageout.core.sockets import (
+from stageout.overlay.links import Claim, Tap, links
+from stageout.overlay.tcp import (
     SHORTER,
     UNSENT_BYTES,
     acked_bytes,
@@ -23,10 +24,9 @@ from stageout.core.sockets import (
     unsent_bytes,
     waiting_bytes,
 )
-from stageout.overlay.links import Claim, Tap, links
-from stageout.wire import frames
-from stageout.wire.frames import Type
-from stageout.wire.overlay import BLOCK_BYTES, Found, encode
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.frames import Type
+from stageout.overlay.wire.messages import BLOCK_BYTES, Found, encode
 
 #: A file of so many bytes, at most, is gone before an order could matter.
 _UNORDERED_BYTES = 64 * 1024

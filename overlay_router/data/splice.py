@@ -1,6 +1,6 @@
 """Bytes of a circuit from one socket to the other and back, through pipes and never into this process.
 
-What is under way in a relay is one pipe for each direction and what the kernel holds for the two sockets: when the
+The data under way in a relay are one pipe for each direction and the kernel's buffers for the two sockets: when the
 next hop is slow, the one before is not read, and TCP tells it so. A thread serves each direction; an end of one
 direction is passed on while the other goes on.
 """
@@ -18,12 +18,12 @@ import termios
 import time
 from collections.abc import Callable
 
-from stageout.core.sockets import wait_at_most
 from stageout.core.threads import started
+from stageout.overlay.tcp import wait_at_most
 from stageout.overlay.uplink import Turn
 
 _PIPE_BYTES = 256 * 1024
-#: What a pipe has at first. With less it takes a packet or two at once, as if these were messages.
+#: The initial size of a pipe. With less it takes a packet or two at once, as if these were messages.
 _LEAST_PIPE_BYTES = 64 * 1024
 _F_SETPIPE_SZ = 1031
 _SPLICE_F_MOVE = 1
@@ -38,7 +38,7 @@ _GATHER_MS = 5
 _LEAST_BYTES = 1024
 #: A fast hop is known sooner, or much of a file would have passed before.
 _FIRST_TELL_S = 0.05
-#: What may wait unsent for a hop, and be taken at once: what leaves in this time, within bounds.
+#: The bytes that may wait unsent for a hop, and be taken at once: those that leave in this time, within bounds.
 _UNSENT_S = 0.005
 _MOST_UNSENT_BYTES = 1024 * 1024
 
@@ -141,7 +141,7 @@ class Circuit:
 
     @property
     def _most_bytes(self) -> int:
-        """What may be taken at once."""
+        """The bytes that may be taken at once."""
         return self._turn.piece_bytes if self._turn else _MOST_UNSENT_BYTES
 
     def _tell(self, size_bytes: int) -> None:

@@ -1,4 +1,5 @@
-"""What a worker says to a carrier, or a carrier to a worker, in its order, without ever waiting for the other.
+"""The messages of a worker to a carrier, or of a carrier to a worker, in their order, without ever waiting for the
+other.
 
 At both ends one thread reads, and answers what it reads. If each waited until the other has read, neither would read
 any more; and while one worker stands still, a carrier has others to talk to. So nobody waits: what the socket does not

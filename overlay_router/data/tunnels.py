@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-from stageout.core.sockets import wait_at_most
-from stageout.core.tls import Tunnel
-from stageout.wire.overlay import Refuse, encode
+from stageout.overlay.tcp import wait_at_most
+from stageout.overlay.tls import Tunnel
+from stageout.overlay.wire.messages import Refuse, encode
 
 _HANDSHAKE_S = 20.0
 _READ_BYTES = 4096

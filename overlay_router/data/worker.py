@@ -29,15 +29,15 @@ from overlay_router.data.splice import Circuit
 from overlay_router.data.tunnels import cover
 from stageout.core import log
 from stageout.core.errors import ErrorClass
-from stageout.core.sockets import acked_bytes, fill, wait_at_most
 from stageout.core.threads import NoThread, started
 from stageout.overlay.links import Claim, links
-from stageout.wire import frames, packs
-from stageout.wire.frames import BadFrame
-from stageout.wire.overlay import Refuse, encode
+from stageout.overlay.tcp import acked_bytes, fill, wait_at_most
+from stageout.overlay.wire import frames, packs
+from stageout.overlay.wire.frames import BadFrame
+from stageout.overlay.wire.messages import Refuse, encode
 
 _IDLE_S = 60.0
-#: Whoever has got a file may ask for another one within this time.
+#: A client that has got a file may ask for another one within this time.
 _KEPT_S = 15.0
 #: So many of a process may wait for that, each with a thread and a descriptor; who is one more connects anew.
 _MOST_WAITING = 256
@@ -236,7 +236,7 @@ def main(argv: list[str]) -> None:
         except ConnectionError:  # it was killed, and left reports unread
             message, descriptors = b"", []
         if not message:
-            log.warn("worker-ends", reason="the daemon has ended")
+            log.warn("worker-stopped", reason="the daemon has ended")
             return
         job = Job(**json.loads(message))
         if job.kind == "close":

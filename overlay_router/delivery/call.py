@@ -16,9 +16,9 @@ from stageout.core.errors import Advice, ErrorClass
 from stageout.movers.mover import Batch, Cargo, Equipment, StoppableMover, Stopped
 from stageout.movers.plugins_table import Plugin
 from stageout.movers.results import Delivered, Failure, InCustody
-from stageout.wire import frames
-from stageout.wire.egress import Target
-from stageout.wire.overlay import BLOCK_BYTES
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.egress import Target
+from stageout.overlay.wire.messages import BLOCK_BYTES
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Again:
     why: str
 
 
-#: What another node could do better is, for who asks here, a fault of this one.
+#: A failure that another node could avoid is, for the client that asks here, a fault of this one.
 _OURS = {Advice.RETRY_ELSEWHERE: ErrorClass.SERVER_ERROR}
 _REASON_CHARS = 500
 
@@ -60,7 +60,7 @@ End = Union[Delivered, Failure, Damaged, Again]
 
 @dataclass(frozen=True)
 class Kit:
-    """What a call has beside its files.
+    """The inputs of a call beside its files.
 
     :param directory: to make, for its work. :param credentials: content by file name.
     """

@@ -31,10 +31,10 @@ from overlay_router.rules.terminal import Step
 from stageout.core import durable, log
 from stageout.core.clock import Clock
 from stageout.core.errors import ErrorClass
-from stageout.wire import overlay, packs
-from stageout.wire.egress import Targets
-from stageout.wire.overlay import Answer, Open, Operation
-from stageout.wire.packs import PackedFile
+from stageout.overlay.wire import messages, packs
+from stageout.overlay.wire.egress import Targets
+from stageout.overlay.wire.messages import Answer, Open, Operation
+from stageout.overlay.wire.packs import PackedFile
 
 _REASON_CHARS = 200
 
@@ -59,7 +59,7 @@ class _Anybody(Terminals):
 
 
 class Egress(Custodian):
-    """What plugins deliver. :param targets: which names, and where to.
+    """The deliveries by plugins. :param targets: which names, and where to.
 
     :ivar spool: and :ivar clock: what comes back uses these, too.
     """
@@ -72,11 +72,11 @@ class Egress(Custodian):
         self._egress_store = store
 
     def serves(self, path: str) -> bool:
-        """Whether a name is delivered by a plugin, or is the directory of such names."""
+        """Tell whether a name is delivered by a plugin, or is the directory of such names."""
         return self.targets.covers(path) is not None
 
     def refusal(self, path: str) -> Answer | None:
-        """Why a name cannot be looked at here, None where it can."""
+        """Return why a name cannot be looked at here, None where it can."""
         target = self.targets.covers(path)
         if target is None:
             return None
@@ -84,7 +84,7 @@ class Egress(Custodian):
         return Answer(code=ErrorClass.NOT_SUPPORTED.code, message=text)
 
     def delivered(self, path: str) -> Sent | None:
-        """What was delivered last under a name, as far as it is remembered."""
+        """The last delivery under a name, as far as it is remembered."""
         return self._egress_store.sent(path)
 
     def entry(self, path: str) -> Answer:
@@ -103,7 +103,7 @@ class Egress(Custodian):
         if transfer is not None and transfer.sender == peer:
             return self._opened(transfer, peer)
         if ask.lot:
-            return Reply(peer, overlay.Result(ask.origin, ask.seq, "failed", "lot"))
+            return Reply(peer, messages.Result(ask.origin, ask.seq, "failed", "lot"))
         return super().open(ask, peer, digest)
 
     def operate(self, operation: Operation, peer: str, digest: str) -> list[Reply]:
@@ -126,19 +126,19 @@ class Egress(Custodian):
         """
         return [Reply(arrived.peer, answer) for arrived in batch if (answer := self._pack(arrived)) is not None]
 
-    def note(self, pack: overlay.Pack, peer: str, seqs: Sequence[int], results: Mapping[int, Result]) -> list[Reply]:
-        """What became of those files of a pack that another end has executed; durable here on return.
+    def note(self, pack: messages.Pack, peer: str, seqs: Sequence[int], results: Mapping[int, Result]) -> list[Reply]:
+        """The outcome of those files of a pack that another end has executed; durable here on return.
 
         :param seqs: their numbers. :param results: without those that there was no room for.
         :returns: PACKED, when all files are final; NOSPACE, so that the pack is said again, when one could not be made.
         """
         if len(results) < len(seqs):
             self._gathers_no_more(pack.origin, pack.seq)
-            return [Reply(peer, overlay.NoSpace(pack.origin, pack.seq, int(lots.RETRY_AFTER_S)))]
+            return [Reply(peer, messages.NoSpace(pack.origin, pack.seq, int(lots.RETRY_AFTER_S)))]
         packed = self._noted(pack, results)
         return [] if packed is None else [Reply(peer, packed)]
 
-    def _noted(self, pack: overlay.Pack, results: Mapping[int, Result]) -> overlay.Packed | None:
+    def _noted(self, pack: messages.Pack, results: Mapping[int, Result]) -> messages.Packed | None:
         """Record those results with those of files that were refused; PACKED when all of the pack are final."""
         known = {**self._gathered[pack.origin][pack.seq].refused, **results}
         if known:
@@ -148,7 +148,7 @@ class Egress(Custodian):
             self._gathers_no_more(pack.origin, pack.seq)
         return packed
 
-    def _pack(self, arrived: Arrived) -> overlay.Packed | overlay.NoSpace | None:
+    def _pack(self, arrived: Arrived) -> messages.Packed | messages.NoSpace | None:
         pack, now = arrived.pack, self._clock.wall_s()
         known = recorded_pack(self._store, pack.origin, pack.seq, len(pack.paths))
         if known is not None:
@@ -165,7 +165,7 @@ class Egress(Custodian):
         refused = {file.seq: why for file in new if (why := self._refusal_of(arrived, file)) is not None}
         new = [file for file in new if file.seq not in refused]
         if new and not self._unpack(arrived, new):
-            return overlay.NoSpace(pack.origin, pack.seq, int(lots.RETRY_AFTER_S))
+            return messages.NoSpace(pack.origin, pack.seq, int(lots.RETRY_AFTER_S))
         unwanted = {file.seq for file in left}.intersection(pack.cancelled)
         if not unwanted <= self._store.record(pack.origin).cancelled:
             self._egress_store.cancel_all(pack.origin, unwanted)
@@ -173,7 +173,7 @@ class Egress(Custodian):
         is_all = len(arrived.files) == len(pack.paths)
         return self._noted(pack, {}) if is_all and refused else None
 
-    def _reason_against_numbers(self, pack: overlay.Pack) -> str:
+    def _reason_against_numbers(self, pack: messages.Pack) -> str:
         """Two packs that share a file would wait for each other's results. The same one again is another matter."""
         end = pack.seq + len(pack.paths)
         for first, one in self._gathered.get(pack.origin, {}).items():
@@ -209,7 +209,7 @@ class Egress(Custodian):
         return "" if is_his else "it was deposited with another key"
 
     def _refusal_of(self, arrived: Arrived, file: PackedFile) -> Result | None:
-        """Why a file is not taken, which costs no other one of its pack; None when it is."""
+        """Return why a file is not taken, which costs no other one of its pack; None when it is."""
         try:
             checked(file.path)
         except BadPath as problem:
@@ -222,7 +222,7 @@ class Egress(Custodian):
         """Files of a pack into the spool, whole, in as few durable steps as one; False when there is no room."""
         pack, peer = arrived.pack, arrived.peer
         asks = [
-            Open(pack.origin, file.seq, file.path, len(file.data), overlay.BLOCK_BYTES, pack.expires) for file in new
+            Open(pack.origin, file.seq, file.path, len(file.data), messages.BLOCK_BYTES, pack.expires) for file in new
         ]
         owners = [(ask.origin, ask.seq, peer) for ask in asks]
         wanted: dict[object, int] = {owner: ask.size_bytes for owner, ask in zip(owners, asks)}
@@ -239,7 +239,7 @@ class Egress(Custodian):
                 lots.release(self._spool, owner)
             if not no_room(problem):
                 raise
-            log.event("no-space", path=pack.paths[0], files=len(new), spool_bytes=self._spool.size_bytes)
+            log.event("space-exhausted", path=pack.paths[0], files=len(new), spool_bytes=self._spool.size_bytes)
             return False
         for one, owner in zip(held, owners):
             lots.pin(self._spool, owner)
@@ -286,10 +286,10 @@ class Egress(Custodian):
         self._egress_store.drop(key)
         del self._held[key]
         self._free(gone)
-        return [Reply(held.sender, overlay.Result(key[0], key[1] if first is None else first, "unknown"))]
+        return [Reply(held.sender, messages.Result(key[0], key[1] if first is None else first, "unknown"))]
 
     def gathers(self, origin: str, seq: int) -> bool:
-        """Whether a file is in a pack whose results are awaited."""
+        """Tell whether a file is in a pack whose results are awaited."""
         return self._first((origin, seq)) is not None
 
     def _first(self, key: Key) -> int | None:
@@ -314,7 +314,7 @@ class Egress(Custodian):
         return _not_pending(super().whole(tid))
 
     def ready(self, busy: Collection[Key]) -> tuple[list[Held], list[Reply]]:
-        """What may be delivered now, most urgent first, and answers for what may not be any more.
+        """The operations that may be delivered now, most urgent first, and answers for those that may not be any more.
 
         Of files of one name only the oldest: they arrive in the order in which they were asked for.
 
@@ -346,13 +346,13 @@ class Egress(Custodian):
         return ""
 
     def _in_custody(self, held: Held, peer: str) -> Reply:
-        return Reply(peer, overlay.Result(*held.key, "pending"))
+        return Reply(peer, messages.Result(*held.key, "pending"))
 
 
 def _not_pending(replies: list[Reply]) -> list[Reply]:
     """Without what answers a STATUS only."""
     return [
-        one for one in replies if not (isinstance(one.message, overlay.Result) and one.message.outcome == "pending")
+        one for one in replies if not (isinstance(one.message, messages.Result) and one.message.outcome == "pending")
     ]
 
 

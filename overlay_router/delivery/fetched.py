@@ -1,7 +1,7 @@
 """Files that plugins have fetched, in the spool: each holds a lot as long as somebody reads it, or it is kept.
 
-Used in one thread, with the spool. Whoever reads has a lock on his descriptor, which the kernel drops when the last
-process has closed it: so a file goes when nobody reads it any more, whatever became of the readers.
+Used in one thread, with the spool. A reader has a lock on its descriptor, which the kernel drops when the last process
+has closed it: so a file goes when nobody reads it any more, whatever became of the readers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from overlay_router.local.replies import Published
 from overlay_router.rules import lots
 from overlay_router.rules.lots import Spool
 from stageout.core.clock import Clock
-from stageout.wire import frames
-from stageout.wire.overlay import BLOCK_BYTES
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.messages import BLOCK_BYTES
 
-#: What comes back leaves so much of the spool to what goes out.
+#: Fetched copies leave so much of the spool to output.
 _SHARE = 0.5
-#: Whoever has just been told of a copy opens it within this time.
+#: A client that has just heard of a copy opens it within this time.
 _LEAST_S = 2.0
 DIGEST = "blake2b-128"
 
@@ -52,7 +52,7 @@ class FetchedFiles:
 
     @property
     def most_bytes(self) -> int:
-        """What all of them may take."""
+        """The bytes that all of them may take."""
         return int(lots.usable_bytes(self._spool) * _SHARE)
 
     def grow(self, file: Path, size_bytes: int) -> bool:

@@ -1,9 +1,9 @@
 """Names that plugins deliver, on their way back: fetched by the same plugin, and sent when they are whole.
 
-Whoever asks for what is there now gets bytes whose fetch began after he had asked, so nothing that is kept is ever
-taken for what is there: those who ask while a fetch runs share the next one. Whoever asks for a version by its number
-(he lost his connection in the middle, or wants another range of it) gets that version, from a kept copy if there is
-one. The number is of the content: a file that is fetched again with the same bytes has the same one.
+A client that asks for the present version gets bytes whose fetch began after its request, so no kept copy is ever taken
+for the present version: clients that ask while a fetch runs share the next one. A client that asks for a version by its
+number (it lost its connection in the middle, or wants another range of it) gets that version, from a kept copy if there
+is one. The number is of the content: a file that is fetched again with the same bytes has the same one.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from stageout.core.pools import Pool
 from stageout.movers import trees
 from stageout.movers.mover import Batch, Cargo, Equipment, Mover, Stopped, end_leftovers
 from stageout.movers.results import Delivered, Failure
-from stageout.wire.egress import Target
-from stageout.wire.frames import Checksum
-from stageout.wire.overlay import Answer, Get, Heartbeat, encode
+from stageout.overlay.wire.egress import Target
+from stageout.overlay.wire.frames import Checksum
+from stageout.overlay.wire.messages import Answer, Get, Heartbeat, encode
 
 _COALESCE_S = 0.05
 _LOOK_S = 0.1
 _REAP_S = 5.0
 _GONE_S = 1.0
 _AWAKE_TURNS = 10
-#: What an earlier router has left is gone within this time, or something is wrong there.
+#: The files that an earlier router has left are gone within this time, or something is wrong there.
 _READY_S = 60.0
 _AHEAD_BYTES = 64 * 1024 * 1024
 _MODE = 0o644
@@ -90,7 +90,7 @@ class Fetching:
         self._is_ready = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled; then plugins are killed. What an earlier router had fetched goes first."""
+        """Until cancelled; then plugins are killed. The files that an earlier router had fetched go first."""
         try:
             while True:
                 await self._tidied()
@@ -108,7 +108,7 @@ class Fetching:
                 self._is_ready.set()
             await self._on_disk(self._files.reap)
         except OSError as problem:
-            log.error("fetched-not-removed", problem=problem, advice=f"look at {self._directory} and at the processes")
+            log.error("fetch-cleanup-failed", problem=problem, advice=f"look at {self._directory} and at the processes")
 
     async def file(self, ask: Get, key: str) -> Published | Answer:
         """The open file for a GET, which is the caller's to close; or why there is none. :param key: of who asks."""
@@ -207,7 +207,7 @@ class Fetching:
         try:
             if not await self._on_disk(lambda: self._files.grow(file, self._ahead_bytes)):
                 return self._no_room(path)
-            log.event("fetch", path=path, source=target.shown)
+            log.event("fetch-started", path=path, source=target.shown)
             cargo = Cargo(file, target.url_of(path), path.rpartition("/")[2], 0)
             equipment = Equipment(kit.credentials)
             batch = Batch(
@@ -215,7 +215,9 @@ class Fetching:
             )
             failure = await self._moved(batch, file, mine)
             if failure is not None:
-                log.warn("not-fetched", path=path, source=target.shown, problem=failure.message, kind=failure.kind.name)
+                log.warn(
+                    "fetch-failed", path=path, source=target.shown, problem=failure.message, kind=failure.kind.name
+                )
                 return _no(*told(target, failure))
             fetched = await self._checked(target, path, file, mine)
             is_kept = isinstance(fetched, Fetched)
@@ -262,9 +264,9 @@ class Fetching:
         fetched = Fetched(path, file, size_bytes, version_of(manifest), known.mode if known else _MODE)
         await self._on_disk(lambda: self._files.keep(fetched))
         as_delivered = known is not None and (known.size_bytes, known.manifest) == (size_bytes, manifest)
-        log.event("fetched", path=path, source=target.shown, size_bytes=size_bytes, as_delivered=as_delivered)
+        log.event("file-fetched", path=path, source=target.shown, size_bytes=size_bytes, as_delivered=as_delivered)
         if known is not None and not as_delivered:
-            log.warn("not-as-delivered", path=path, source=target.shown, size_bytes=size_bytes,
+            log.warn("delivered-file-changed", path=path, source=target.shown, size_bytes=size_bytes,
                      delivered_bytes=known.size_bytes,
                      advice="somebody else has changed it there; if nobody has, look at that storage")  # fmt: skip
         return fetched

@@ -106,12 +106,12 @@ def _end(directory: Path) -> None:
     if most:
         _say(most)
     if killed:
-        log.error("plugin-outlived", directory=directory, processes=killed,
+        log.error("plugin-kill-failed", directory=directory, processes=killed,
                   advice="stageout doctor --role router names them, and says what to do")  # fmt: skip
 
 
 def _say(killed: int) -> None:
-    log.error("lease-over", killed=killed, reason="the gateway was stopped, or killed, while its plugin ran")
+    log.error("egress-lease-expired", killed=killed, reason="the gateway was stopped, or killed, while its plugin ran")
 
 
 if __name__ == "__main__":

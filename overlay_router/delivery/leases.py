@@ -1,4 +1,4 @@
-"""Who alone may deliver to a place now, among gateways that share a destination (rule 10).
+"""The right to deliver to a place alone, among gateways that share a destination (rule 10).
 
 A holder kills its plugin a quarter of the lease before it runs out, and nobody else has the place for another quarter
 after that. Times are seconds of the boot clock (:func:`stageout.core.clock.boot_clock_s`): neither side's
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stageout.core import durable
-from stageout.wire.overlay import Lease, Leased
+from stageout.overlay.wire.messages import Lease, Leased
 
 LEASE_S = 120
 KEPT_S = LEASE_S // 4
@@ -39,7 +39,7 @@ class Leases:
         self._leases: dict[str, _Lease] = {}
 
     def answer(self, key: str, ask: Lease, now_s: float) -> Leased:
-        """What a gateway hears. :param key: that it has proved: what one has, no other can give back."""
+        """The answer to a gateway. :param key: that it has proved: what one has, no other can give back."""
         holder = f"{key}/{ask.holder}"
         if ask.lifetime_s:
             return Leased(self.take(holder, ask.places, now_s, ask.held))

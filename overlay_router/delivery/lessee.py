@@ -13,7 +13,7 @@ from stageout.core.clock import boot_clock_s
 from stageout.core.errors import TransferFailure
 from stageout.core.threads import started
 from stageout.overlay.channel import Channel, Gateway
-from stageout.wire.overlay import Lease, Leased
+from stageout.overlay.wire.messages import Lease, Leased
 
 _RENEWALS = 6
 #: Threads wait by a clock that stands still while the machine is suspended: so they look at the other one this often.
@@ -109,7 +109,7 @@ class _Keeper:
         self.over = threading.Event()
 
     def holds(self) -> bool:
-        """Whether the lease may still be used."""
+        """Tell whether the lease may still be used."""
         return boot_clock_s() < self._until_s
 
     def tell(self) -> None:
@@ -125,7 +125,7 @@ class _Keeper:
             try:
                 granted = self._lessee.ask(self._places, held=True).granted
             except NotLeased as problem:
-                log.warn("lease-not-renewed", problem=problem)
+                log.warn("egress-lease-renewal-failed", problem=problem)
                 continue
             if len(granted) == len(self._places):
                 self._until_s = self._lessee.good_until_s(asked_s)
@@ -135,6 +135,6 @@ class _Keeper:
         """Stop what delivers when the lease is nearly over."""
         while not self.over.wait(min(_LOOK_S, max(0.0, self._until_s - boot_clock_s()))):
             if not self.holds():
-                log.error("lease-lost", advice="is the router of STAGEOUT_ROUTER_EGRESS_LEASES up and reached?")
+                log.error("egress-lease-lost", advice="is the router of STAGEOUT_ROUTER_EGRESS_LEASES up and reached?")
                 stop()
                 return

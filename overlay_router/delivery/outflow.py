@@ -33,7 +33,7 @@ from stageout.core.pools import Pool
 from stageout.movers.mover import end_leftovers
 from stageout.movers.plugins_table import Plugin, PluginsTable
 from stageout.movers.results import Delivered, Failure
-from stageout.wire.egress import Target
+from stageout.overlay.wire.egress import Target
 
 _IDLE_S = 5.0
 _COALESCE_S = 0.05
@@ -52,7 +52,7 @@ _AWAY = frozenset(
 
 @dataclass(frozen=True)
 class Means:
-    """What plugins are run with.
+    """The parameters of plugin calls.
 
     :param home: directory for their work. :param fetched: for files that come back, in the spool.
     :param report: file that says what is on its way.
@@ -87,7 +87,7 @@ class Outflow:
         self._table = PluginsTable(asks_as_itself=True)
         self._threads = Pool(max_workers=means.most, thread_name_prefix="egress")
         self._calls: dict[Call, asyncio.Task[None]] = {}
-        #: Whose data are looked up now, for a call.
+        #: Operations whose data are looked up now, for a call.
         self._beginning: frozenset[Key] = frozenset()
         self._pauses: dict[Key | str, Pause] = {}
         self._problems: dict[str, str] = {}
@@ -99,12 +99,12 @@ class Outflow:
 
     @property
     def busy(self) -> frozenset[Key]:
-        """What is being delivered, or about to be: it must not come to its end here."""
+        """The operations that are being delivered, or about to be: they must not come to their end here."""
         return self._beginning.union(file.held.key for call in self._calls for file in call.files)
 
     @property
     def problems(self) -> dict[str, str]:
-        """Why deliveries to a target fail now."""
+        """Return why deliveries to a target fail now."""
         return dict(self._problems)
 
     async def run(self) -> None:
@@ -134,7 +134,7 @@ class Outflow:
         for target in self._egress.targets.known:
             if self._table.find("", target.scheme) is None:
                 advice = f"name a plugin for {target.scheme} in FILETRANSFER_PLUGINS and start the router again"
-                log.error("no-plugin", prefix=f"/{target.prefix}", to=target.shown, advice=advice)
+                log.error("target-unsupported", prefix=f"/{target.prefix}", to=target.shown, advice=advice)
 
     def cancelled(self, key: Key) -> None:
         """Somebody does not want it any more: a plugin that has it is killed."""
@@ -149,7 +149,7 @@ class Outflow:
             self._means.home.mkdir(mode=0o700, exist_ok=True)
             await asyncio.to_thread(end_leftovers, self._means.home)
         except OSError as problem:
-            log.error("egress-not-begun", problem=problem, advice=f"look at {self._means.home} and at the processes")
+            log.error("egress-start-failed", problem=problem, advice=f"look at {self._means.home} and at the processes")
             return False
         return True
 
@@ -157,7 +157,9 @@ class Outflow:
         try:
             await self._begin()
         except Exception as problem:  # a full disk, above all: deliveries must not end for ever
-            log.error("egress-not-read", problem=repr(problem), advice="look at the disk of the spool and its database")
+            log.error(
+                "egress-read-failed", problem=repr(problem), advice="look at the disk of the spool and its database"
+            )
             await asyncio.sleep(FIRST_S)
 
     async def _begin(self) -> None:
@@ -182,7 +184,7 @@ class Outflow:
         await self._forget()
 
     async def _forget(self) -> None:
-        """What is known of files that have ended, and of targets that nothing goes to, once a minute."""
+        """The records of files that have ended, and of targets that nothing goes to, once a minute."""
         now_s = self._clock.monotonic_s()
         if now_s < self._forget_s:
             return
@@ -209,7 +211,8 @@ class Outflow:
             self._beginning = frozenset()
 
     def _batches(self, ready: Sequence[Held]) -> list[tuple[Target, list[Held]]]:
-        """What begins now: a target never takes all places, and one that is away is tried with one file at a time."""
+        """The operations that begin now: a target never takes all places, and one that is away is tried with one file
+        at a time."""
         now_s, load = self._clock.monotonic_s(), Counter(call.target for call in self._calls)
         chosen: list[tuple[Target, list[Held]]] = []
         waiting: dict[Target, list[Held]] = {}
@@ -228,7 +231,8 @@ class Outflow:
         return chosen
 
     def _files(self, some: Sequence[Held]) -> tuple[list[File], list[tuple[Held, Exception]]]:
-        """Those that have not ended meanwhile; and those whose records cannot be read, which hold up no others."""
+        """The operations that have not ended meanwhile; and those whose records cannot be read, which hold up no
+        others."""
         files, bad = list[File](), list[tuple[Held, Exception]]()
         for held in filter(self._egress.has, some):
             try:
@@ -257,7 +261,7 @@ class Outflow:
 
     async def _carry_out(self, call: Call) -> None:
         for file in call.files:
-            log.event("deliver", origin=file.held.key[0], seq=file.held.key[1], path=file.held.operation.path,
+            log.event("delivery-started", origin=file.held.key[0], seq=file.held.key[1], path=file.held.operation.path,
                       to=call.target.shown)  # fmt: skip
         try:
             ends = await asyncio.get_running_loop().run_in_executor(self._threads, call.run)
@@ -278,7 +282,7 @@ class Outflow:
             self._pauses.pop(target.url, None)
             self._pauses.pop(held.key, None)
             self._problems.pop(target.shown, None)
-            log.event("delivered", path=held.operation.path, to=target.shown, verified=end.verified)
+            log.event("file-delivered", path=held.operation.path, to=target.shown, verified=end.verified)
             return await self._on_disk(lambda: self._egress.settle(held.key, Result(Outcome.DONE)))
         if isinstance(end, Damaged):
             return await self._on_disk(lambda: self._egress.damaged(held.key, end.blocks))
@@ -292,7 +296,7 @@ class Outflow:
         advice = failure.kind.advice
         if advice is not Advice.RETRY_HERE:
             kind, reason = told(target, failure)
-            log.error("not-delivered", path=held.operation.path, to=target.shown, problem=failure.message,
+            log.error("delivery-failed", path=held.operation.path, to=target.shown, problem=failure.message,
                       kind=failure.kind.name, advice=advice.value)  # fmt: skip
             self._pauses.pop(held.key, None)
             result = Result(Outcome.FAILED, reason, code=kind.code)
@@ -307,7 +311,7 @@ class Outflow:
         now_s = self._clock.monotonic_s()
         pause.more(now_s, least_s)
         self._problems[target.shown] = problem
-        log.warn("not-delivered", to=target.shown, problem=problem, again_s=round(pause.until_s - now_s), **facts)
+        log.warn("delivery-failed", to=target.shown, problem=problem, again_s=round(pause.until_s - now_s), **facts)
 
     def _until_next_s(self) -> float:
         now_s = self._clock.monotonic_s()

@@ -1,4 +1,4 @@
-"""Whose fetch begins next: a pure rule, without clock or tasks.
+"""The order of fetches: a pure rule, without clock or tasks.
 
 A plugin may take hours for one file, so places are not only divided among those who wait now: some are kept for who
 comes later.

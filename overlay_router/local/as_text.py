@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from overlay_router.rules.states import Outcome, Result
-from stageout.wire.overlay import Operation
+from stageout.overlay.wire.messages import Operation
 
 
 def as_operation(text: str) -> Operation:

@@ -1,7 +1,7 @@
 """Changes of names that share their durable steps: which may, and what is known of them until they are recorded.
 
-Those that came together and touch different names are one group: one record says what is about to happen, then come
-the system calls, one sync of the directories, and one record of all results.
+Operations that came together and touch different names are one group: one record says what is about to happen, then
+come the system calls, one sync of the directories, and one record of all results.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from overlay_router.local.tree import Tree, passes
 from overlay_router.rules.states import Kind, Op, Outcome, Result
 from stageout.core import log
-from stageout.wire.graph import touched
-from stageout.wire.overlay import Operation
+from stageout.overlay.wire.graph import touched
+from stageout.overlay.wire.messages import Operation
 
 
 @dataclass
@@ -32,7 +32,10 @@ class Held:
 
 @dataclass(frozen=True)
 class Change:
-    """What is about to happen. :param inode: of the entry that is moved. :param made: directories made for it."""
+    """The change that is about to happen.
+
+    :param inode: of the entry that is moved. :param made: directories made for it.
+    """
 
     held: Held
     op: Op
@@ -43,7 +46,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of an operation, not yet recorded."""
+    """The outcome of an operation, not yet recorded."""
 
     held: Held
     op: Op
@@ -76,7 +79,7 @@ class Footprint:
 
 
 def why(tree: Tree, problem: OSError) -> OSError:
-    """What a system call met; where something is missing, whether that is all of the place."""
+    """The error of a system call; where something is missing, whether that is all of the place."""
     if problem.errno == errno.ENOENT:
         try:
             tree.place.check()
@@ -93,7 +96,7 @@ def failed(tree: Tree, op: Op, problem: OSError) -> Result:
     problem = why(tree, problem)
     if passes(problem):
         raise problem
-    log.error("name-not-changed", path=op.path, kind=op.kind.value, problem=problem)
+    log.error("rename-failed", path=op.path, kind=op.kind.value, problem=problem)
     return Result(Outcome.FAILED, problem.strerror or str(problem))
 
 

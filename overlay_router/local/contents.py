@@ -1,4 +1,4 @@
-"""What files were when they were published: their digests, by inode, and whether they are still these files.
+"""Files as they were when they were published: their digests, by inode, and whether they are still these files.
 
 Used inside the store's transactions, and in its thread. A row is of use as long as its inode has the size and the time
 of modification that it had then; the path beside it is only for the way out (docs/decisions/0027-digests-kept.md).
@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from overlay_router.local.moves import SCHEMA as MOVES
 from overlay_router.local.moves import Move, below, followed, is_within, sources
-from stageout.wire.frames import DIGEST_BYTES
-from stageout.wire.overlay import Operation
+from stageout.overlay.wire.frames import DIGEST_BYTES
+from stageout.overlay.wire.messages import Operation
 
 SCHEMA = """
 CREATE TABLE contents (
@@ -51,7 +51,7 @@ def foreign_version(status: os.stat_result) -> int:
 
 
 class Identity(NamedTuple):
-    """What tells whether a file is still the one that it was."""
+    """The facts that tell whether a file is still the one that it was."""
 
     inode: int
     size_bytes: int
@@ -59,18 +59,19 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Identity | None:
-        """That of a regular file, None for anything else, and where its numbers are none that a row could have."""
+        """The identity of a regular file, None for anything else, and where its numbers are none that a row could
+        have."""
         found = cls.known(status)
         return found if stat.S_ISREG(status.st_mode) and all(-_TOO_LARGE <= one < _TOO_LARGE for one in found) else None
 
     @classmethod
     def known(cls, status: os.stat_result) -> Identity:
-        """That of what is known to be a file."""
+        """The identity of a known file."""
         return cls(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 class Content(NamedTuple):
-    """What a file was when it was published. :param digest: kind of its digests."""
+    """A file as it was when it was published. :param digest: kind of its digests."""
 
     digest: str
     manifest: str
@@ -227,7 +228,7 @@ class Contents:
         self._connection.executemany("DELETE FROM contents WHERE inode = ?", gone)
 
     def _moves(self) -> list[Move]:
-        """What was noted and is not carried out, oldest first."""
+        """The operations noted and not carried out, oldest first."""
         rows = self._connection.execute("SELECT number, path, target, reached FROM content_moves ORDER BY number")
         return [Move(*row) for row in rows]
 

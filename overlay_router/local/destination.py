@@ -33,9 +33,9 @@ from overlay_router.rules.states import Kind, Op, Outcome, Result
 from overlay_router.rules.terminal import Step
 from stageout.core import log
 from stageout.core.errors import ErrorClass
-from stageout.wire import overlay
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.messages import MAX_CLOCK_SKEW_S, Answer, Open, Opened, Operation, Range, Staged
 from stageout.wire.deposits import MOST_EXPIRES_AFTER_S
-from stageout.wire.overlay import MAX_CLOCK_SKEW_S, Answer, Open, Opened, Operation, Range, Staged
 
 _NOSPACE_AGAIN_S = 5
 _LATER = "see to the disk of the root: who asked for them asks again, and else the next start finishes them"
@@ -91,14 +91,14 @@ class Destination:
             except OSError as problem:
                 if not no_room(problem):
                     raise
-                log.event("no-space", path=ask.path, size_bytes=ask.size_bytes)
+                log.event("space-exhausted", path=ask.path, size_bytes=ask.size_bytes)
                 self._lots.give_back(transfer.tid)
-                return Reply(peer, overlay.NoSpace(ask.origin, ask.seq, _NOSPACE_AGAIN_S))
+                return Reply(peer, messages.NoSpace(ask.origin, ask.seq, _NOSPACE_AGAIN_S))
         else:
             self._tree.check_writable(transfer.tid)
         return self._opened(transfer)
 
-    def lot(self, ask: overlay.Lot, key: str) -> overlay.Reserved:
+    def lot(self, ask: messages.Lot, key: str) -> messages.Reserved:
         """Reserve, renew or release space for one key."""
         return self._lots.decide(ask, key)
 
@@ -123,7 +123,7 @@ class Destination:
         transfer = self._store.transfer(tid)
         if transfer is None or self._store.digests(tid, blocks) == blocks:
             return []
-        log.error("written-over", path=transfer.ask.path, tid=tid, sender=transfer.sender,
+        log.error("transfer-replaced", path=transfer.ask.path, tid=tid, sender=transfer.sender,
                   advice="its sender has sent two versions of a block: it is faulty, or not to be trusted")  # fmt: skip
         self._store.unstage(tid)
         return [self._opened(transfer)]
@@ -188,8 +188,8 @@ class Destination:
         """Descriptor of the tree's root, which is the caller's to close; may be called in any thread."""
         return self._tree.open_root()
 
-    def look_up(self, ask: overlay.Stat) -> Answer:
-        """What a name is, and its generation."""
+    def look_up(self, ask: messages.Stat) -> Answer:
+        """The kind of a name, and its generation."""
         found = replace(lookups.entry(self._tree, ask.path), store=self.epoch)
         if found.code:
             return found
@@ -205,7 +205,7 @@ class Destination:
         """Of the store."""
         return self._store.epoch
 
-    def entries(self, ask: overlay.List) -> Iterator[Answer]:
+    def entries(self, ask: messages.List) -> Iterator[Answer]:
         """A directory's entries, page by page; may be read in any thread."""
         return lookups.pages(self._tree, ask.path)
 
@@ -231,7 +231,7 @@ class Destination:
         waiting = [held for (origin, _), held in self._held.items() if origin in origins and held.operation.after]
         return replies + self._consider(waiting)
 
-    def cancel(self, ask: overlay.Cancel, peer: str) -> list[Reply]:
+    def cancel(self, ask: messages.Cancel, peer: str) -> list[Reply]:
         """Remember the wish; an operation that waits here becomes CANCELLED when its edges are final."""
         record, held = self._store.record(ask.origin), self._held.get((ask.origin, ask.seq))
         if ask.data_only:
@@ -244,15 +244,15 @@ class Destination:
         final = recorded(self._store, ask.origin, ask.seq)
         return [Reply(peer, final)] if final else []
 
-    def _drop(self, ask: overlay.Cancel, peer: str) -> list[Reply]:
+    def _drop(self, ask: messages.Cancel, peer: str) -> list[Reply]:
         """The data that a peer has brought for an operation; it may come again."""
         gone = [item for item in self._store.transfers_of(ask.origin, ask.seq) if item.sender == peer]
         for item in gone:
             self._store.abandon(item)
             self._tree.discard(item.tid)
-        return self.status(overlay.Status(ask.origin, ask.seq), peer)
+        return self.status(messages.Status(ask.origin, ask.seq), peer)
 
-    def status(self, ask: overlay.Status, peer: str) -> list[Reply]:
+    def status(self, ask: messages.Status, peer: str) -> list[Reply]:
         """The result of an operation; else what of its data is here, "pending" while it waits, or "unknown"."""
         final = recorded(self._store, ask.origin, ask.seq)
         if final is not None:
@@ -261,18 +261,18 @@ class Destination:
         if transfers:
             return [Reply(peer, Staged(transfer.tid, self._already(transfer.tid))) for transfer in transfers]
         here = (ask.origin, ask.seq) in self._held
-        return [Reply(peer, overlay.Result(ask.origin, ask.seq, "pending" if here else "unknown"))]
+        return [Reply(peer, messages.Result(ask.origin, ask.seq, "pending" if here else "unknown"))]
 
     def results_of(self, origin: str, seqs: Iterable[int]) -> dict[int, Result]:
-        """What became of operations, without those that are not final, or settled by their origin."""
+        """The outcome of operations, without those that are not final, or settled by their origin."""
         results = self._store.record(origin).results
         return {seq: results[seq] for seq in seqs if seq in results}
 
-    def packed(self, ask: overlay.Status) -> overlay.Packed | None:
+    def packed(self, ask: messages.Status) -> messages.Packed | None:
         """The results of a pack's files; None unless all of them are final."""
         return recorded_pack(self._store, ask.origin, ask.seq, ask.files)
 
-    def low(self, ask: overlay.Low) -> None:
+    def low(self, ask: messages.Low) -> None:
         """Results up to that number may be forgotten."""
         gone = [held for key, held in self._held.items() if key[0] == ask.origin and key[1] <= ask.seq]
         for held in gone:
@@ -311,7 +311,7 @@ class Destination:
         if self._store.count(tid):
             self._store.unstage(tid)
 
-    def _final(self, ask: Open) -> overlay.Result | None:
+    def _final(self, ask: Open) -> messages.Result | None:
         stored = recorded(self._store, ask.origin, ask.seq)
         if stored is not None:
             return stored
@@ -333,7 +333,7 @@ class Destination:
         return ranges(block for block, _ in self._store.each_staged(tid))
 
     def _consider(self, waiting: list[Held]) -> list[Reply]:
-        """What can be done with these operations now, and with those that waited for them; in their order."""
+        """The steps that can be done with these operations now, and with those that waited for them; in their order."""
         replies = self._finish((op_of(held.operation) for held in waiting), {held.key for held in waiting})
         return replies + self._execute(waiting)
 
@@ -365,9 +365,10 @@ class Destination:
         return replies
 
     def _finish(self, ops: Iterable[Op], asked: Collection[tuple[str, int]] = ()) -> list[Reply]:
-        """What was executed at names that these touch, or may have been, is recorded before them.
+        """Operations that were executed, or may have been, at names that these touch are recorded before them.
 
-        What cannot be recorded now stays: a DELETE that makes room must not wait for it. :param asked: are told later.
+        A result that cannot be recorded now stays: a DELETE that makes room must not wait for it. :param asked: are
+        told later.
         """
         left = {key: operation for key, (operation, _) in (*self._begun.items(), *self._unrecorded.items())}
         if not left:
@@ -430,7 +431,7 @@ class Destination:
         return []
 
     def _has_happened(self, held: Held, op: Op) -> bool:
-        """Whether a change that was begun and not finished was made; it is on the disk then."""
+        """Tell whether a change that was begun and not finished was made; it is on the disk then."""
         _, inode = self._begun.get(held.key, (None, None))
         if inode is None or not names.happened(self._tree.names(op), names.Intent(op, names.Entry(inode))):
             return False
@@ -581,7 +582,7 @@ class Destination:
         except OSError as problem:
             if not passes(problem):
                 raise
-            log.error("changes-not-finished", changes=len(rest), problem=problem, advice=_LATER)
+            log.error("rename-recovery-failed", changes=len(rest), problem=problem, advice=_LATER)
 
     def _discard_strays(self) -> None:
         live = {transfer.tid for transfer in self._store.transfers()}

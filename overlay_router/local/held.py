@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import NamedTuple, TypeVar
 
 from stageout.core import log
-from stageout.wire.overlay import Operation
+from stageout.overlay.wire.messages import Operation
 
 #: Of one key.
 MOST, MOST_BYTES = 8192, 16 * 1024 * 1024
@@ -67,13 +67,13 @@ class HeldOperations(dict[Key, T]):
         """Release what waits for data that nobody sends. :param live: operations whose data come."""
         late = (key for key, one in self._shares.items() if one.is_publish and one.since + DATALESS_S < now)
         for key in [key for key in late if key not in live]:
-            log.warn("held-dropped", origin=key[0], seq=key[1], reason="its sender has sent no data for it")
+            log.warn("operation-dropped", origin=key[0], seq=key[1], reason="its sender has sent no data for it")
             self.release(key)
 
     def _complain(self, owner: str) -> None:
         if owner not in self._full:
             self._full.add(owner)
-            log.warn("too-many", key=owner, operations=self._counts[owner], bytes=self._bytes[owner],
+            log.warn("limit-reached", key=owner, operations=self._counts[owner], bytes=self._bytes[owner],
                      reason="so many of its operations wait for data or for others")  # fmt: skip
 
 

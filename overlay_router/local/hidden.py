@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 
 from overlay_router.local import unnamed
 from overlay_router.local.tree import SYNC_ALL_FROM, Tree, passes, sync_filesystem
-from stageout.wire.frames import Buffer
+from stageout.overlay.wire.frames import Buffer
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 

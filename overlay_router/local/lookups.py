@@ -1,4 +1,4 @@
-"""What is below the root, for STAT and LIST: no symbolic link is followed, and memory is bounded by a page."""
+"""The names below the root, for STAT and LIST: no symbolic link is followed, and memory is bounded by a page."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from json.encoder import encode_basestring_ascii
 
 from overlay_router.below import OWN, BadPath, checked, failure_class
 from overlay_router.local.tree import Tree
-from stageout.wire.fields import MAX_ENTRIES
-from stageout.wire.overlay import Answer
+from stageout.overlay.wire.fields import MAX_ENTRIES
+from stageout.overlay.wire.messages import Answer
 
 _PAGE_BYTES = 128 * 1024
 _MESSAGE_CHARS = 1000

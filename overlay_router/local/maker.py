@@ -26,8 +26,8 @@ from overlay_router.local import unnamed
 from overlay_router.local.hidden import Directories, Hidden
 from overlay_router.local.tree import OWN, Tree
 
-#: What the daemon orders. WRITE, place in the region, sizes, permissions: answered by the inodes. NAME, position of
-#: the first, paths: answered by the errors of those that have none. FORGET: what was written and has no name.
+#: The daemon's orders. WRITE, place in the region, sizes, permissions: answered by the inodes. NAME, position of the
+#: first, paths: answered by the errors of those that have none. FORGET: what was written and has no name.
 WRITE, NAME, FORGET = range(3)
 #: Of the data of one order, and how many of them the region takes.
 PART_BYTES, PARTS = 512 * 1024, 4
@@ -55,7 +55,7 @@ class Maker:
         return self._hidden.write(zip(modes, data), False)
 
     def name(self, first: int, paths: Sequence[str]) -> dict[int, int]:
-        """Why some have no name, by their place in ``paths``. :raises OSError: there is no room for one."""
+        """Return why some have no name, by their place in ``paths``. :raises OSError: there is no room for one."""
         problems = self._hidden.give_names(paths, self._directories, first)
         return {number: problem.errno or errno.EIO for number, problem in problems.items()}
 
@@ -66,7 +66,7 @@ class Maker:
         self._begin()
 
     def answer(self, what: int, *facts: Any) -> list[int] | dict[int, int] | int | None:
-        """What the daemon hears: the answer, the error that ended it, or nothing.
+        """The answer to the daemon, the error that ended it, or nothing.
 
         :raises OSError: a batch cannot be forgotten. Nobody waits for that answer, and no file may be taken for one of
             the next batch: the process ends.

@@ -26,20 +26,22 @@ from overlay_router.local.maker import FORGET, NAME, PART_BYTES, PARTS, WRITE
 from overlay_router.local.tree import passes
 from stageout.core import log
 from stageout.core.children import module_command
-from stageout.core.sockets import readable, wait_at_most
-from stageout.wire.packs import PackedFile
+from stageout.core.sockets import readable
+from stageout.overlay.tcp import wait_at_most
+from stageout.overlay.wire.packs import PackedFile
 
 #: Fewer are made by the daemon itself.
 MANY = 128
 _FILES_OF_PART = 64
 #: Processes that did not come up, or died, are begun again after so long.
 _AGAIN_S = 10.0
-#: Whoever worked here before the daemon died needs milliseconds to end.
+#: Processes that worked here before the daemon died need milliseconds to end.
 _SAID_EVERY_S = 10.0
 _LOOK_S = 0.02
 #: One that neither listens nor answers for so long, with a few dozen files to make, stands still.
 _SILENT_S = 120.0
-#: It should take milliseconds: after so long it is looked what keeps them. Whom somebody has stopped is not waited for.
+#: It should take milliseconds: after so long it is looked what keeps them. A process that somebody has stopped is not
+#: waited for.
 _SLOW_S = 5.0
 _STOPPED = "T"
 
@@ -83,14 +85,14 @@ class Makers:
                     advice = (
                         "end the process that has .stageout/packs there open (fuser shows it): it still makes files"
                     )
-                    log.error("waits-for-another-router", root=self._root, advice=advice)
+                    log.error("previous-router-found", root=self._root, advice=advice)
                 time.sleep(_LOOK_S)
             except OSError as problem:
-                log.warn("no-makers", root=self._root, problem=problem)
+                log.warn("makers-disabled", root=self._root, problem=problem)
                 return
 
     def crew(self) -> Crew | None:
-        """Those that make the next batch; None as long as they are not all there."""
+        """The processes that make the next batch; None as long as they are not all there."""
         if self._place < 0:
             return None
         if not self._all and time.monotonic() >= self._not_before_s:
@@ -99,7 +101,7 @@ class Makers:
         try:
             is_ready = bool(self._all) and all(one.is_ready() for one in self._all)
         except MakerDied:
-            log.error("makers-do-not-start", again_s=_AGAIN_S, advice="see what they wrote beside this log")
+            log.error("makers-start-failed", again_s=_AGAIN_S, advice="see what they wrote beside this log")
             self.end()
             return None
         return Crew(self, self._all) if is_ready else None
@@ -114,9 +116,9 @@ class Makers:
         try:
             for _ in range(self._number):
                 self._all.append(_Maker(self._place, self._root))
-            log.event("makers", pids=" ".join(str(one.pid) for one in self._all))
+            log.event("makers-started", pids=" ".join(str(one.pid) for one in self._all))
         except (OSError, AttributeError) as problem:  # the latter of a Python that was built without memfd_create
-            log.error("makers-do-not-start", problem=problem, again_s=_AGAIN_S)
+            log.error("makers-start-failed", problem=problem, again_s=_AGAIN_S)
             self.end()
 
 
@@ -156,7 +158,7 @@ class _Maker:
         return self._connection.fileno()
 
     def is_ready(self) -> bool:
-        """Whether it has said that it works. :raises MakerDied: it does not."""
+        """Tell whether it has said that it works. :raises MakerDied: it does not."""
         if not self._is_ready and readable([self.number], 0):
             self._received()
             self._is_ready = True
@@ -216,7 +218,7 @@ class _Maker:
                 self._process.wait(_SAID_EVERY_S)
                 break
             except subprocess.TimeoutExpired:
-                log.error("maker-does-not-end", pid=self.pid, state=self.state, advice=_ADVICE)
+                log.error("maker-kill-failed", pid=self.pid, state=self.state, advice=_ADVICE)
         self._connection.close()
 
 
@@ -234,7 +236,7 @@ Heard = tuple[_Part, Any]
 
 
 class Crew:
-    """The processes, for one batch. What they still have of it when it ends is forgotten."""
+    """The processes, for one batch. The rest that they still have of it when it ends is forgotten."""
 
     def __init__(self, makers: Makers, all_: Sequence[_Maker]) -> None:
         self._makers, self._all = makers, all_
@@ -311,9 +313,9 @@ class Crew:
             shown = " ".join(f"{pid}:{state}" for pid, state in states.items())
             after_s = round(time.monotonic() - began_s, 1)
             if _STOPPED in states.values() or after_s >= _SILENT_S:
-                log.error("makers-stand-still", pids=shown, after_s=after_s, advice=_ADVICE)
+                log.error("makers-stalled", pids=shown, after_s=after_s, advice=_ADVICE)
                 raise MakerDied
-            log.warn("makers-are-slow", pids=shown, after_s=after_s, advice=_ADVICE)
+            log.warn("makers-slowed", pids=shown, after_s=after_s, advice=_ADVICE)
             limit_s = min(2 * limit_s, _SILENT_S)
         heard += [by_number[number].answer() for number in answering]
 

@@ -103,7 +103,7 @@ def _parts(connection: sqlite3.Connection) -> None:
 
 
 def _moves(connection: sqlite3.Connection) -> None:
-    """8 to 9: names that are changed above many records. Those that there are have the paths of their files."""
+    """8 to 9: names that are changed above many records. The existing rows have the paths of their files."""
     connection.execute("ALTER TABLE contents ADD COLUMN since INTEGER NOT NULL DEFAULT 0")
     connection.execute(
         "CREATE TABLE content_moves (number INTEGER PRIMARY KEY AUTOINCREMENT, path BLOB NOT NULL, target BLOB,"

@@ -30,7 +30,7 @@ class Move(NamedTuple):
 
 
 def is_within(path: bytes, directory: bytes) -> bool:
-    """Whether it is that directory, or below it."""
+    """Tell whether it is that directory, or below it."""
     return path == directory or path.startswith(directory + b"/")
 
 
@@ -60,7 +60,7 @@ def sources(path: bytes, moves: Sequence[Move]) -> list[bytes]:
 
 
 def _before(path: bytes, source: bytes, target: bytes) -> tuple[bytes, ...]:
-    """Where what is at or below a path was before a move; what had been at its target was gone by then."""
+    """The places before a move of everything at or below a path; anything at its target was gone by then."""
     if is_within(path, target):
         return (source + path[len(target) :],)
     return (path, source) if is_within(target, path) else (path,)

@@ -10,16 +10,17 @@ from pathlib import Path
 
 from overlay_router.data.jobs import Report
 from overlay_router.local.replies import Attached
-from stageout.wire import frames
-from stageout.wire.blocks import PART_BYTES
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.blocks import PART_BYTES
 
-#: A sender has one block in parts for each of its connections, at the end of a file. What is more is not honest.
+#: A sender has one block in parts for each of its connections, at the end of a file. A sender that needs more is not
+#: honest.
 _MOST_TRANSFERS, _MOST_BLOCKS = 4096, 1024
 _Have = OrderedDict[int, int]
 
 
 class Parts:
-    """What is on the disk of blocks that are not whole. Nobody records it: after a restart it comes again."""
+    """The bytes on the disk of blocks that are not whole. Nobody records it: after a restart it comes again."""
 
     def __init__(self) -> None:
         self._have: OrderedDict[int, _Have] = OrderedDict()

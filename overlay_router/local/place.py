@@ -1,4 +1,4 @@
-"""Where a root or a spool lies: data that are missing are lost only while the place itself is there.
+"""The place of a root or a spool: data that are missing are lost only while the place itself is there.
 
 A filesystem that was unmounted, or a directory that was moved away, takes all of them with it, and brings them back.
 Neither inodes nor devices tell whether it is the same one: those of two filesystems that were filled alike are the
@@ -36,7 +36,7 @@ class Place:
             durable.write_file("router-place", self.file, f"{self.name}\n".encode())
 
     def data_folders(self) -> list[Path]:
-        """Those that are here of what has not come whole, and of what is in custody."""
+        """The transfers here that have not come whole, and those that are in custody."""
         folders = (self.root / OWN / "staging", self.root / OWN / "packs")
         return [folder for folder in folders if folder.is_dir()]
 
@@ -47,7 +47,7 @@ class Place:
 
 
 def reason_against(root: Path, name: str) -> str:
-    """Why a directory is not the one of that name, and what to do; "" if it is. Nothing is made in it.
+    """Return why a directory is not the one of that name, and what to do; "" if it is. Nothing is made in it.
 
     :raises OSError: what is there cannot be read.
     """

@@ -6,20 +6,20 @@ import os
 
 from overlay_router.local.contents import Content, Contents, Identity
 from overlay_router.local.tree import Tree
-from stageout.wire.overlay import BLOCK_BYTES
+from stageout.overlay.wire.messages import BLOCK_BYTES
 
 #: Published files that are looked after at once, each minute.
 _LOOKED_AFTER = 100
 
 
 class Remembered:
-    """What is recorded of the files of a tree."""
+    """The records of the files of a tree."""
 
     def __init__(self, contents: Contents, tree: Tree) -> None:
         self._contents, self._tree, self._looked_after = contents, tree, 0
 
     def of(self, status: os.stat_result) -> Content | None:
-        """What a file was when it was published, if it still seems to be that one."""
+        """A file as it was when it was published, if it still seems to be that one."""
         identity = Identity.of(status) if self._tree.is_here(status) else None
         return self._contents.find(identity) if identity else None
 
@@ -31,7 +31,7 @@ class Remembered:
     def changed_behind(self) -> list[Identity]:
         """Of some published files, others each time: those that are not at their path any more, or not what they were.
 
-        Who is renamed behind the router's back is still known by its inode, until it is its turn here.
+        A file that is renamed behind the router's back is still known by its inode, until it is its turn here.
         """
         some = self._contents.after(self._looked_after, _LOOKED_AFTER)
         self._looked_after = some[-1].identity.inode if len(some) == _LOOKED_AFTER else 0

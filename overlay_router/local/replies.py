@@ -1,4 +1,4 @@
-"""What a terminal gives to who asks it."""
+"""The answers of a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from overlay_router.local.contents import Content
 from overlay_router.local.store import Transfer
-from stageout.wire.overlay import Message
+from stageout.overlay.wire.messages import Message
 
 
 class Reply(NamedTuple):

@@ -1,7 +1,7 @@
 """Lots that somebody reserved: space on the destination's disk, held by a file until puts use it or the time is over.
 
-What is reserved is really allocated, so nobody else can have it meanwhile. A put that names a lot takes its bytes out
-of it. Use from the thread of the destination.
+The disk really allocates a reservation, so nobody else can have it meanwhile. A put that names a lot takes its bytes
+out of it. Use from the thread of the destination.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from overlay_router.rules import lots
 from overlay_router.rules.lots import Spool
 from stageout.core import durable, log
 from stageout.core.errors import ErrorClass
-from stageout.wire import overlay
-from stageout.wire.overlay import Open, Reserved
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.messages import Open, Reserved
 
 MAX_LIFETIME_S = 7 * 24 * 3600
 MAX_OF_A_KEY = 64
@@ -31,7 +31,7 @@ class Reservations:
         self._place = tree.root / OWN / "lots"
         self._place.mkdir(mode=0o700, exist_ok=True)
 
-    def decide(self, ask: overlay.Lot, key: str) -> Reserved:
+    def decide(self, ask: messages.Lot, key: str) -> Reserved:
         """Reserve, renew or release; durable on return.
 
         :param key: name of the asker's: what one key has reserved, no other can touch.
@@ -82,7 +82,7 @@ class Reservations:
         """Give back what nobody has renewed in time."""
         self._drop([held for held in self._store.lots() if held.until < self._now()])
 
-    def _reserve(self, ask: overlay.Lot, key: str, held: StoredLot | None) -> Reserved:
+    def _reserve(self, ask: messages.Lot, key: str, held: StoredLot | None) -> Reserved:
         if held is not None:  # asked again
             return Reserved(ask.lot, held.left_bytes, held.until)
         known = self._store.lots()
@@ -115,7 +115,7 @@ class Reservations:
         finally:
             os.close(descriptor)
 
-    def _until(self, ask: overlay.Lot) -> int:
+    def _until(self, ask: messages.Lot) -> int:
         return self._now() + min(ask.lifetime_s, MAX_LIFETIME_S)
 
     def _drop(self, gone: list[StoredLot]) -> None:
@@ -138,8 +138,8 @@ class Reservations:
             with durable.step("overlay-lot-refill"):
                 self._allocate(held)
         except OSError as problem:  # somebody else has filled the disk: puts will be told
-            log.warn("lot-not-held", lot=held.lot, left_bytes=held.left_bytes, problem=problem)
+            log.warn("lot-allocation-failed", lot=held.lot, left_bytes=held.left_bytes, problem=problem)
 
 
-def _refused(ask: overlay.Lot, kind: ErrorClass, message: str, retry_after_s: int = -1) -> Reserved:
+def _refused(ask: messages.Lot, kind: ErrorClass, message: str, retry_after_s: int = -1) -> Reserved:
     return Reserved(ask.lot, 0, 0, kind.code, message, retry_after_s)

@@ -2,7 +2,7 @@
 
 The way of a batch, top to bottom, is :meth:`SmallFiles.execute`: data written out of sight and synced in one, INTENT
 of all in one record, names one after the other, their directories synced in one, DONE of all in one record. The order
-is in docs/ORDERING.md. No sockets and no threads.
+is in docs/reference/durable-steps.md. No sockets and no threads.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from overlay_router.rules.states import Kind, Op, Outcome, Result
 from overlay_router.rules.terminal import Step
 from stageout.core import durable, log
 from stageout.core.errors import ErrorClass
-from stageout.wire import overlay
-from stageout.wire.frames import Buffer
-from stageout.wire.packs import PackedFile
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.frames import Buffer
+from stageout.overlay.wire.packs import PackedFile
 
 _AGAIN_S = 5
 _OUT_OF_REACH = frozenset({errno.ENAMETOOLONG, errno.EACCES})
@@ -55,7 +55,7 @@ class Arrived(NamedTuple):
     :param digest: that the sender computed. :param peer: who hears the results. :param digest_name: of ``digest``.
     """
 
-    pack: overlay.Pack
+    pack: messages.Pack
     files: list[PackedFile]
     digest: Callable[[Buffer], bytes]
     peer: str
@@ -96,7 +96,7 @@ class SmallFiles:
             self._makers.end()
         os.close(self._place)
 
-    def execute(self, batch: Sequence[Arrived]) -> list[tuple[str, overlay.Packed | overlay.NoSpace]]:
+    def execute(self, batch: Sequence[Arrived]) -> list[tuple[str, messages.Packed | messages.NoSpace]]:
         """Give the files of some packs their names; on return results and names are on the disk.
 
         :returns: for each pack who hears it and what: PACKED, in which files that there was no room for are pending, or
@@ -128,11 +128,11 @@ class SmallFiles:
         try:
             self.recover()
         except (OSError, sqlite3.Error) as problem:
-            log.error("packs-not-recovered", problem=problem, advice="look at the disk of the root and its database")
+            log.error("pack-recovery-failed", problem=problem, advice="look at the disk of the root and its database")
 
-    def _without_room(self, batch: Sequence[Arrived]) -> list[tuple[str, overlay.Packed | overlay.NoSpace]]:
-        """What can be said of a batch whose execution met a full disk: some files may have their names."""
-        log.event("no-space", packs=len(batch))
+    def _without_room(self, batch: Sequence[Arrived]) -> list[tuple[str, messages.Packed | messages.NoSpace]]:
+        """The outcome of a batch whose execution met a full disk: some files may have their names."""
+        log.event("space-exhausted", packs=len(batch))
         why = "space"
         try:
             if self._unsure:
@@ -143,12 +143,12 @@ class SmallFiles:
             why = "unrecorded"
         return [(one.peer, self._so_far(one.pack, why)) for one in batch]
 
-    def _so_far(self, pack: overlay.Pack, why: str) -> overlay.Packed | overlay.NoSpace:
+    def _so_far(self, pack: messages.Pack, why: str) -> messages.Packed | messages.NoSpace:
         """Results that are recorded; the other files are pending. :param why: these are."""
         record, seqs = self._store.record(pack.origin), range(pack.seq, pack.seq + len(pack.paths))
         pending = {place for place, seq in enumerate(seqs) if not terminal.is_final(record, seq)}
         if len(pending) == len(seqs) and why == "space":
-            return overlay.NoSpace(pack.origin, pack.seq, _AGAIN_S)
+            return messages.NoSpace(pack.origin, pack.seq, _AGAIN_S)
         unknown = Result(Outcome.FAILED, why, code=ErrorClass.NO_SPACE_REMOTE.code)
         results = [record.results.get(seq) if place not in pending else unknown for place, seq in enumerate(seqs)]
         told = as_packed(pack.origin, pack.seq, results)
@@ -201,7 +201,7 @@ class SmallFiles:
         self._link = unnamed.way_to_link(self._place)
 
     def _has(self, path: str, inode: int) -> bool:
-        """Whether a name is that of these data. One that can never be is not: it must hold up nobody for ever."""
+        """Tell whether a name is that of these data. One that can never be is not: it must hold up nobody for ever."""
         try:
             entry = self._tree.entry(path)
         except OSError as problem:
@@ -244,7 +244,7 @@ class SmallFiles:
         return work
 
     def _answer(self, work: _Work, new: set[int], record: terminal.OriginRecord, now: int) -> None:
-        """What becomes of the files that are not new."""
+        """The outcome of the files that are not new."""
         pack = work.arrived.pack
         for file in work.arrived.files:
             if file.seq not in new:
@@ -333,10 +333,10 @@ def _problem(path: str) -> str:
 
 
 def _reason(problem: OSError, path: str) -> str:
-    """Why written data did not get their name."""
+    """Return why written data did not get their name."""
     if isinstance(problem, (IsADirectoryError, NotADirectoryError, FileExistsError)):
         return "conflict"
-    log.error("name-not-changed", path=path, kind="pack", problem=problem)
+    log.error("rename-failed", path=path, kind="pack", problem=problem)
     return problem.strerror or str(problem)
 
 
@@ -346,7 +346,7 @@ def _done(generation: int) -> Result:
     return Result(Outcome.DONE, generation=generation)
 
 
-def _message(work: _Work) -> overlay.Packed:
+def _message(work: _Work) -> messages.Packed:
     pack = work.arrived.pack
     return as_packed(pack.origin, pack.seq, [work.answers[file.seq] for file in work.arrived.files])
 
@@ -364,7 +364,7 @@ def apart(batch: Sequence[Arrived]) -> Iterator[list[Arrived]]:
 
 
 def _are_apart(files: Sequence[PackedFile]) -> bool:
-    """Whether no name comes twice, or is a directory of another one: then their order does not matter."""
+    """Tell whether no name comes twice, or is a directory of another one: then their order does not matter."""
     paths = {file.path for file in files}
     above = {path.rpartition("/")[0] for path in paths}
     for parent in tuple(above):
@@ -373,8 +373,8 @@ def _are_apart(files: Sequence[PackedFile]) -> bool:
     return len(paths) == len(files) and paths.isdisjoint(above)
 
 
-def overlap(one: overlay.Pack, other: overlay.Pack) -> bool:
-    """Whether some operation is in both."""
+def overlap(one: messages.Pack, other: messages.Pack) -> bool:
+    """Tell whether some operation is in both."""
     if one.origin != other.origin:
         return False
     return one.seq < other.seq + len(other.paths) and other.seq < one.seq + len(one.paths)

@@ -11,8 +11,8 @@ from overlay_router.local.store import Store, Transfer
 from overlay_router.local.tree import Tree
 from overlay_router.rules.states import Result
 from stageout.core import log
-from stageout.wire import overlay
-from stageout.wire.overlay import Operation, Range
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.messages import Operation, Range
 
 #: A pack may have a thousand files that failed for a reason each.
 _REASONS, _REASON_CHARS = 200, 100
@@ -26,7 +26,7 @@ def ranges(blocks: Iterable[int]) -> tuple[Range, ...]:
             found[-1] = (found[-1][0], block + 1)
         else:
             found.append((block, block + 1))
-    return tuple(found[: overlay.MAX_RANGES])
+    return tuple(found[: messages.MAX_RANGES])
 
 
 def whole(
@@ -47,14 +47,14 @@ def whole(
             continue
         if manifest == operation.manifest and transfer.ask.size_bytes == operation.size_bytes:
             return transfer, wrong
-        log.error("wrong-manifest", path=operation.path, tid=transfer.tid)
+        log.error("manifest-check-failed", path=operation.path, tid=transfer.tid)
         store.unstage(transfer.tid)
         wrong.append(transfer)
     return None, wrong
 
 
 def _manifest(store: Store, tid: int, elsewhere: Mapping[int, bytes]) -> tuple[int, str]:
-    """How many blocks there are, and the digest of their digests, one after the other: there may be millions."""
+    """Return how many blocks there are, and the digest of their digests, one after the other: there may be millions."""
     rows, manifest, count = store.each_staged(tid), hashlib.sha256(), 0
     if elsewhere:  # what is here counts
         rows = heapq.merge(rows, sorted(elsewhere.items()), key=itemgetter(0))
@@ -66,18 +66,18 @@ def _manifest(store: Store, tid: int, elsewhere: Mapping[int, bytes]) -> tuple[i
     return count, manifest.hexdigest()
 
 
-def as_result(origin: str, seq: int, result: Result | None) -> overlay.Result:
+def as_result(origin: str, seq: int, result: Result | None) -> messages.Result:
     """A result as it travels; None is STALE: settled by its origin, and forgotten here."""
     if result is None:
-        return overlay.Result(origin, seq, "stale")
-    return overlay.Result(origin, seq, result.outcome.value, result.reason, result.generation, result.code)
+        return messages.Result(origin, seq, "stale")
+    return messages.Result(origin, seq, result.outcome.value, result.reason, result.generation, result.code)
 
 
-def as_packed(origin: str, seq: int, results: Sequence[Result | None]) -> overlay.Packed:
+def as_packed(origin: str, seq: int, results: Sequence[Result | None]) -> messages.Packed:
     """The results of a pack's files as they travel; None is STALE."""
     bad = [(position, result) for position, result in enumerate(results) if not result or result.outcome != "done"]
     codes = tuple(result.code if result else 0 for _, result in bad[:_REASONS])
-    return overlay.Packed(
+    return messages.Packed(
         origin,
         seq,
         tuple(result.generation if result else 0 for result in results),
@@ -88,7 +88,7 @@ def as_packed(origin: str, seq: int, results: Sequence[Result | None]) -> overla
     )
 
 
-def recorded_pack(store: Store, origin: str, seq: int, files: int) -> overlay.Packed | None:
+def recorded_pack(store: Store, origin: str, seq: int, files: int) -> messages.Packed | None:
     """The results that a store has of a pack's files, as they travel; None unless it has all of them."""
     low, seqs = store.record(origin).low, range(seq, seq + files)
     results = store.results_of(origin, seqs)
@@ -97,7 +97,7 @@ def recorded_pack(store: Store, origin: str, seq: int, files: int) -> overlay.Pa
     return as_packed(origin, seq, [None if one <= low else results[one] for one in seqs])
 
 
-def recorded(store: Store, origin: str, seq: int) -> overlay.Result | None:
+def recorded(store: Store, origin: str, seq: int) -> messages.Result | None:
     """The result that a store has of an operation, as it travels; None without one."""
     if seq <= store.record(origin).low:
         return as_result(origin, seq, None)

@@ -1,4 +1,4 @@
-"""What a terminal must not forget: transfers, blocks on the disk, results, intents (SQLite, WAL, synchronous=FULL).
+"""The durable records of a terminal: transfers, blocks on the disk, results, intents (SQLite, WAL, synchronous=FULL).
 
 Each method is one transaction and durable when it returns. Use from one thread.
 """
@@ -24,7 +24,7 @@ from overlay_router.rules.terminal import OriginRecord, raise_low
 from stageout.core import durable
 from stageout.core.databases import Foreign, find_code, is_full, open_alone
 from stageout.core.errors import StageoutError
-from stageout.wire.overlay import Open, Operation
+from stageout.overlay.wire.messages import Open, Operation
 
 #: Of one statement; older libraries allow 999.
 _VARIABLES = 500
@@ -78,7 +78,7 @@ class Transfer:
 
     @property
     def blocks(self) -> int:
-        """How many blocks the file has."""
+        """Return how many blocks the file has."""
         return -(-self.ask.size_bytes // self.ask.block_bytes)
 
 
@@ -124,7 +124,7 @@ class PackIntent(NamedTuple):
 
 @dataclass
 class PackResults:
-    """What became of files of one pack. :param generations: new ones of the names that were changed."""
+    """The outcome of files of one pack. :param generations: new ones of the names that were changed."""
 
     origin: str
     expires: int
@@ -187,13 +187,13 @@ class Store:
         return str(row[0]) if row else ""
 
     def belong_to(self, place: Place) -> None:
-        """Which directory these records are of: durable on return."""
+        """Return which directory these records are of: durable on return."""
         if place.name != self.place:
             with self._transaction("router-place"):
                 self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('place', ?)", (place.name,))
 
     def record(self, origin: str) -> OriginRecord:
-        """What the terminal rule needs to know of an origin. Change it only by the methods below."""
+        """The facts about an origin that the terminal rule needs. Change it only by the methods below."""
         if origin not in self._records:
             if len(self._records) >= _RECORDS_KEPT:
                 self._records.clear()
@@ -260,11 +260,11 @@ class Store:
         return self._connection.execute("SELECT block, digest FROM staged WHERE tid = ? ORDER BY block", (tid,))
 
     def count(self, tid: int) -> int:
-        """How many blocks of a transfer are on the disk."""
+        """Return how many blocks of a transfer are on the disk."""
         return int(self._connection.execute("SELECT count(*) FROM staged WHERE tid = ?", (tid,)).fetchone()[0])
 
     def among(self, tid: int, blocks: Collection[int]) -> list[int]:
-        """Which of these blocks are on the disk."""
+        """Return which of these blocks are on the disk."""
         near = "SELECT block FROM staged WHERE tid = ? AND block BETWEEN ? AND ?"
         found = self._connection.execute(near, (tid, min(blocks), max(blocks))).fetchall() if blocks else []
         return [block for (block,) in found if block in blocks]
@@ -280,7 +280,7 @@ class Store:
         return dict(self._connection.execute("SELECT tid, count(*) FROM staged GROUP BY tid").fetchall())
 
     def is_whole(self, tid: int) -> bool:
-        """Whether all blocks of a live transfer are recorded: nothing more may be written then."""
+        """Tell whether all blocks of a live transfer are recorded: nothing more may be written then."""
         transfer = self.transfer(tid)
         return transfer is not None and self.count(tid) >= transfer.blocks
 
@@ -302,14 +302,14 @@ class Store:
         return [StoredIntent(as_operation(text), inode) for text, inode in rows]
 
     def generation(self, path: str) -> int:
-        """How often a name was changed."""
+        """Return how often a name was changed."""
         row = self._connection.execute("SELECT generation FROM generations WHERE path = ?", (_blob(path),)).fetchone()
         return int(row[0]) if row else 0
 
     def settle(self, ends: Sequence[Settled]) -> None:
         """Final results, the end of their INTENTs and of their transfers, all in one: nothing of it is repeated.
 
-        What the transfers that were not used have taken of a lot goes back to it.
+        The bytes that unused transfers have taken of a lot go back to it.
         """
         run = self._connection.execute
         with self._transaction("overlay-settle"):
@@ -389,12 +389,12 @@ class Store:
             self._connection.execute("INSERT INTO taken VALUES (?, ?, ?)", (tid, held.lot, size_bytes))
 
     def give_back(self, tid: int) -> None:
-        """What a transfer has taken of a lot belongs to that again."""
+        """The bytes that a transfer has taken of a lot belong to that again."""
         with self._transaction("overlay-lot-record"):
             self._return_to_lots("tid = ?", (tid,))
 
     def has_taken(self, tid: int) -> bool:
-        """Whether a transfer has had its part of a lot."""
+        """Tell whether a transfer has had its part of a lot."""
         return self._connection.execute("SELECT 1 FROM taken WHERE tid = ?", (tid,)).fetchone() is not None
 
     def drop_lot(self, lot: str) -> None:
@@ -411,7 +411,7 @@ class Store:
         return [StoredLot(lot, key, os.fsdecode(path), left, until) for lot, key, path, left, until in rows]
 
     def generations(self, paths: Sequence[str]) -> dict[str, int]:
-        """How often each of these names was changed; those that never were are left out."""
+        """Return how often each of these names was changed; those that never were are left out."""
         found: dict[str, int] = {}
         for start in range(0, len(paths), _VARIABLES):
             some = [_blob(path) for path in paths[start : start + _VARIABLES]]

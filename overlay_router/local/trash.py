@@ -20,7 +20,9 @@ def left_for_later() -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        log.error("data-not-removed", problem=problem, advice="check the disk of the root; the next start removes it")
+        log.error(
+            "data-cleanup-failed", problem=problem, advice="check the disk of the root; the next start removes it"
+        )
 
 
 class Trash:

@@ -39,12 +39,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def no_room(problem: Exception) -> bool:
-    """Whether a disk is full: found by a system call, or by the database."""
+    """Tell whether a disk is full: found by a system call, or by the database."""
     return is_full(problem) or (isinstance(problem, OSError) and problem.errno in NO_ROOM)
 
 
 def passes(problem: OSError) -> bool:
-    """Whether the same can be done when the disk has room, is there and may be written to, or descriptors are free."""
+    """Tell whether the same can be done when the disk has room, is there and may be written to, or descriptors are
+    free."""
     return problem.errno in _FOR_NOW
 
 
@@ -74,7 +75,7 @@ class Tree:
         os.close(self._root)
 
     def staging(self, tid: int) -> Path:
-        """Where the data of a transfer are gathered; whoever holds the number writes there."""
+        """The place where the data of a transfer are gathered; the holder of the number writes there."""
         return self.root / _STAGING / str(tid)
 
     def allocate(self, tid: int, size_bytes: int) -> None:
@@ -120,7 +121,7 @@ class Tree:
         return {path: entry for path, entry in found if entry is not None}
 
     def entry(self, path: str) -> Entry | None:
-        """What a name points to, None for nothing. A symbolic link or device is a file here, never followed."""
+        """The target of a name, None for nothing. A symbolic link or device is a file here, never followed."""
         try:
             with self._parent(path) as (directory, name):
                 status = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -147,11 +148,11 @@ class Tree:
             return os.stat(name, dir_fd=directory, follow_symlinks=False)
 
     def is_here(self, status: os.stat_result) -> bool:
-        """Whether it is of the filesystem that files are published on: others have inodes of the same numbers."""
+        """Tell whether it is of the filesystem that files are published on: others have inodes of the same numbers."""
         return status.st_dev == self._device
 
     def is_still(self, path: str, identity: Identity) -> bool:
-        """Whether a path has that file, unchanged; also where nobody can say now."""
+        """Tell whether a path has that file, unchanged; also where nobody can say now."""
         try:
             status = self.status(path)
         except OSError as problem:
@@ -227,7 +228,7 @@ class Tree:
             self._unsynced[inode] = os.dup(descriptor)
 
     def publish(self, op: Op, tid: int, mode: int, size_bytes: int) -> Identity:
-        """Give a transfer's data, cut to their size and synced, their name, replacing a file. What that file is."""
+        """Give a transfer's data, cut to their size and synced, their name, replacing a file. The facts of the file."""
         with durable.step("overlay-finish"):
             identity = self._finish(tid, mode, size_bytes)
         with self._parent(op.path) as (directory, name), durable.step("overlay-publish"):

@@ -21,7 +21,7 @@ def make(place: int, mode: int) -> int:
 
 
 def way_to_link(place: int) -> Link | None:
-    """How such files get their names in this filesystem; None where they cannot be made, or not be linked."""
+    """Return how such files get their names in this filesystem; None where they cannot be made, or not be linked."""
     try:
         descriptor = make(place, 0o600)
     except OSError:
@@ -39,7 +39,7 @@ def way_to_link(place: int) -> Link | None:
 
 
 def most_open() -> int:
-    """How many of them may be open at once: half of all descriptors that this process may have."""
+    """Return how many of them may be open at once: half of all descriptors that this process may have."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 

@@ -1,1 +1,1 @@
-"""Who connects and what they may have: keys, rights, limits, TLS, circuits to other routers."""
+"""The peers and their rights: keys, rights, limits, TLS, circuits to other routers."""

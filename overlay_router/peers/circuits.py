@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 
 from overlay_router.peers.greeting import Unwelcome, introduce
 from overlay_router.peers.keys import OwnCredential
-from stageout.wire import frames, overlay
-from stageout.wire.frames import BadFrame
-from stageout.wire.greeting import WrongKey
-from stageout.wire.overlay import Via
-from stageout.wire.route import BadRoute, check
+from stageout.overlay.wire import frames, messages
+from stageout.overlay.wire.frames import BadFrame
+from stageout.overlay.wire.greeting import WrongKey
+from stageout.overlay.wire.messages import Via
+from stageout.overlay.wire.route import BadRoute, check
 
 _CONNECT_S = 10.0
 _AGAIN_S = 5
@@ -27,7 +27,7 @@ _AGAIN_S = 5
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Whom this router may pass circuits on to.
+    """The routers to which this router may pass circuits on.
 
     :param allowed: addresses in their one form. :param own: what this router shows to them.
     :param finds: routers that are found through the collector are allowed, too.
@@ -93,4 +93,4 @@ async def _greet(sock: socket.socket, node: str, ask: Via, key: tuple[str, bytes
         ) from None
     except Unwelcome as told:
         raise Unwelcome(f"{hop} refuses {node}: {told.reason}", retry_after_s=told.retry_after_s) from None
-    await loop.sock_sendall(sock, overlay.encode(replace(ask, route=ask.route[1:]), frames.checksums()[peer.checksum]))
+    await loop.sock_sendall(sock, messages.encode(replace(ask, route=ask.route[1:]), frames.checksums()[peer.checksum]))

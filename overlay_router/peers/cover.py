@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from overlay_router.data.jobs import Job
 from overlay_router.data.pool import Pool
 from overlay_router.peers.greeting import HttpRequest, Unwelcome
-from stageout.core.tls import CLIENT_HELLO
+from stageout.overlay.tls import CLIENT_HELLO
 from stageout.wire.address import split_address
 
 _FIRST_BYTE_S = 10.0
@@ -67,7 +67,7 @@ class Wire:
 
 
 async def begins_with_tls(sock: socket.socket) -> bool:
-    """Whether TLS comes next; nothing is taken. :raises asyncio.TimeoutError: nothing comes."""
+    """Tell whether TLS comes next; nothing is taken. :raises asyncio.TimeoutError: nothing comes."""
     return await _first_byte(sock) == _TLS
 
 

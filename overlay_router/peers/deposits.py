@@ -1,11 +1,11 @@
-"""Who may deposit here for which terminals: a custodian is no open proxy."""
+"""The peers that may deposit here for which terminals: a custodian is no open proxy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from stageout.core.config import ConfigError
-from stageout.wire.route import BadRoute, address, next_hop, written
+from stageout.overlay.wire.route import BadRoute, address, next_hop, written
 
 _NAME = "STAGEOUT_ROUTER_TERMINALS"
 
@@ -23,11 +23,11 @@ class Terminals:
         return bool(self._keys)
 
     def names(self, terminal: str) -> bool:
-        """Whether this router delivers to it."""
+        """Tell whether this router delivers to it."""
         return terminal in self._keys
 
     def reason_against(self, terminal: str, key: str) -> str:
-        """Why a deposit with that key is refused; "" when it is not."""
+        """Return why a deposit with that key is refused; "" when it is not."""
         terminal, _ = next_hop(terminal)
         allowed = self._keys.get(terminal)
         if allowed is None:
@@ -38,7 +38,7 @@ class Terminals:
 
 
 def same_key(one: str, other: str) -> bool:
-    """Whether two senders have shown the same key."""
+    """Tell whether two senders have shown the same key."""
     return one.partition("/")[0] == other.partition("/")[0]
 
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from overlay_router.peers.keys import Key, unknown
-from stageout.core.sockets import notice_loss
-from stageout.wire import frames, overlay
+from stageout.overlay.tcp import notice_loss
+from stageout.overlay.wire import frames, messages
+from stageout.overlay.wire.frames import BadFrame, Checksum, Frame
+from stageout.overlay.wire.greeting import accept, offer
+from stageout.overlay.wire.messages import Hello, Message, Prove, Refuse, Welcome
 from stageout.wire.address import split_address
-from stageout.wire.frames import BadFrame, Checksum, Frame
-from stageout.wire.greeting import accept, offer
-from stageout.wire.overlay import Hello, Message, Prove, Refuse, Welcome
 
 _TIMEOUT_S = 10.0
 #: Of what a peer goes on to say to a connection that is refused, so much is read; small messages may be many.
@@ -60,7 +60,7 @@ class Unwelcome(Exception):
     def encoded(self) -> bytes:
         """Return what the peer is sent."""
         message = Refuse(self.reason, self.retry_after_s, self.code)
-        return overlay.encode(message, frames.checksums()[self.checksum])
+        return messages.encode(message, frames.checksums()[self.checksum])
 
 
 class HttpRequest(Unwelcome):
@@ -68,8 +68,8 @@ class HttpRequest(Unwelcome):
 
     def __init__(self) -> None:
         super().__init__(
-            "this port belongs to a stageout router, which does not speak HTTP: docs/STANDARD_TOOLS.md of stageout "
-            "shows how to get files in and out with curl and other standard tools."
+            "this port belongs to a stageout router, which does not speak HTTP: "
+            "docs/overlay/standard-tools.md of stageout shows how to get files in and out with curl and other tools."
         )
 
     def encoded(self) -> bytes:
@@ -97,9 +97,9 @@ async def greet(
     key = keys.get(hello.key)
     if key is None:
         raise Unwelcome(unknown(hello.key))
-    if abs(hello.clock - time.time()) > overlay.MAX_CLOCK_SKEW_S:
+    if abs(hello.clock - time.time()) > messages.MAX_CLOCK_SKEW_S:
         here = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-        raise Unwelcome(f"{overlay.CLOCKS_APART} (here it is {here} UTC): set the wrong one (NTP)")
+        raise Unwelcome(f"{messages.CLOCKS_APART} (here it is {here} UTC): set the wrong one (NTP)")
     welcome = Welcome(
         node,
         secrets.token_hex(16),
@@ -111,21 +111,21 @@ async def greet(
         packs=bool(store),
         parts=bool(store),
     )
-    mine = overlay.proof(key.secret, "welcome", hello, welcome)
+    mine = messages.proof(key.secret, "welcome", hello, welcome)
     answer = replace(welcome, proof=mine)
     loop = asyncio.get_running_loop()
-    await loop.sock_sendall(sock, overlay.encode(answer, zlib.crc32))
+    await loop.sock_sendall(sock, messages.encode(answer, zlib.crc32))
     checksum = frames.checksums()[welcome.checksum]
     try:
         shown = await _receive(sock, Prove, checksum)
     except ConnectionError:  # who has another secret sees that from our proof, and leaves without a word
         words = f"it left before it proved the key {key.name!r}: it gave up, or its secret is not the one here"
         raise ConnectionResetError(words) from None
-    right = overlay.proof(key.secret, "hello", hello, welcome)
+    right = messages.proof(key.secret, "hello", hello, welcome)
     if not shown.proof.isascii() or not hmac.compare_digest(shown.proof, right):
         raise Unwelcome(f"the key {key.name!r} is not the one known here", welcome.checksum)
     proved(key.name)
-    first = overlay.decode(await receive_frame(sock, checksum))
+    first = messages.decode(await receive_frame(sock, checksum))
     return Peer(hello.node, key, welcome.checksum, welcome.digest, welcome.nonce), first
 
 
@@ -161,14 +161,14 @@ async def introduce(sock: socket.socket, node: str, name: str, secret: bytes) ->
     """
     loop = asyncio.get_running_loop()
     hello = offer(node, name)
-    await loop.sock_sendall(sock, overlay.encode(hello, zlib.crc32))
-    welcome = overlay.decode(await receive_frame(sock, zlib.crc32))
+    await loop.sock_sendall(sock, messages.encode(hello, zlib.crc32))
+    welcome = messages.decode(await receive_frame(sock, zlib.crc32))
     if isinstance(welcome, Refuse):
         raise Unwelcome(welcome.message, retry_after_s=welcome.retry_after_s)
     if not isinstance(welcome, Welcome):
         raise BadFrame(f"{type(welcome).__name__} where Welcome was due")
     prove = accept(hello, welcome, secret)
-    await loop.sock_sendall(sock, overlay.encode(prove, frames.checksums()[welcome.checksum]))
+    await loop.sock_sendall(sock, messages.encode(prove, frames.checksums()[welcome.checksum]))
     return Peer(welcome.node, Key(name, secret, "-"), welcome.checksum, welcome.digest)
 
 
@@ -189,7 +189,7 @@ async def _last_words(sock: socket.socket, message: bytes) -> None:
 
 
 async def _receive(sock: socket.socket, kind: type[T], checksum: Checksum) -> T:
-    message = overlay.decode(await receive_frame(sock, checksum))
+    message = messages.decode(await receive_frame(sock, checksum))
     if not isinstance(message, kind):
         raise BadFrame(f"{type(message).__name__} where {kind.__name__} was due")
     return message

@@ -1,4 +1,4 @@
-"""Who may connect: shared keys from a file, one ``NAME SECRET PREFIX [router]`` a line.
+"""The peers that may connect: shared keys from a file, one ``NAME SECRET PREFIX [router]`` a line.
 
 A line ``token:IDENTITY FILE PREFIX [router]`` is for who has a token of HTCondor for that identity (``*`` stands for
 any part of it), signed by the key in FILE. Of several lines for one token the first counts.
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from stageout.core.errors import StageoutError
 from stageout.overlay.key_file import read_ca
-from stageout.wire import token
-from stageout.wire.token import MARK, BadToken
+from stageout.overlay.wire import token
+from stageout.overlay.wire.token import MARK, BadToken
 
 _LEAST_LENGTH = 16
 _PATTERN = re.compile(r"[A-Za-z0-9._@+*-]{1,64}")
@@ -43,7 +43,7 @@ class Key:
     is_router: bool = False
 
     def allows(self, path: str) -> bool:
-        """Whether its holder may name this path."""
+        """Tell whether its holder may name this path."""
         if self.prefix == "-":
             return False
         return not self.prefix or path == self.prefix or path.startswith(self.prefix + "/")
@@ -64,7 +64,7 @@ class Signed:
     is_router: bool = False
 
     def is_for(self, claims: token.Claims) -> bool:
-        """Whether it is the line of a token."""
+        """Tell whether it is the line of a token."""
         return claims.key == self.key and fnmatch.fnmatchcase(claims.identity, self.identity)
 
     def named(self, identity: str, secret: bytes = b"") -> Key:
@@ -106,7 +106,7 @@ class Keys(Mapping[str, Key]):
         return found.named(name[len(MARK) :].partition(":")[2]) if isinstance(found, Signed) else found
 
     def withdraws(self, name: str, later: Keys) -> bool:
-        """Whether later keys lack the key of this :attr:`Key.name`, or have changed it."""
+        """Tell whether later keys lack the key of this :attr:`Key.name`, or have changed it."""
         found = self._behind(name)
         return found is not None and found != later._behind(name)
 
@@ -122,7 +122,7 @@ class Keys(Mapping[str, Key]):
 
 
 def unknown(name: str) -> str:
-    """Why there is no key of a name, for who said it."""
+    """Return why there is no key of a name, for who said it."""
     if not name.startswith(MARK):
         return f"no key of the name {name!r} is known here: ask for one, and for its line in the keys file"
     try:
@@ -200,7 +200,9 @@ def read_own_key(path: Path) -> tuple[str, bytes]:
 
 @dataclass(frozen=True)
 class Credential:
-    """What this router shows to others. :param key: name and secret that they know it by, ("", b"") for none.
+    """The certificate that this router shows to others.
+
+    :param key: name and secret that they know it by, ("", b"") for none.
 
     :param ca: file of certificates, one of which each of them has: connections to them are in TLS. "" for none.
     """

@@ -1,4 +1,5 @@
-"""How much one peer may have of a router: connections, messages a second. Whatever it does, others are served."""
+"""How much one peer may have of a router: connections, messages a second. A peer at its limits does not keep others
+from being served."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class Allowance:
         self._counted_s = time.monotonic() if now_s is None else now_s
 
     def ready(self, now_s: float) -> bool:
-        """Whether one more would be in time."""
+        """Tell whether one more would be in time."""
         return self._left + (now_s - self._counted_s) * self._per_s >= 1
 
     def take(self, now_s: float) -> float:
@@ -58,7 +59,7 @@ class Complaints:
 
     def damaged(self, path: str, **facts: object) -> None:
         """The same of a published file: who asks for it again and again causes no more lines than others do."""
-        self._say(log.error, "published-damaged", path, path=path, **facts)
+        self._say(log.error, "published-file-damaged", path, path=path, **facts)
 
     def _say(self, say: Callable[..., None], name: str, who: str, **facts: object) -> None:
         matter, now_s = (name, who), time.monotonic()

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from overlay_router.peers.keys import Key
-from stageout.wire.overlay import Message, Open, Operation, Pack
+from stageout.overlay.wire.messages import Message, Open, Operation, Pack
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S", Open, Operation, Pack)

@@ -1,4 +1,4 @@
-"""What a peer may do here: by its key, by the capability that a message carries, and how much at once.
+"""The rights of a peer: by its key, by the capability that a message carries, and how much at once.
 
 A message with a capability is judged by that alone: the key of the connection may be that of a custodian, which may
 write nothing in its own name. Without one the key's prefix counts, unless this router insists on capabilities.
@@ -15,10 +15,10 @@ from typing import NamedTuple
 from overlay_router.local.store import Transfer
 from overlay_router.peers.keys import BadKeys, Key
 from overlay_router.peers.origins import known_as
-from stageout.wire.capability import BadCapability, Capability, Look, allow, check_expiry, read
+from stageout.overlay.wire.capability import BadCapability, Capability, Look, allow, check_expiry, read
+from stageout.overlay.wire.greeting import SAFE_DIGESTS
+from stageout.overlay.wire.messages import MAX_CLOCK_SKEW_S, Get, GetPack, List, Message, Open, Operation, Pack, Stat
 from stageout.wire.deposits import MOST_EXPIRES_AFTER_S
-from stageout.wire.greeting import SAFE_DIGESTS
-from stageout.wire.overlay import MAX_CLOCK_SKEW_S, Get, GetPack, List, Message, Open, Operation, Pack, Stat
 
 
 class Lot(NamedTuple):
@@ -47,7 +47,7 @@ class Rights:
     _bytes: Counter[str] = field(default_factory=Counter)
 
     def refusal(self, key: Key, message: Message, now: int, nonce: str = "") -> str:
-        """Why a peer may not ask for this, "" if it may. :param nonce: of this router on its connection."""
+        """Return why a peer may not ask for this, "" if it may. :param nonce: of this router on its connection."""
         if isinstance(message, Look) and not message.capability:
             paths = message.paths if isinstance(message, GetPack) else (message.path,)
             return next((outside(key, path) for path in paths if not key.allows(path)), "")
@@ -126,7 +126,7 @@ class Rights:
 
 
 def too_late(message: Message, now: int) -> str:
-    """Why an operation may not go on for so long, "" if it may: what nobody ends must end by itself.
+    """Return why an operation may not go on for so long, "" if it may: what nobody ends must end by itself.
 
     :param now: Unix time; the sender's may differ by as much as a greeting lets pass.
     """
@@ -136,7 +136,7 @@ def too_late(message: Message, now: int) -> str:
 
 
 def forgeable(message: Message, digest: str) -> str:
-    """Why data that a capability vouches for may not come by a connection, "" if they may.
+    """Return why data that a capability vouches for may not come by a connection, "" if they may.
 
     A signature stands for the bytes only with a digest for which nobody can find other bytes. For a copy with a
     warrant, the copying router vouches.
@@ -150,7 +150,7 @@ def forgeable(message: Message, digest: str) -> str:
 
 
 def outlives(message: Open | Operation | Pack) -> str:
-    """Why a custodian may not take what its terminal will judge by its capability, "" if it may."""
+    """Return why a custodian may not take what its terminal will judge by its capability, "" if it may."""
     try:
         check_expiry(message, read(message.capability))
     except BadCapability as problem:
@@ -159,7 +159,7 @@ def outlives(message: Open | Operation | Pack) -> str:
 
 
 def outside_of(key: Key, message: Message) -> str:
-    """Why a key is not for the paths of a message, "" if it is."""
+    """Return why a key is not for the paths of a message, "" if it is."""
     if not key.prefix:
         return ""
     names = getattr(message, "paths", ()) or (getattr(message, "path", ""), getattr(message, "target", ""))

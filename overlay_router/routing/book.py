@@ -16,8 +16,8 @@ from typing import NamedTuple
 from overlay_router.routing.routes import MAX_AGE_S, Advert, Graph, Link, LinkState
 from stageout.core import signing
 from stageout.core.signing import SigningKey
-from stageout.wire.fields import MAX_LINKS, KnownRow
-from stageout.wire.overlay import Links
+from stageout.overlay.wire.fields import MAX_LINKS, KnownRow
+from stageout.overlay.wire.messages import Links
 
 KIND = "OverlayLinks"
 MAX_ROUTERS = 256
@@ -28,7 +28,7 @@ _STEP = math.log(1.1)
 
 
 class Taken(NamedTuple):
-    """What became of an announcement. :param newer: it is passed on. :param refusal: why it is not believed, or ""."""
+    """The outcome of an announcement. :param newer: it is passed on. :param refusal: why it is not believed, or ""."""
 
     newer: bool
     refusal: str = ""
@@ -125,7 +125,7 @@ class Book:
         return ""
 
     def _no_room(self, source: str, now_s: float) -> str:
-        """Why no further router is taken; the one that has been gone for longest makes room."""
+        """Return why no further router is taken; the one that has been gone for longest makes room."""
         live = [entry for entry in self._entries.values() if self._age_s(entry, now_s) < self.max_age_s]
         if source and sum(entry.source == source for entry in live) >= MAX_FROM_ONE:
             return f"{MAX_FROM_ONE} routers are known from {source} already"
@@ -155,12 +155,12 @@ class Book:
 
 
 def _signed_text(links: Links) -> str:
-    """What a signature covers (docs/WIRE.md)."""
+    """The text that a signature covers (docs/reference/wire.md)."""
     return json.dumps([links.router, links.incarnation, links.number, links.links], separators=(",", ":"))
 
 
 def _unsigned(links: Links) -> str:
-    """Why its signature does not hold, or ""."""
+    """Return why its signature does not hold, or ""."""
     try:
         signing.check(KIND, _signed_text(links), links.signature, links.key)
     except signing.BadSignature as problem:

@@ -9,8 +9,8 @@ import time
 from collections import OrderedDict
 
 from overlay_router.routing.routes import Choice, Graph, Route, disjoint, latency_s, rate_bps, widest
-from stageout.wire.fields import MAX_ROUTES
-from stageout.wire.overlay import Routed
+from stageout.overlay.wire.fields import MAX_ROUTES
+from stageout.overlay.wire.messages import Routed
 
 _TERMINALS_KEPT = 64
 _MOST_ROUTES = 4
@@ -67,7 +67,7 @@ class Chooser:
         return choice.update(graph, disjoint(graph, self._here, terminal, _MOST_ROUTES), now_s)
 
     def _candidates(self, graph: Graph, terminal: str, choice: Choice) -> list[Route]:
-        """What else there is: the best set now, and the best route by each neighbour."""
+        """The alternatives: the best set now, and the best route by each neighbour."""
         here = self._here
         found = list(disjoint(graph, here, terminal, _MOST_ROUTES))
         for first in sorted(graph.get(here, {})):
@@ -77,7 +77,7 @@ class Chooser:
         return list(dict.fromkeys(found))
 
     def _why_not(self, graph: Graph, route: Route, choice: Choice) -> str:
-        """Why a route is not in use."""
+        """Return why a route is not in use."""
         shared = {name for used in choice.routes for name in used[1:-1]} & set(route)
         if shared:
             return f"shares {', '.join(sorted(shared))} with a route in use"

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from stageout.core import log
 from stageout.core.collector import CollectorChild, CollectorError
+from stageout.overlay.wire.route import address, written
 from stageout.wire.address import is_address
-from stageout.wire.route import address, written
 
 ROUTER_AD = "StageOutRouter"
 #: The collector forgets an ad after a quarter of an hour.
@@ -43,7 +43,7 @@ class Directory:
                     told, pause_s = "", _LOOK_EVERY_S
                 except CollectorError as problem:
                     if str(problem) != told:
-                        log.warn("collector-not-asked", problem=problem)
+                        log.warn("collector-query-failed", problem=problem)
                     told, pause_s = str(problem), min(_LOOK_EVERY_S, 2 * pause_s)
                 await asyncio.sleep(pause_s)
         finally:

@@ -1,4 +1,4 @@
-"""Who this router is among others: its key, and a number that grows with each start."""
+"""The identity of this router among others: its key, and a number that grows with each start."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class IdentityError(StageoutError):
 def identity(home: Path) -> tuple[SigningKey, int]:
     """Key and incarnation, both on the disk when this returns. Neither depends on a clock that may be set back.
 
-    On a full disk the number may be missing there: :func:`keep` writes it later. Whoever dies before that, and comes
-    back with a clock that was set back, goes on from what his neighbours have heard of him.
+    On a full disk the number may be missing there: :func:`keep` writes it later. A router that dies before that, and
+    comes back with a clock that was set back, goes on from the number that its neighbours have heard of it.
 
     :param home: the router's directory. :raises IdentityError: it cannot be written to.
     :raises KeyUnusable: the key is there and cannot be used.
@@ -40,7 +40,7 @@ def identity(home: Path) -> tuple[SigningKey, int]:
     except OSError as problem:
         if problem.errno not in _NO_ROOM:
             raise IdentityError(f"{path}: {problem.strerror}: allow the router to write there") from None
-        log.error("start-not-counted", file=path, problem=problem.strerror, again_s=_AGAIN_S,
+        log.error("start-write-failed", file=path, problem=problem.strerror, again_s=_AGAIN_S,
                   advice="make room: until then only what needs none is done")  # fmt: skip
     return key, incarnation
 
@@ -51,7 +51,7 @@ async def keep(home: Path, incarnation: int) -> None:
         await asyncio.sleep(_AGAIN_S)
         with suppress(OSError):
             await asyncio.get_running_loop().run_in_executor(None, _write, home, incarnation)
-            log.event("start-counted", incarnation=incarnation)
+            log.event("start-recorded", incarnation=incarnation)
 
 
 def _path(home: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What one link can do, from heartbeats, real transfers and short probes. Pure: no sockets, no clock.
+"""The rate and delay of one link, from heartbeats, real transfers and short probes. Pure: no sockets, no clock.
 
 A transfer shows the least that a link can do, since its ends may be slower: it raises the estimate and never lowers it.
 A probe is short and shares the link with what moves meanwhile: both together are what the link can do, and each probe
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from stageout.wire.overlay import MAX_PROBE_BYTES
+from stageout.overlay.wire.messages import MAX_PROBE_BYTES
 
 _ROUND_TRIPS = 8
 _FIRST_PROBE_BYTES = 256 * 1024

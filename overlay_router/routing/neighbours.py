@@ -2,7 +2,7 @@
 
 Top to bottom: :meth:`Neighbourhood.run` connects to each configured neighbour again and again and announces this
 router's links; :class:`_Line` is one such connection, in either direction; :meth:`Neighbourhood.routed` answers ROUTES.
-Whatever a peer sends, what is kept of it is bounded: one frame a connection, and the limits of the book.
+The messages kept of a peer are bounded, whatever it sends: one frame a connection, and the limits of the book.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from overlay_router.routing.measure import Meter
 from stageout.core import log
 from stageout.core.ending import end
 from stageout.overlay.uplink import Sharer, Uplink
-from stageout.wire import frames, overlay
-from stageout.wire.fields import MAX_LINKS, ShareRow
-from stageout.wire.frames import BadFrame, Decoder
-from stageout.wire.overlay import Heartbeat, Known, Links, Message, Probe, Probed, Refuse, Routed
+from stageout.overlay.wire import frames, messages
+from stageout.overlay.wire.fields import MAX_LINKS, ShareRow
+from stageout.overlay.wire.frames import BadFrame, Decoder
+from stageout.overlay.wire.messages import Heartbeat, Known, Links, Message, Probe, Probed, Refuse, Routed
 
 BEATS_AN_INTERVAL = 5
 INTERVALS_TO_AGE = 6
@@ -50,7 +50,7 @@ _MOST_PROBES = 4
 #: For both greetings, however often something comes of them.
 _INTRODUCED_S = 20.0
 T = TypeVar("T")
-_KNOWN_AT_ONCE = overlay.MAX_LINKS * 16
+_KNOWN_AT_ONCE = messages.MAX_LINKS * 16
 
 
 @dataclass
@@ -69,7 +69,7 @@ class _Line:
         """Queue a message. :raises OSError: the peer does not read what it is sent."""
         if self.writer.transport.get_write_buffer_size() > _MOST_QUEUED_BYTES:
             raise ConnectionAbortedError("the neighbour does not read")
-        self.writer.write(overlay.encode(message, frames.checksums()[self.peer.checksum]))
+        self.writer.write(messages.encode(message, frames.checksums()[self.peer.checksum]))
 
     def count(self, now_s: float) -> None:
         """One more message came. :raises BadFrame: more than any router sends."""
@@ -121,7 +121,7 @@ class Neighbourhood:
 
     def connect_to(self, targets: Iterable[str]) -> None:
         """From now on these are the neighbours."""
-        wanted = sorted({target for target in targets if target != self._book.address})[: overlay.MAX_LINKS]
+        wanted = sorted({target for target in targets if target != self._book.address})[: messages.MAX_LINKS]
         for gone in set(self._targets) - set(wanted):
             ending = asyncio.get_running_loop().create_task(end([self._targets.pop(gone)]))
             self._ending.add(ending)
@@ -170,7 +170,7 @@ class Neighbourhood:
 
     async def time_probe(self, sock: socket.socket, peer: Peer, ask: Probe) -> None:
         """Throw the bytes of a probe away and say how long the rest took. :raises Unwelcome: not for this peer."""
-        if ask.size_bytes > overlay.MAX_PROBE_BYTES or not peer.key.is_router:
+        if ask.size_bytes > messages.MAX_PROBE_BYTES or not peer.key.is_router:
             raise Unwelcome("a probe is for routers, and has at most 8 MiB", peer.checksum)
         loop, buffer = asyncio.get_running_loop(), memoryview(bytearray(min(ask.size_bytes, 1 << 18) or 1))
         left, half, half_s = ask.size_bytes, ask.size_bytes // 2, time.monotonic()
@@ -183,7 +183,7 @@ class Neighbourhood:
                 half, half_s = left - count, time.monotonic()
             left -= count
         answer = Probed(half, int((time.monotonic() - half_s) * 1e6))
-        await loop.sock_sendall(sock, overlay.encode(answer, frames.checksums()[peer.checksum]))
+        await loop.sock_sendall(sock, messages.encode(answer, frames.checksums()[peer.checksum]))
 
     async def _keep(self, target: str) -> None:
         """Connect to a neighbour, again and again."""
@@ -195,7 +195,7 @@ class Neighbourhood:
             except (OSError, asyncio.TimeoutError, BadFrame, Unwelcome) as problem:
                 if str(problem) != told:
                     told = str(problem)
-                    log.warn("neighbour-not-reached", address=target, problem=problem or "silent")
+                    log.warn("neighbour-connect-failed", address=target, problem=problem or "silent")
             if time.monotonic() - began_s > self._interval_s:
                 pause_s, told = 0.0, ""
             pause_s = min(self._interval_s, max(0.1, 2 * pause_s))
@@ -217,7 +217,7 @@ class Neighbourhood:
 
     async def _serve(self, line: _Line, reader: asyncio.StreamReader, first: Message | None) -> None:
         """One line to its end."""
-        log.event("neighbour", address=line.source, node=line.peer.node)
+        log.event("neighbour-connected", address=line.source, node=line.peer.node)
         now_s = time.monotonic()
         self._lines.append(line)
         beating = asyncio.get_running_loop().create_task(self._beat(line))
@@ -232,7 +232,7 @@ class Neighbourhood:
             line.writer.transport.abort()  # what is left to say concerns nobody, and would wait for who reads nothing
             if line.meter:
                 self._changed.set()
-            log.event("neighbour-gone", address=line.source, node=line.peer.node)
+            log.event("neighbour-disconnected", address=line.source, node=line.peer.node)
             await end([beating])
 
     async def _read(self, line: _Line, reader: asyncio.StreamReader) -> None:
@@ -240,7 +240,7 @@ class Neighbourhood:
         while data := await asyncio.wait_for(reader.read(_READ_BYTES), max(_SILENCE_S, self._interval_s)):
             decoder.feed(data)
             for frame in decoder.frames():
-                self._take(line, overlay.decode(frame))
+                self._take(line, messages.decode(frame))
 
     def _take(self, line: _Line, message: Message) -> None:
         now_s = time.monotonic()
@@ -269,7 +269,7 @@ class Neighbourhood:
                 try:
                     line.send(links)
                 except OSError as problem:
-                    log.warn("neighbour-not-reached", address=line.source, problem=problem)
+                    log.warn("neighbour-connect-failed", address=line.source, problem=problem)
                     line.writer.transport.abort()
 
     async def _beat(self, line: _Line) -> None:
@@ -295,17 +295,17 @@ class Neighbourhood:
     async def _look_at_routes(self) -> None:
         now_s = time.monotonic()
         for terminal, choice in await self._thought(self._chooser.update, self._book.graph(now_s), now_s):
-            log.event("routes", terminal=terminal, routes=_shown(choice.routes), reason=choice.reason)
+            log.event("routes-changed", terminal=terminal, routes=_shown(choice.routes), reason=choice.reason)
 
     async def _thought(self, work: Callable[..., T], *values: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thinking, partial(work, *values))
 
     def _record(self) -> None:
-        """One log record for each link: what can be plotted (docs/ROUTES.md)."""
+        """One log record for each link: what can be plotted (docs/overlay/routes.md)."""
         for line in self._lines:
             if line.meter:
                 log.event(
-                    "link",
+                    "link-measured",
                     to=line.source,
                     rate_mb_s=f"{line.meter.rate / 1e6:.3f}",
                     rtt_ms=f"{line.meter.round_trip_s * 1e3:.3f}",
@@ -333,14 +333,14 @@ class Neighbourhood:
         with await self.dial(target) as sock:
             peer = await introduce(sock, self._node, *self._own.now.key)
             checksum = frames.checksums()[peer.checksum]
-            await loop.sock_sendall(sock, overlay.encode(Probe(size_bytes), checksum))
+            await loop.sock_sendall(sock, messages.encode(Probe(size_bytes), checksum))
             noise = os.urandom(1 << 16)
             turn = self.uplink.turn(("", 0), _PROBE_WEIGHT) if self.uplink else None
             for start in range(0, size_bytes, len(noise)):
                 if turn:
                     await loop.run_in_executor(self._turns, turn.take, len(noise))
                 await loop.sock_sendall(sock, noise[: size_bytes - start])
-            answer = overlay.decode(await receive_frame(sock, checksum))
+            answer = messages.decode(await receive_frame(sock, checksum))
         if isinstance(answer, Refuse):
             raise Unwelcome(answer.message)
         if not isinstance(answer, Probed):

@@ -37,7 +37,7 @@ class Advert(NamedTuple):
 
 @dataclass
 class LinkState:
-    """What is known of the network: the last advert of each router and when it came."""
+    """The state of the network: the last advert of each router and when it came."""
 
     adverts: dict[str, tuple[Advert, float]] = field(default_factory=dict)
 

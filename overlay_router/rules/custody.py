@@ -1,4 +1,4 @@
-"""Who holds the duty to deliver, and who may free what when (rule 3 and the table of acks)."""
+"""The holder of the duty to deliver, and the rule by which copies may be freed (rule 3 and the table of acks)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def may_grant(blocks: int, staged: Collection[int], op_durable: bool, has_lot: b
 
 
 def may_free(release: Release, copies: int, custodians: int, final: bool) -> bool:
-    """Whether a holder may free its durable bytes: at the end, or at ``copies`` custodies if release=custody."""
+    """Tell whether a holder may free its durable bytes: at the end, or at ``copies`` custodies if release=custody."""
     return final or (release is Release.CUSTODY and custodians >= copies)
 
 
 def verdict_at_expiry(release: Release, custodians: int, answer: Outcome) -> Outcome:
-    """What the owner is told: bytes that were freed at CUSTODY and never came are LOST, not EXPIRED (rule 3)."""
+    """The message for the owner: bytes that were freed at CUSTODY and never came are LOST, not EXPIRED (rule 3)."""
     if answer is Outcome.EXPIRED and release is Release.CUSTODY and custodians:
         return Outcome.LOST
     return answer

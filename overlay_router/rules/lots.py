@@ -28,7 +28,7 @@ class Spool:
 
 
 def usable_bytes(spool: Spool) -> int:
-    """What intake may use: 5 % stay for what leaves."""
+    """The bytes that intake may use: 5 % stay for output."""
     return int(spool.size_bytes * (1 - KEPT_SHARE))
 
 

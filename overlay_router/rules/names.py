@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from overlay_router.rules.states import Kind, Op
-from stageout.wire.graph import below, touched
+from stageout.overlay.wire.graph import below, touched
 
 
 class Entry(NamedTuple):
-    """What a name points to. ``content`` is None for a directory."""
+    """The target of a name. ``content`` is None for a directory."""
 
     inode: int
     content: object = None
@@ -18,7 +18,7 @@ class Entry(NamedTuple):
 
     @property
     def is_dir(self) -> bool:
-        """Whether the entry is a directory."""
+        """Tell whether the entry is a directory."""
         return self.content is None
 
 
@@ -52,7 +52,8 @@ def _has_dir(names: Names, path: str) -> bool:
 
 
 def refusal(names: Names, op: Op, generation: int = 0) -> str:
-    """Why the operation cannot be executed on these names: "precondition", "conflict: " and why, or "" if it can.
+    """Return why the operation cannot be executed on these names: "precondition", "conflict: " and why, or "" if it
+    can.
 
     ``generation`` is the present one of ``op.path``.
     """
@@ -83,7 +84,7 @@ def _no_rename(names: Names, op: Op, source: Entry) -> str:
 
 
 def _no_dir(names: Names, path: str) -> str:
-    """Why nothing can be made in the directory of a path, "" if something can."""
+    """Return why nothing can be made in the directory of a path, "" if something can."""
     above = parent(path)
     if _has_dir(names, above):
         return ""
@@ -98,7 +99,7 @@ def _shown(path: str) -> str:
 
 
 def intent(names: Names, op: Op, inode: int, content: object) -> Intent:
-    """What to make durable before the system call; ``inode`` is the staging file's (or the new directory's)."""
+    """The record to make durable before the system call; ``inode`` is the staging file's (or the new directory's)."""
     if op.kind is Kind.PUBLISH:
         return Intent(op, Entry(inode, content))
     if op.kind is Kind.MKDIR:

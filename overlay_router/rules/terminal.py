@@ -14,7 +14,7 @@ LATER = "it waits for an operation with a later number: only earlier ones can be
 
 
 class Step(enum.Enum):
-    """What the terminal does next with an operation."""
+    """The terminal's next step with an operation."""
 
     ANSWER = "answer"
     RECORD = "record"
@@ -41,22 +41,23 @@ class OriginRecord:
 
 
 def is_final(record: OriginRecord, seq: int) -> bool:
-    """Whether an operation has its result; at or below the low-water mark it counts as done."""
+    """Tell whether an operation has its result; at or below the low-water mark it counts as done."""
     return seq <= record.low or seq in record.results
 
 
 def waits_for_later(seq: int, after: Iterable[int]) -> bool:
-    """Whether an operation waits for itself or for a later one: two could wait for each other until they expire."""
+    """Tell whether an operation waits for itself or for a later one: two could wait for each other until they
+    expire."""
     return any(number >= seq for number in after)
 
 
 def dependency_failed(record: OriginRecord, op: Op) -> bool:
-    """Whether one of ``after`` FAILED."""
+    """Tell whether one of ``after`` FAILED."""
     return any(seq > record.low and record.results[seq].outcome is Outcome.FAILED for seq in op.after)
 
 
 def are_new(record: OriginRecord, seqs: Sequence[int], expires: int, now: int) -> bool:
-    """Whether :func:`judge` would say EXECUTE for all of these (ascending, none waits for another one)."""
+    """Tell whether :func:`judge` would say EXECUTE for all of these (ascending, none waits for another one)."""
     known = record.low >= seqs[0] or not record.results.keys().isdisjoint(seqs)
     return not known and record.cancelled.isdisjoint(seqs) and now <= expires
 

@@ -24,7 +24,7 @@ from overlay_router.simulation.segment import (
     key_of,
     require,
 )
-from stageout.wire import graph
+from stageout.overlay.wire import graph
 
 if TYPE_CHECKING:
     from overlay_router.simulation.simulator import World
@@ -49,7 +49,7 @@ class Origin(Party):
                 self.sender.free(row, final=True)
 
     def unsettled(self) -> dict[int, Op]:
-        """What the graph is a function of."""
+        """The inputs of the graph."""
         return {key[1]: row.op for key, row in self.sender.rows.items() if not row.settled}
 
     def create(self, wish: Op) -> bool:
@@ -204,7 +204,7 @@ class Custodian(Intake):
             self._settle(message[1], message[2] if kind == "RESULT" else None)
 
     def _passes(self, tid: Tid, index: int, content: Any, sender: str, key: Key) -> bool:
-        """Whether a block is sent on instead of being kept."""
+        """Tell whether a block is sent on instead of being kept."""
         held, onward = self.staging.get(tid), self.early.get(key)
         if held is None or onward is None or tid not in self.keeps or index in held.bitmap or self.world.random() < 0.4:
             return False
@@ -233,7 +233,8 @@ class Custodian(Intake):
         self.turn[tid] = self.turns
 
     def ask_again(self, row: Row) -> None:
-        """What was passed must come again: the operation waits for it under a lot, as one that is not in custody."""
+        """Data that were passed must come again: the operation waits for them under a lot, as one that is not in
+        custody."""
         key = key_of(row.op)
         del self.sender.rows[key]
         lots.release(self.spool, key)
@@ -323,7 +324,7 @@ class Terminal(Intake):
         self.held: dict[tuple[Key, Any], tuple[str, Op]] = {}  # volatile
 
     def record(self, origin: int) -> terminal.OriginRecord:
-        """What is stored about an origin."""
+        """The stored facts about an origin."""
         return self.records.setdefault(origin, terminal.OriginRecord())
 
     def restart(self) -> None:

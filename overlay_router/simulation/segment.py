@@ -1,6 +1,6 @@
 """Both halves of a segment as the simulator runs them: who receives blocks and who sends them.
 
-``step()`` stands after every durable action: the party may die there. What was not synced is lost then.
+``step()`` stands after every durable action: the party may die there. Data that were not synced are lost then.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from overlay_router.rules.states import Kind, Op, Release, Result
-from stageout.wire import blocks
+from stageout.overlay.wire import blocks
 
 if TYPE_CHECKING:
     from overlay_router.simulation.simulator import World
@@ -128,7 +128,7 @@ class Intake(Party):
         self.send(sender, "TID", key_of(op), tid, *self.listed(tid, held))
 
     def listed(self, tid: Tid, held: Staging) -> tuple[frozenset[int], int]:
-        """What OPENED lists, and by which turn: a later one takes back what it does not list."""
+        """The blocks that OPENED lists, and by which turn: a later one takes back those that it does not list."""
         return frozenset(held.bitmap), 0
 
     def on_block(self, tid: Tid, index: int, content: Any, sender: str, key: Key) -> bool:

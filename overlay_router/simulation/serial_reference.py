@@ -1,4 +1,4 @@
-"""What one origin's operations give when they are executed one after the other: nested dictionaries, no protocol."""
+"""The result of one origin's operations, executed one after the other: nested dictionaries, no protocol."""
 
 from __future__ import annotations
 

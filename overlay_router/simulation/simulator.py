@@ -19,8 +19,8 @@ from overlay_router.rules.terminal import is_final
 from overlay_router.simulation import serial_reference
 from overlay_router.simulation.parties import Custodian, Origin, Terminal
 from overlay_router.simulation.segment import ROUTES, TERMINAL, Bug, Crash, Key, Message, Tid, Violation, require
-from stageout.wire.blocks import IllegalMove
-from stageout.wire.graph import SUBTREE
+from stageout.overlay.wire.blocks import IllegalMove
+from stageout.overlay.wire.graph import SUBTREE
 
 RING_BLOCKS = 6
 DRAIN_ROUNDS = 80
@@ -80,7 +80,7 @@ class World:
     # The network and its relays
 
     def credit(self, route: int) -> bool:
-        """Whether the relay of this route has a free buffer (invariant 4)."""
+        """Tell whether the relay of this route has a free buffer (invariant 4)."""
         return self.in_relay[route] < RING_BLOCKS or self.bug is Bug.CREDIT_IGNORED
 
     def send(self, sender: str, to: str, message: Message, route: int = -1) -> None:
@@ -144,16 +144,16 @@ class World:
             self.restart(party)
 
     def is_staged(self, tid: Tid, index: int, op: Op) -> bool:
-        """Whether a block is durable at the terminal, or was until its operation ended."""
+        """Tell whether a block is durable at the terminal, or was until its operation ended."""
         held = self.terminal.staging.get(tid)
         return (held is not None and index in held.synced) or is_final(self.terminal.record(op.origin), op.seq)
 
     def custodian_or_terminal(self) -> str:
-        """Where an operation is sent first."""
+        """The router to which an operation is sent first."""
         choice = self.random() * 3
         return TERMINAL if choice < 1 else self.custodians[int(choice) - 1].name
 
-    # What really happened: the other side of the assertions
+    # The real events: the other side of the assertions
 
     def executed(self, key: Key) -> None:
         """A system call changed names."""

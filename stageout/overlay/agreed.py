@@ -2,9 +2,9 @@
 
 They are there twice, each copy with a number that grows and a checksum: a change is written over the older copy, and
 the newest one that is whole counts. So half a copy, of a process that was killed, is none, and what a process writes
-that stood still meanwhile is older than what counts. Who changes them has a lock, for moments; one who cannot have it
-in time goes on without, and all others take another lock from then on: whoever stands still with the old one holds up
-nobody, and at worst one change is lost.
+that stood still meanwhile is older than what counts. A process that changes them holds a lock for moments. A process
+that cannot get the lock in time goes on without it, and all others take another lock from then on. So a process that
+hangs with the old lock delays nobody, and at worst one change is lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 
-#: What they take of the memory, from its beginning.
+#: The fields' offsets in the memory, from its beginning.
 SIZE_BYTES = 1024
 _NUMBER, _SUM = struct.Struct("=Q"), struct.Struct("=I")
 _COPIES = 0, 256

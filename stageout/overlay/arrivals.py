@@ -1,4 +1,4 @@
-"""What has come of a file, until it is whole and gets its name, with the permissions that it has at its source."""
+"""A file that arrives, until it is whole and gets its name, with the permissions that it has at its source."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def private(path: str, flags: int) -> int:
 
 
 def not_written(local: AnyPath, problem: OSError) -> TransferFailure:
-    """Why a file could not be made here."""
+    """Return why a file could not be made here."""
     kind = ErrorClass.NO_SPACE_LOCAL if problem.errno in _FULL else ErrorClass.LOCAL_FILE
     return TransferFailure(kind, f"{os.fspath(local)}: {problem.strerror}")
 

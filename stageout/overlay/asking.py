@@ -15,8 +15,8 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.pauses import growing_s
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.kept import Room
-from stageout.wire.overlay import Answer, List, Stat
-from stageout.wire.route import Route
+from stageout.overlay.wire.messages import Answer, List, Stat
+from stageout.overlay.wire.route import Route
 
 #: Questions without an answer, and their bytes. Both fit into the buffers on the way: while a router waits for a client
 #: that takes a long answer, that client must not wait for the router to read a question.
@@ -56,7 +56,7 @@ class Asking:
         """The answers in order, of a directory page by page. To be taken at once: a router waits a minute for that.
 
         None: the connection was lost. The question of which the last answer is not here yet is answered from its
-        beginning then. Whoever takes no further answers closes the connection.
+        beginning then. A caller that takes no further answers closes the connection.
 
         :raises TransferFailure: the router cannot be reached, or refuses.
         """

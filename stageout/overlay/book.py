@@ -1,6 +1,7 @@
-"""What the processes of one user on this machine send now: a table in shared memory that each of them keeps up.
+"""The flows that the processes of one user on this machine send now: a table in shared memory that each of them
+updates.
 
-Nothing in it is durable or secret, and all that it changes is who goes first. Where it cannot be had each process has a
+Nothing in it is durable or secret, and all that it changes is who goes first. Without shared memory each process has a
 table of its own.
 """
 
@@ -99,7 +100,7 @@ class Book:
                 _ROW.pack_into(self._table, place, now_s, *astuple(row)[:-1])
 
     def _is_at(self, lane: tuple[int, int], place: int) -> bool:
-        """Whether a row is still there: when this process stood still for long, others have taken its places."""
+        """Tell whether a row is still there: when this process stood still for long, others have taken its places."""
         return bool(_ROW.unpack_from(self._table, place)[1:3] == lane)
 
     def _free(self, now_s: float) -> Iterator[int]:
@@ -122,12 +123,12 @@ class Book:
 
 
 def _younger(stamp_s: float, age_s: float, now_s: float) -> bool:
-    """Whether a row was written so lately; others may have written after ``now_s`` was read. 0: nobody's."""
+    """Tell whether a row was written so lately; others may have written after ``now_s`` was read. 0: nobody's."""
     return stamp_s > 0 and abs(now_s - stamp_s) < age_s
 
 
 def shared_book(folder: Path = Path("/dev/shm")) -> Book:
-    """That of this user."""
+    """The table of this user."""
     path = folder / f"stageout-links.{os.geteuid()}"
     file = -1
     try:

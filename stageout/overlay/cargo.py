@@ -1,4 +1,4 @@
-"""What is sent over routes, and what each of them did."""
+"""The data to send over routes, and the work of each route."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Protocol
 
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim
-from stageout.wire.overlay import Open, Operation
-from stageout.wire.route import Route, shown
+from stageout.overlay.wire.messages import Open, Operation
+from stageout.overlay.wire.route import Route, shown
 
 
 class Loan(Protocol):
@@ -21,7 +21,7 @@ class Loan(Protocol):
 
     @property
     def is_back(self) -> bool:
-        """Whether it may be used again."""
+        """Tell whether it may be used again."""
 
     def recall(self) -> None:
         """It is wanted back after the block that leaves now."""
@@ -37,7 +37,7 @@ class Loan(Protocol):
 
 
 class Cargo(Protocol):
-    """What is sent."""
+    """The data to send."""
 
     gateway: Gateway
     blocks: int
@@ -46,7 +46,7 @@ class Cargo(Protocol):
 
     @property
     def claim(self) -> Claim:
-        """What it asks of the links."""
+        """The demand on the links."""
 
     def ask(self) -> Open:
         """The OPEN of this file, the same on every connection."""
@@ -69,7 +69,7 @@ class Cargo(Protocol):
 
 @dataclass(frozen=True)
 class Share:
-    """What one route did.
+    """The work of one route.
 
     :param problem: why it was lost at last, "" when it was not. :param connections: at the end. :param reason: why so
         many, where a controller has chosen.
@@ -83,7 +83,7 @@ class Share:
 
 
 def report(shares: Sequence[Share]) -> str:
-    """What all routes did, in a line."""
+    """The work of all routes, in a line."""
     return "; ".join(_did(share) for share in shares)
 
 

@@ -11,28 +11,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.core.sockets import (
+from stageout.core.sockets import readable
+from stageout.core.threads import NoThread
+from stageout.overlay.connecting import connect, trusting
+from stageout.overlay.links import Claim, Lane, Tap
+from stageout.overlay.proof import Proof
+from stageout.overlay.tcp import (
     UNSENT_BYTES,
     Segments,
     acked_bytes,
     arrived_bytes,
-    readable,
     segments,
     send_both,
     send_from,
     unsent_bytes,
     wait_at_most,
 )
-from stageout.core.threads import NoThread
-from stageout.overlay.connecting import connect, trusting
-from stageout.overlay.links import Claim, Lane, Tap
-from stageout.overlay.proof import Proof
-from stageout.wire import frames, overlay, packs
-from stageout.wire.blocks import PART_BYTES
-from stageout.wire.capability import Credential
-from stageout.wire.frames import BadFrame, Header, Type
-from stageout.wire.greeting import SAFE_DIGESTS, WrongKey, accept, offer
-from stageout.wire.overlay import (
+from stageout.overlay.wire import frames, messages, packs
+from stageout.overlay.wire.blocks import PART_BYTES
+from stageout.overlay.wire.capability import Credential
+from stageout.overlay.wire.frames import BadFrame, Header, Type
+from stageout.overlay.wire.greeting import SAFE_DIGESTS, WrongKey, accept, offer
+from stageout.overlay.wire.messages import (
     BLOCK_BYTES,
     Copy,
     FoundPack,
@@ -47,7 +47,7 @@ from stageout.wire.overlay import (
     Via,
     Welcome,
 )  # fmt: skip
-from stageout.wire.route import BadRoute, Route, address, check, shown, written
+from stageout.overlay.wire.route import BadRoute, Route, address, check, shown, written
 
 #: A router answers a greeting within this time, also a far one that has much to do; behind relays, each of which makes
 #: a connection in ten seconds or says that it cannot, it takes so much longer. One that has answered before has all the
@@ -195,7 +195,7 @@ class Channel:
         elif isinstance(message, Copy) and credential and credential.may_read:
             read = credential.signed(Get(message.source), self._nonce)
             message = replace(message, read_capability=read.capability, read_signature=read.signature)
-        return overlay.encode(message, self._checksum)
+        return messages.encode(message, self._checksum)
 
     def vouch(self, block: int, kind: str, checksum: int) -> None:
         """If that block is sent next, it is with this checksum of its bytes, where it is of the kind that goes here."""
@@ -248,7 +248,8 @@ class Channel:
         return self._tap is not None and self._tap.held
 
     def _pieces(self, data: memoryview, cut: bool, head_bytes: int = 0) -> Iterator[tuple[int, memoryview]]:
-        """What leaves at once, when it may: all of it, or with ``cut`` small pieces. :return: with their places.
+        """The bytes that leave at once, when they may: all of them, or with ``cut`` small pieces. :return: with their
+        places.
 
         :param head_bytes: that leave before the first.
         """
@@ -267,7 +268,8 @@ class Channel:
 
     @property
     def prompt_bytes(self) -> int:
-        """What leaves within 25 ms, as the last block did: a multiple of a block's smallest part, at most a block."""
+        """The bytes that leave within 25 ms, as the last block did: a multiple of a block's smallest part, at most a
+        block."""
         parts = int(_PART_S / max(self._block_s, _PART_S) * BLOCK_BYTES) // PART_BYTES
         return max(PART_BYTES, parts * PART_BYTES)
 
@@ -296,12 +298,12 @@ class Channel:
         return self._socket.fileno()
 
     def has_more(self, within_s: float) -> bool:
-        """Whether something (or the end) comes within so many seconds."""
+        """Tell whether something (or the end) comes within so many seconds."""
         return bool(readable([self._socket.fileno()], within_s))
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not ended, as far as is known here."""
+        """Tell whether it has not ended, as far as is known here."""
         try:
             return bool(self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except BlockingIOError:
@@ -311,7 +313,7 @@ class Channel:
 
     @property
     def acked_bytes(self) -> int:
-        """What the next hop has of all that was sent for this file, in TLS or not; 0: it is closed, or no one knows."""
+        """The bytes of this file that the next hop has, in TLS or not; 0: the connection is closed, or no one knows."""
         return self._acked() or 0
 
     def _acked(self) -> int | None:
@@ -320,16 +322,16 @@ class Channel:
 
     @property
     def arrived_bytes(self) -> int:
-        """What has come on it, also behind a packet that is lost; where nobody can say, what was received."""
+        """The bytes that have come on it, also behind a lost packet; where nobody can say, the bytes received."""
         told = arrived_bytes(self._wire)
         return self.received_bytes if told is None else told
 
     @property
     def segments(self) -> Segments:
-        """What it has sent, as the kernel counts."""
+        """The bytes that it has sent, as the kernel counts."""
         return segments(self._wire)
 
-    def send_pack(self, pack: overlay.Pack, digests: Sequence[bytes], data: Sequence[frames.Buffer]) -> None:
+    def send_pack(self, pack: messages.Pack, digests: Sequence[bytes], data: Sequence[frames.Buffer]) -> None:
         """Send small files, with the capability. :raises TransferFailure: the connection is lost."""
         pack = replace(pack, manifest=packs.manifest(digests))
         if self.gateway.credential:
@@ -343,7 +345,7 @@ class Channel:
         """The next message. :raises TransferFailure: the connection is lost, or the router refuses."""
         with self._failures():
             header, payload = self._frame()
-            message = overlay.decode(frames.Frame(header, payload))
+            message = messages.decode(frames.Frame(header, payload))
         return self._unless_refused(message)
 
     def receive_pack(self, asked: int) -> tuple[FoundPack, list[memoryview]]:
@@ -356,7 +358,7 @@ class Channel:
         try:
             if frame.header.type is Type.FOUND_PACK:
                 return packs.decode_found(frame, asked)
-            told = self._unless_refused(overlay.decode(frame))
+            told = self._unless_refused(messages.decode(frame))
         except BadFrame as problem:
             raise self.failure(ErrorClass.CONTENT_MISMATCH, str(problem)) from None
         raise self.failure(ErrorClass.CONTENT_MISMATCH, f"{type(told).__name__} where FOUND_PACK was due")
@@ -402,7 +404,7 @@ class Channel:
         header = frames.decode_header(self._exactly(frames.HEADER_BYTES), self._checksum)
         if header.type is Type.REFUSE:
             payload = self._exactly(header.length_bytes)
-            told = overlay.decode(frames.Frame(header, payload))
+            told = messages.decode(frames.Frame(header, payload))
             raise BadFrame(getattr(told, "message", ""))
         if header.type is not kind or header.length_bytes > most_bytes:
             raise BadFrame(f"{header.type.name} of {header.length_bytes} bytes where a {kind.name} was due")
@@ -427,7 +429,7 @@ class Channel:
         """TLS from here on, to the end of the route: relays see nothing of it."""
         import ssl  # most links have none: its library takes as long as a small file
 
-        from stageout.core import tls
+        from stageout.overlay import tls
 
         raw, patience_s = self._socket, self._patience_s(self.gateway.server, len(self.route))
         try:
@@ -446,7 +448,7 @@ class Channel:
             raise self.failure(ErrorClass.CONNECTION_LOST, words) from None
 
     def _patience_s(self, server: str, relays: int) -> float:
-        """How long a greeting may take. :param server: that is to answer. :param relays: that it passes."""
+        """Return how long a greeting may take. :param server: that is to answer. :param relays: that it passes."""
         timeout_s = self.gateway.timeout_s
         return timeout_s if server in _answered else min(timeout_s, _GREETING_S + relays * _RELAY_S)
 

@@ -26,11 +26,10 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim
 from stageout.overlay.sending import RecordsLost, Sending
 from stageout.overlay.sources import AnyPath, check_source, open_source
-from stageout.tuning.shares import MOST_PRIORITY
-from stageout.wire import capability, frames
-from stageout.wire.deposits import EXPIRES_AFTER_S
-from stageout.wire.fields import MAX_NUMBER
-from stageout.wire.overlay import (
+from stageout.overlay.tuning.shares import MOST_PRIORITY
+from stageout.overlay.wire import capability, frames
+from stageout.overlay.wire.fields import MAX_NUMBER
+from stageout.overlay.wire.messages import (
     BLOCK_BYTES,
     Cancel,
     Custody,
@@ -41,7 +40,8 @@ from stageout.wire.overlay import (
     Result,
     Status,
 )
-from stageout.wire.route import Route
+from stageout.overlay.wire.route import Route
+from stageout.wire.deposits import EXPIRES_AFTER_S
 
 _PAUSE_MAX_S = 30.0
 _ASK_EVERY_S = 10.0
@@ -187,7 +187,7 @@ class Upload:
         return open_source(self.local)[0]
 
     def _delivered(self, keep_result: bool) -> Result | None:
-        """What becomes of a file in custody; None when its data must come again.
+        """The outcome of a file in custody; None when its data must come again.
 
         It is on its way: nothing begins anew when connections are lost.
         """
@@ -246,7 +246,7 @@ class Upload:
 
     @property
     def claim(self) -> Claim:
-        """What it asks of the links; relays see no more of its identity than they need to tell transfers apart."""
+        """The demand on the links; relays see no more of its identity than they need to tell transfers apart."""
         order = self.order
         flow = hashlib.blake2b(f"{order.origin}/{order.seq}".encode(), digest_size=8).hexdigest()
         return Claim(flow, "", order.priority, order.deadline)
@@ -258,7 +258,7 @@ class Upload:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the answer of the router is not waited for any more."""
+        """Tell whether the answer of the router is not waited for any more."""
         return False
 
     def until_result(self, control: Channel) -> Result | None:
@@ -307,7 +307,7 @@ class Upload:
 
 
 def answer_to(control: Channel, order: Operation, patience_s: float = float("inf")) -> Result | Custody | None:
-    """What became of an operation; None when its data must come again. The router is asked while it is silent.
+    """The outcome of an operation; None when its data must come again. The router is asked while it is silent.
 
     :param patience_s: for an operation that waits there.
     :raises TransferFailure: it is to be said again: STALLED when the router is silent, TIMED_OUT when it only waits.
@@ -399,7 +399,7 @@ def _cancelled(upload: Upload) -> Result | Custody | None:
 
 
 def cancelled(gateway: Gateway, routes: Sequence[Route], order: Operation) -> Result | Custody | None:
-    """What the router says when it is asked to cancel a PUBLISH; None when it says nothing."""
+    """The router's answer to a request to cancel a PUBLISH; None without an answer."""
     patience_s = min(GIVE_UP_S, gateway.timeout_s)
     for route in routes[:2]:
         with contextlib.suppress(TransferFailure), Channel(replace(gateway, timeout_s=patience_s), route) as way:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from stageout.core import log
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.core.sockets import as_a_client
-from stageout.wire.route import written
+from stageout.overlay.tcp import as_a_client
+from stageout.overlay.wire.route import written
 
 if TYPE_CHECKING:
     import ssl
@@ -45,7 +45,7 @@ def connect(place: tuple[str, int], server: str, timeout_s: float, congestion: s
 
 @lru_cache(maxsize=8)
 def trusting(ca: str) -> ssl.SSLContext:
-    """What believes the certificates in that file. :raises TransferFailure: CREDENTIAL_MISSING."""
+    """The TLS context that trusts the certificates in that file. :raises TransferFailure: CREDENTIAL_MISSING."""
     import ssl  # most links have none: its library takes as long as a small file
 
     try:
@@ -67,5 +67,5 @@ def _control_congestion(sock: socket.socket, name: str) -> None:
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
     except OSError as problem:
-        log.warn("no-such-congestion-control", wanted=name, problem=problem.strerror,
+        log.warn("congestion-control-unsupported", wanted=name, problem=problem.strerror,
                  remedy="see net.ipv4.tcp_allowed_congestion_control, and load its module")  # fmt: skip

@@ -24,17 +24,28 @@ from stageout.overlay.fetch import read
 from stageout.overlay.links import Claim
 from stageout.overlay.operations import Session, entries_of
 from stageout.overlay.sending import Sending
-from stageout.wire import overlay, warrant
+from stageout.overlay.wire import messages, warrant
+from stageout.overlay.wire.messages import (
+    BLOCK_BYTES,
+    Cancel,
+    Copying,
+    Custody,
+    Low,
+    Open,
+    Operation,
+    Result,
+    Staged,
+    Status,
+)
+from stageout.overlay.wire.route import Route
+from stageout.overlay.wire.warrant import Warrant
 from stageout.wire.deposits import EXPIRES_AFTER_S
-from stageout.wire.overlay import BLOCK_BYTES, Cancel, Copying, Custody, Low, Open, Operation, Result, Staged, Status
-from stageout.wire.route import Route
-from stageout.wire.warrant import Warrant
 
 _DIRECT: Sequence[Route] = ((),)
 Progress = Callable[[int], None]
 _PAUSE_MAX_S = 30.0
 _ASK_EVERY_S = 10.0
-#: That are asked before the first of them is answered.
+#: Operations that are asked about before the first answer comes.
 _QUESTIONS = 100
 #: Failures of a router that say that it does not get through to the other one.
 _UNREACHED = frozenset(
@@ -83,14 +94,14 @@ class Unreached(TransferFailure):
 
 @dataclass
 class _Passage:
-    """What :class:`~stageout.overlay.sending.Sending` asks of a file that lies at another router.
+    """The source of :class:`~stageout.overlay.sending.Sending` for a file that lies at another router.
 
     :param found: what the source's router says of it: the version that all blocks are of, and what it must be.
     """
 
     source: Gateway
     source_path: str
-    found: overlay.Answer
+    found: messages.Answer
     gateway: Gateway
     order: Operation
     progress: Progress
@@ -202,7 +213,7 @@ def command(
         entry.size_bytes, target.until(expires_after_s), entry.mode,
     )  # fmt: skip
     signer = target.credential.key if target.credential else target.secret
-    order = overlay.Copy(
+    order = messages.Copy(
         wanted.origin, wanted.seq, source_path, found.generation, target.server, target_path, wanted.size_bytes,
         wanted.mode, wanted.expires, warrant.write(wanted, signer),
         target.credential.text if target.credential else "",
@@ -239,7 +250,7 @@ def follow(given: Commanded, progress: Progress = _ignored) -> Copy:
 
 
 def state(gateway: Gateway, origin: str, stop: bool = False) -> Result | Custody | Copying:
-    """What a router says of a copy or a deposit: its end, how far the copy has come, or CUSTODY.
+    """The router's answer about a copy or a deposit: its end, how far the copy has come, or CUSTODY.
 
     :param stop: have it cancelled before that is asked; that it is may be said a moment later.
     :raises TransferFailure: it was not reached.
@@ -262,7 +273,7 @@ def state(gateway: Gateway, origin: str, stop: bool = False) -> Result | Custody
 
 
 def states(gateway: Gateway, origin: str, files: int) -> list[Result | Custody]:
-    """What a router says of the first so many operations of an origin: small files that were given to it in packs.
+    """The router's answer about the first so many operations of an origin: small files that were given to it in packs.
 
     :raises TransferFailure: it was not reached.
     """
@@ -336,8 +347,8 @@ def _until_result(channel: Channel, given: Commanded, progress: Progress) -> Res
         progress(answer.moved_bytes)
 
 
-def _first(given: Commanded, message: overlay.Copy | Status | Cancel) -> Result | Custody:
-    """What the router answers first to a message about a copy, by the first route that works."""
+def _first(given: Commanded, message: messages.Copy | Status | Cancel) -> Result | Custody:
+    """The router's first answer to a message about a copy, by the first route that works."""
     for route in given.routes[:-1]:
         try:
             return _told(given, route, message)
@@ -347,7 +358,7 @@ def _first(given: Commanded, message: overlay.Copy | Status | Cancel) -> Result 
     return _told(given, given.routes[-1], message)
 
 
-def _told(given: Commanded, route: Route, message: overlay.Copy | Status | Cancel) -> Result | Custody:
+def _told(given: Commanded, route: Route, message: messages.Copy | Status | Cancel) -> Result | Custody:
     with Channel(given.source, route) as channel:
         channel.send(message)
         if isinstance(message, Cancel):
@@ -380,13 +391,13 @@ def _raise_unless_done(given: Commanded, answer: Result) -> None:
         raise failure
 
 
-def _looked_up(gateway: Gateway, path: str, routes: Sequence[Route]) -> overlay.Answer:
-    """What a router says of a name, which may be that there is none."""
+def _looked_up(gateway: Gateway, path: str, routes: Sequence[Route]) -> messages.Answer:
+    """The router's answer about a name, which may be that there is none."""
     with Session(gateway, routes=routes) as session:
         return session.look_up(path)
 
 
-def _file(gateway: Gateway, path: str, routes: Sequence[Route]) -> overlay.Answer:
+def _file(gateway: Gateway, path: str, routes: Sequence[Route]) -> messages.Answer:
     found = _looked_up(gateway, path, routes)
     if found.code:
         raise TransferFailure(ErrorClass.from_code(found.code), found.message, gateway.server)

@@ -10,9 +10,9 @@ from itertools import islice
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
+from stageout.overlay.wire.messages import Custody, Operation, Result
+from stageout.overlay.wire.route import Route
 from stageout.wire.deposits import EXPIRES_AFTER_S
-from stageout.wire.overlay import Custody, Operation, Result
-from stageout.wire.route import Route
 
 #: Said before the first answer is read.
 _TOGETHER = 8

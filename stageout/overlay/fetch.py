@@ -1,7 +1,7 @@
 """Published files back from a router: whole, or a range of bytes.
 
 A connection that is lost costs what was on its way: the same version of the file goes on at the block where it was. If
-the name was given to another file meanwhile, that one is fetched from its beginning. What has more than a few blocks
+the name was given to another file meanwhile, that one is fetched from its beginning. A file of more than a few blocks
 comes by several connections, and all routes (:mod:`stageout.overlay.receiving`).
 """
 
@@ -31,10 +31,10 @@ from stageout.overlay.reaching import reach
 from stageout.overlay.receiving import Download, Receiving
 from stageout.overlay.sockets import FIRST_CONNECTIONS, LONG_S
 from stageout.overlay.sources import AnyPath
+from stageout.overlay.wire.fields import MAX_NUMBER
+from stageout.overlay.wire.messages import BLOCK_BYTES, Found, Get, Heartbeat, Message
+from stageout.overlay.wire.route import Route
 from stageout.overlay.writing import Writing
-from stageout.wire.fields import MAX_NUMBER
-from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Heartbeat, Message
-from stageout.wire.route import Route
 
 _RESUMES = 3
 _RESUMABLE = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.STALLED})
@@ -50,7 +50,7 @@ Ended = Callable[[Sequence[Share]], None]
 
 @dataclass
 class _Fetch:
-    """A range of a published file, in order. What was received outlives a lost connection.
+    """A range of a published file, in order. Received data outlive a lost connection.
 
     :param size_bytes: how many at most; negative for all behind the offset. :param proof: None for a part.
     :param few_blocks: of the whole file so many are asked for, and what follows is decided when its size is known; 0:
@@ -125,7 +125,7 @@ class _Fetch:
         return channel, self._ask(channel)
 
     def _choose_few(self) -> None:
-        """How much is asked for at first, which depends on the way."""
+        """Return how much is asked for at first, which depends on the way."""
         if self.few_blocks and not self.received_bytes:
             is_near = len(self.routes) == 1 and 0 < self.made_s < LONG_S
             self.few_blocks = _FEW_NEAR_BLOCKS if is_near else _FEW_BLOCKS
@@ -295,7 +295,7 @@ class _Whole:
         return fetch.found.size_bytes
 
     def _has_come(self) -> bool:
-        """Whether all of it is here; else it is to be asked for as a whole."""
+        """Tell whether all of it is here; else it is to be asked for as a whole."""
         fetch = self._fetch
         channel, found = fetch.begun()
         if fetch.few_blocks and found.size_bytes > fetch.few_blocks * BLOCK_BYTES:

@@ -2,9 +2,9 @@
 
 A connection asks for a range of blocks at a time: large ones while much is left, since each question costs something,
 and small ones at the end, so that all connections end at about the same time (guided self-scheduling, Polychronopoulos
-and Kuck, 1987). What a connection had asked for when it was lost is asked for again by others; and so, when nothing
-else is left, is what slow ones still owe. Where a block by itself takes long, the last ones come in parts, each by
-whichever connection is idle.
+and Kuck, 1987). The parts that a lost connection had asked for are asked for again by other connections. When nothing
+else is left, so are the parts that slow connections still owe. Where a block by itself takes long, the last ones come
+in parts, each by whichever connection is idle.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from stageout.wire import blocks
-from stageout.wire.blocks import PART_BYTES, BlockTable
-from stageout.wire.overlay import BLOCK_BYTES
+from stageout.overlay.wire import blocks
+from stageout.overlay.wire.blocks import PART_BYTES, BlockTable
+from stageout.overlay.wire.messages import BLOCK_BYTES
 
 #: Of several connections each asks for half of its part of what is left, and for so many blocks at most; one by itself
 #: for no more than these, since others may join it.
 _PARTS, _MOST_BLOCKS, _MOST_ALONE = 2, 256, 64
 #: Of a block that is cut, in place of a connection: its parts are lost with theirs, the block is not.
 _CUT = -1
-#: What only comes sooner from another connection is not asked for there when so much of the file, or a block where
-#: that is more, has come twice. A connection brings what it owes in order, and others begin with the last of that, so
-#: most of what is asked for twice comes once.
+#: A part that would only come sooner from another connection is not asked for there when so much of the file, or a
+#: block where that is more, has come twice. A connection brings what it owes in order, and others begin with the last
+#: of that, so most of what is asked for twice comes once.
 _TWICE = 0.02
 
 
@@ -42,11 +42,11 @@ class Ask(NamedTuple):
 
     @property
     def is_part(self) -> bool:
-        """Whether it is less than a block."""
+        """Tell whether it is less than a block."""
         return self.stop > 0
 
     def each(self, first: int = 0) -> Iterator[tuple[Ask, int]]:
-        """What comes as a frame of its own, and how many bytes that is, at most. :param first: none before this."""
+        """The messages that come as frames of their own, and their most bytes. :param first: none before this."""
         if self.is_part:
             yield self, self.stop - self.start
             return
@@ -73,7 +73,7 @@ class _Cut:
 
     @property
     def here_bytes(self) -> int:
-        """That have come."""
+        """The bytes that have come."""
         last_bytes = len(self.data) - (len(self.here) - 1) * PART_BYTES
         return sum(self.here[:-1]) * PART_BYTES + self.here[-1] * last_bytes
 
@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def has_parts(self) -> bool:
-        """Whether there are parts that nobody was asked for."""
+        """Tell whether there are parts that nobody was asked for."""
         return any(cut.left for cut in self._cut.values())
 
     @property
@@ -160,7 +160,7 @@ class Plan:
         return cut.part(found, carrier, range(len(cut.here)), most_bytes)
 
     def begin(self, carrier: int, most: int) -> Ask:
-        """What the first connection has asked for before anything was known of the file: its first blocks."""
+        """The first blocks of a file, which the first connection asks for before anything is known of the file."""
         found = blocks.take_run(self._table, carrier, most)
         return Ask(*found) if found else Ask(0, 0)
 
@@ -183,7 +183,7 @@ class Plan:
         return self._part_again(carrier, mine, slow if must_be_slow else None)
 
     def _waits(self, mine: Collection[int]) -> bool:
-        """Whether these connections wait for something."""
+        """Tell whether these connections wait for something."""
         parts = (asked for cut in self._cut.values() for asked, here in zip(cut.asked, cut.here) if not here)
         return bool(blocks.under_way(self._table, mine)) or any(one in mine for asked in parts for one in asked)
 
@@ -200,7 +200,8 @@ class Plan:
         return None
 
     def once_more(self, carrier: int, late: Ask, most_bytes: int = 0) -> Ask | None:
-        """What one other was asked for, to be asked for here, too; None: it is here, or is not to be had twice.
+        """A part that another connection was asked for, to be asked for here, too; None: it is here, or is not to be
+        had twice.
 
         :param late: a block, or a part of one. :param most_bytes: no more than such a part; 0: whole blocks only.
         """
@@ -265,5 +266,5 @@ class Plan:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every block is in the file."""
+        """Tell whether every block is in the file."""
         return blocks.complete(self._table)

@@ -13,9 +13,9 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.fetch import Ended, Progress, get, read
 from stageout.overlay.searching import Place, named, search
 from stageout.overlay.sockets import FIRST_CONNECTIONS
-from stageout.wire import frames
-from stageout.wire.overlay import Answer, Stat
-from stageout.wire.route import Route
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.messages import Answer, Stat
+from stageout.overlay.wire.route import Route
 
 #: Failures that say that the destination is not there, and nothing of the file.
 _AWAY = frozenset(

@@ -1,7 +1,8 @@
 """Small files back from a router, many for one question.
 
-A few questions are under way at once, so that a long line is full. What cannot come so is fetched by itself: where a
-connection is lost, a router is of an earlier version or refuses, or a file is larger, or another one, than was said.
+A few questions are under way at once, so that a long line is full. A file that cannot come in a pack is fetched by
+itself: where a connection is lost, a router is of an earlier version or refuses, or a file is larger, or another one,
+than was said.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import allowed
 from stageout.overlay.links import Claim
 from stageout.overlay.sources import AnyPath
-from stageout.wire.fields import MAX_NUMBER
-from stageout.wire.overlay import GetPack
-from stageout.wire.pack_gets import MAX_ASKED, MAX_ASKED_BYTES
-from stageout.wire.packs import MAX_FILE_BYTES, MAX_PACK_BYTES
-from stageout.wire.route import Route
+from stageout.overlay.wire.fields import MAX_NUMBER
+from stageout.overlay.wire.messages import GetPack
+from stageout.overlay.wire.pack_gets import MAX_ASKED, MAX_ASKED_BYTES
+from stageout.overlay.wire.packs import MAX_FILE_BYTES, MAX_PACK_BYTES
+from stageout.overlay.wire.route import Route
 
 _UNDER_WAY = 4
 #: Connections that may be lost on the way.

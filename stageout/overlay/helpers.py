@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import Channel, Gateway
-from stageout.wire.overlay import Low, Pack
-from stageout.wire.route import Route
+from stageout.overlay.wire.messages import Low, Pack
+from stageout.overlay.wire.route import Route
 
 MOST = 6
 _LOOK_S = 0.5

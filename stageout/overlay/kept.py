@@ -1,8 +1,8 @@
 """Connections that a file has left, for the next one that goes the same way.
 
 A circuit takes a round trip or two on each hop to be made, and TCP then begins slowly on each. So those on which
-nothing is under way any more are kept for a few seconds. Whoever takes some must be ready to make new ones: a relay may
-have died meanwhile, or the far end have closed them.
+nothing is under way any more are kept for a few seconds. A caller that takes some must be ready to make new ones: a
+relay may have died meanwhile, or the far end have closed them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.threads import NoThread, started
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim, Lane
-from stageout.wire.route import Route
+from stageout.overlay.wire.route import Route
 
 #: So long they are kept without use, and so many of them.
 IDLE_S = 3.0
@@ -52,7 +52,9 @@ def place(verb: str, gateway: Gateway, route: Route, claim: Claim | None = None)
 
 @dataclass
 class Circuit:
-    """What one file had on one way. :param control: None where there is none. :param carriers: connections for blocks.
+    """The connections that one file had on one way.
+
+    :param control: None where there is none. :param carriers: connections for blocks.
 
     :param round_trip_s: at least. :param files: that it has served.
     """
@@ -156,7 +158,7 @@ class Kept:
 
 
 def _alive(circuit: Circuit) -> Circuit | None:
-    """What of it has not ended, as far as is known here; None where its control connection has."""
+    """The transfer on it that has not ended, as far as is known here; None where its control connection has."""
     if circuit.control is not None and not circuit.control.is_open:
         circuit.close()
         return None
@@ -182,7 +184,8 @@ class Room:
         self._waits_s = list(_ROOM_S)
 
     def made(self, failure: TransferFailure) -> bool:
-        """Whether it is worth another try after this failure: what was kept has been closed, and the router noticed."""
+        """Tell whether it is worth another try after this failure: what was kept has been closed, and the router
+        noticed."""
         found = kept()
         untried = len(self._waits_s) == len(_ROOM_S)
         if failure.kind is not ErrorClass.SERVER_BUSY or not self._waits_s or (untried and not len(found)):

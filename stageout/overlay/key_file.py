@@ -8,8 +8,8 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.signing import KeyUnusable, key_of
 from stageout.overlay.channel import Gateway
 from stageout.overlay.sources import AnyPath
-from stageout.wire import token
-from stageout.wire.capability import Credential
+from stageout.overlay.wire import token
+from stageout.overlay.wire.capability import Credential
 
 
 def read_key(path: Path) -> tuple[str, bytes]:

@@ -2,9 +2,9 @@
 
 Every connection that carries data passes a *tap*, all taps of one transfer on one link belong to one *lane*. While the
 flows of a link differ in priority, owner or deadline, each lane is held to the rate that
-:mod:`stageout.tuning.shares` gives it; else a tap only counts. Processes of one user see each other's flows in a file
-of shared memory, so puts of several processes, and workers of a relay, share a link as they should. Where it is said
-what a router's line carries, whatever leaves takes turns on that, too (:mod:`stageout.overlay.uplink`).
+:mod:`stageout.overlay.tuning.shares` gives it; else a tap only counts. Processes of one user see each other's flows
+in a file of shared memory, so puts of several processes, and workers of a relay, share a link as they should. Where it
+is said what a router's line carries, whatever leaves takes turns on that, too (:mod:`stageout.overlay.uplink`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pathlib import Path
 from stageout.core import log
 from stageout.core.threads import NoThread, started
 from stageout.overlay.book import Book, Row, shared_book
+from stageout.overlay.tuning.shares import MOST_PRIORITY, Flow, Shares, weights
+from stageout.overlay.tuning.turns import least_part
 from stageout.overlay.uplink import Sharer, Turn, Uplink, uplink_of_this_process
-from stageout.tuning.shares import MOST_PRIORITY, Flow, Shares, weights
-from stageout.tuning.turns import least_part
 
 _TICK_S = 0.1
 _SOONEST_S = 0.02
@@ -51,7 +51,7 @@ _NUMBERS = itertools.count(1)
 
 @dataclass(frozen=True)
 class Claim:
-    """What a transfer asks of the links that it uses.
+    """The demand of a transfer on the links that it uses.
 
     :param flow: which transfer, the same on all its connections; "" for one of its own. :param owner: on whose behalf,
         "" for this user. :param priority: 0 to 10: each step doubles its part. :param deadline: Unix time in seconds.
@@ -76,8 +76,8 @@ class Tap:
 
     @property
     def moved_bytes(self) -> int:
-        """What has arrived; what has passed, where nobody can say. A new connection gives the kernel far more at first
-        than the link carries.
+        """The bytes that have arrived; those that have passed, where nobody can say. A new connection gives the kernel
+        far more at first than the link carries.
         """
         told = self._acked()
         if told is not None:
@@ -86,7 +86,7 @@ class Tap:
 
     @property
     def held(self) -> bool:
-        """Whether the lane is held to a rate now, or takes turns with others: then it sends in small pieces."""
+        """Tell whether the lane is held to a rate now, or takes turns with others: then it sends in small pieces."""
         return self._lane.limit is not None or self._lane.turn is not None
 
     @property
@@ -176,17 +176,17 @@ class Lane:
 
     @property
     def connections(self) -> int:
-        """How many there are."""
+        """Return how many there are."""
         with self._changed:
             return len(self._taps)
 
     @property
     def least_rate(self) -> float:
-        """What its connections need so that none of them stands still for too long, in bytes a second."""
+        """The rate that its connections need so that none of them stands still for too long, in bytes a second."""
         return _LEAST_OF_ONE * self.connections
 
     def row(self, now_s: float) -> Row:
-        """What other processes shall know of it."""
+        """The state that other processes shall know of it."""
         claim = self.claim
         priority = max(0, min(claim.priority, MOST_PRIORITY))
         return Row(
@@ -221,7 +221,7 @@ class Lane:
 
 
 class _Meter:
-    """What one lane moves, wherever it is."""
+    """The bytes that one lane moves, wherever it is."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
@@ -243,7 +243,7 @@ class _Meter:
         return max(0, last - first) / max(_TICK_S, last_s - first_s)
 
     def moves(self, now_s: float, lately_s: float = _MOVES_S) -> bool:
-        """Whether it has moved anything lately."""
+        """Tell whether it has moved anything lately."""
         return now_s - self._moved_s < lately_s
 
 
@@ -333,7 +333,7 @@ class Links:
                 for lane in lanes:
                     lane.hold(None)
                 if repr(problem) != said:
-                    log.error("links-not-shared", problem=repr(problem), again_s=_TICK_S)
+                    log.error("link-sharing-failed", problem=repr(problem), again_s=_TICK_S)
                 said = repr(problem)
             with self._lock:  # not before the last plan: the next thread must not begin beside it
                 if not lanes and not self._lanes:
@@ -469,7 +469,7 @@ def _process(pid: int) -> int:
 
 @functools.lru_cache(maxsize=2)
 def _namespace(kind: str) -> int:
-    """What addresses, or numbers of processes, are of: containers may have their own."""
+    """The namespace of addresses, or of process numbers: containers may have their own."""
     try:
         return Path(f"/proc/self/ns/{kind}").stat().st_ino
     except OSError:

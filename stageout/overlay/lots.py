@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
-from stageout.wire import overlay
+from stageout.overlay.wire import messages
 
 
 @dataclass(frozen=True)
@@ -25,24 +25,24 @@ def reserve(gateway: Gateway, size_bytes: int, lifetime_s: int, path: str = "") 
 
     :param lifetime_s: at most a week. :raises TransferFailure: NO_SPACE_REMOTE, QUOTA_EXCEEDED, PERMISSION_DENIED, ...
     """
-    return _ask(gateway, overlay.Lot(secrets.token_hex(16), "reserve", size_bytes, lifetime_s, path))
+    return _ask(gateway, messages.Lot(secrets.token_hex(16), "reserve", size_bytes, lifetime_s, path))
 
 
 def renew(gateway: Gateway, number: str, lifetime_s: int) -> Lot:
     """Keep a lot for so long from now. :raises TransferFailure: NOT_FOUND when its time was over, ..."""
-    return _ask(gateway, overlay.Lot(number, "renew", lifetime_s=lifetime_s))
+    return _ask(gateway, messages.Lot(number, "renew", lifetime_s=lifetime_s))
 
 
 def release(gateway: Gateway, number: str) -> None:
     """Give back what is left of a lot. :raises TransferFailure: as :func:`renew`."""
-    _ask(gateway, overlay.Lot(number, "release"))
+    _ask(gateway, messages.Lot(number, "release"))
 
 
-def _ask(gateway: Gateway, ask: overlay.Lot) -> Lot:
+def _ask(gateway: Gateway, ask: messages.Lot) -> Lot:
     with Channel(gateway) as channel:
         channel.send(ask)
         answer = channel.receive()
-    if not isinstance(answer, overlay.Reserved):
+    if not isinstance(answer, messages.Reserved):
         raise channel.failure(ErrorClass.NOT_SUPPORTED, f"{type(answer).__name__} where RESERVED was due")
     if answer.code:
         again_s = float(answer.retry_after_s) if answer.retry_after_s >= 0 else None

@@ -18,9 +18,9 @@ from stageout.overlay.fetch import get
 from stageout.overlay.gatherer import Gatherer, Wanted
 from stageout.overlay.packs import Packer, SmallPut
 from stageout.overlay.sources import AnyPath
+from stageout.overlay.wire.fields import MAX_NUMBER
+from stageout.overlay.wire.route import Route
 from stageout.wire.deposits import EXPIRES_AFTER_S
-from stageout.wire.fields import MAX_NUMBER
-from stageout.wire.route import Route
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
@@ -282,7 +282,7 @@ class _Mixed(Generic[Key]):
             self._large.add(file)
 
     def _taken(self) -> list[_File[Key]]:
-        """Those that are to be sent once more, by directory."""
+        """The files that are to be sent once more, by directory."""
         taken, self._again = self._again, []
         return sorted(taken, key=lambda file: _directory(file[2]))
 
@@ -354,7 +354,7 @@ class Singly(Generic[Key]):
             return True
 
     def has(self, path: str) -> bool:
-        """Whether a file of that name is under way."""
+        """Tell whether a file of that name is under way."""
         return self._packer.has(path)
 
     def cut(self) -> None:

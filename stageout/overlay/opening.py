@@ -15,8 +15,8 @@ from stageout.overlay.channel import Gateway
 from stageout.overlay.client import Put, put
 from stageout.overlay.fetch import read
 from stageout.overlay.operations import Session
-from stageout.wire.overlay import BLOCK_BYTES
-from stageout.wire.route import Route
+from stageout.overlay.wire.messages import BLOCK_BYTES
+from stageout.overlay.wire.route import Route
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -44,8 +44,8 @@ def open_file(
 ) -> io.BufferedReader | Writer:
     """A published file to be read (``rb``), or a :class:`Writer` of a new one (``wb``).
 
-    What is read is one version, that of the moment of opening, also after a lost connection. Bytes arrive while they
-    are used; to seek begins a new request.
+    All reads get one version, that of the moment of opening, also after a lost connection. Bytes arrive while they are
+    used; to seek begins a new request.
 
     :param path: below the router's root. :param routes: ways to the router, as of :func:`stageout.overlay.fetch.get`.
     :param permissions: of a new file. :raises TransferFailure: classified; later, CONFLICT when it was replaced.

@@ -20,10 +20,10 @@ from stageout.core.pauses import growing_s
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.kept import Room
-from stageout.wire import graph
+from stageout.overlay.wire import graph
+from stageout.overlay.wire.messages import Answer, Cancel, Custody, List, Low, Operation, Result, Stat
+from stageout.overlay.wire.route import Route
 from stageout.wire.deposits import EXPIRES_AFTER_S
-from stageout.wire.overlay import Answer, Cancel, Custody, List, Low, Operation, Result, Stat
-from stageout.wire.route import Route
 
 _WINDOW = 256
 _RESUMES = 3
@@ -32,7 +32,7 @@ _LOST = "whether it has happened is not known, for {} has lost its records: look
 
 @dataclass(frozen=True)
 class Entry:
-    """What a name is.
+    """The kind of a name.
 
     :param kind: "file", "directory", "link" or "other". :param modified: Unix time in seconds.
     :param generation: how often the name was changed by the overlay; 0 in listings. :param note: how the router knows,
@@ -87,7 +87,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connections. What was not pushed may or may not happen."""
+        """Let go of the connections. An operation that was not pushed may or may not happen."""
         for channel in (self._channel, self._looking):
             if channel is not None:
                 channel.close()
@@ -136,7 +136,7 @@ class Session:
             raise failures[0]
 
     def stat(self, path: str) -> Entry:
-        """What a name is, after all operations so far. :raises TransferFailure: NOT_FOUND, or as :meth:`push`."""
+        """The kind of a name, after all operations so far. :raises TransferFailure: NOT_FOUND, or as :meth:`push`."""
         found = self.look_up(path)
         _raise_refused(found, self.gateway)
         (entry,) = entries_of(found)
@@ -150,7 +150,7 @@ class Session:
         return self._asked(Stat(path))[1]
 
     def entries(self, path: str) -> Iterator[Entry]:
-        """What is in a directory ("" is the root), in no order, after all operations so far; read as it is used."""
+        """The entries of a directory ("" is the root), in no order, after all operations so far; read as it is used."""
         for page in self.pages(path):
             yield from entries_of(page)
 
@@ -280,7 +280,7 @@ class Session:
         raise AssertionError("unreachable")
 
     def _raise_low(self) -> None:
-        """What is settled may be forgotten by the router."""
+        """The router may forget operations that are settled."""
         low = graph.low_water(self._low, self._settled, self._unsettled)
         if low > self._low:
             self._settled = {seq: outcome for seq, outcome in self._settled.items() if seq > low}
@@ -301,6 +301,6 @@ def _raise_refused(found: Answer, gateway: Gateway) -> None:
 
 
 def entries_of(found: Answer) -> list[Entry]:
-    """What an answer names."""
+    """The content of an answer."""
     columns = (found.names, found.kinds, found.sizes_bytes, found.modes, found.modified)
     return [Entry(*values) for values in zip(*columns)]

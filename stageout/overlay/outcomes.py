@@ -1,9 +1,9 @@
-"""What a router's refusal means: from the words of the protocol to the table of failures."""
+"""The meaning of a router's refusal: from the words of the protocol to the table of failures."""
 
 from __future__ import annotations
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.wire.overlay import Result
+from stageout.overlay.wire.messages import Result
 
 #: After these the same is asked for again: by another connection, or when the disk of the router is back or has room.
 RESUMABLE = frozenset(
@@ -15,7 +15,7 @@ RESUMABLE = frozenset(
         ErrorClass.NO_SPACE_REMOTE,
     }
 )
-#: Words that a router's refusal begins with, as far as they are part of the protocol (docs/WIRE.md).
+#: Words that a router's refusal begins with, as far as they are part of the protocol (docs/reference/wire.md).
 _REASONS = {
     "precondition": ErrorClass.CONFLICT,
     "conflict": ErrorClass.CONFLICT,
@@ -42,7 +42,7 @@ _OUTCOMES = {"expired": ErrorClass.DEADLINE, "lost": ErrorClass.SERVER_ERROR}
 
 
 def failure(answer: Result, path: str, server: str) -> TransferFailure | None:
-    """Why an operation did not happen; None when it did."""
+    """Return why an operation did not happen; None when it did."""
     if answer.outcome == "done":
         return None
     word, _, detail = answer.reason.partition(": ")

@@ -1,4 +1,4 @@
-"""What is at a terminal of a pack that it may have had before it lost its records (rule 18)."""
+"""Files of a pack that its terminal may have had before it lost its records (rule 18)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.finding import generation_of
-from stageout.wire import frames
-from stageout.wire.frames import Buffer
-from stageout.wire.overlay import Answer, GetPack, Pack, Stat
-from stageout.wire.pack_gets import MAX_ASKED, MAX_ASKED_BYTES
-from stageout.wire.route import Route
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.frames import Buffer
+from stageout.overlay.wire.messages import Answer, GetPack, Pack, Stat
+from stageout.overlay.wire.pack_gets import MAX_ASKED, MAX_ASKED_BYTES
+from stageout.overlay.wire.route import Route
 
 #: Names that are asked about at once.
 _TOGETHER = 64
@@ -36,7 +36,9 @@ class Files:
 
 
 class Seen(NamedTuple):
-    """What is there, by place. :param same: generations of files that are there. :param newer: others have their names.
+    """The files found there, by place.
+
+    :param same: generations of files that are there. :param newer: others have their names.
 
     Those were changed after these had been taken, or sent first.
     """
@@ -46,7 +48,7 @@ class Seen(NamedTuple):
 
 
 def look(gateway: Gateway, files: Files, places: Iterable[int], route: Route = ()) -> Seen:
-    """Look for files at their terminal. What may not be looked at counts as not there.
+    """Look for files at their terminal. A file that may not be looked at counts as not there.
 
     :param route: by which it is reached. :raises TransferFailure: it is not.
     """
@@ -96,7 +98,7 @@ def _same(gateway: Gateway, route: Route, files: Files, places: list[int]) -> It
 
 
 def _fetched(gateway: Gateway, route: Route, pack: Pack, places: list[int]) -> tuple[Sequence[int], Sequence[Buffer]]:
-    """What is in files, with the class of the failure of those that are to be fetched by themselves."""
+    """The content of files, with the class of the failure of those that are to be fetched by themselves."""
     alone = [ErrorClass.NOT_SUPPORTED.code] * len(places), [b""] * len(places)
     with Channel(gateway, route) as channel:
         if not channel.packs:

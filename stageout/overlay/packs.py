@@ -25,11 +25,11 @@ from stageout.overlay.helpers import MOST, Helpers, Parcel
 from stageout.overlay.kept import Room
 from stageout.overlay.pack_looking import NEWER, Files, look
 from stageout.overlay.sources import AnyPath, open_source
+from stageout.overlay.wire.fields import MAX_AFTER, MAX_PATH_BYTES
+from stageout.overlay.wire.messages import Custody, Low, Message, NoSpace, Pack, Packed, Result, Status
+from stageout.overlay.wire.packs import MAX_FILE_BYTES, MAX_FILES, MAX_PACK_BYTES, MAX_PATHS_BYTES
+from stageout.overlay.wire.route import Route
 from stageout.wire.deposits import EXPIRES_AFTER_S
-from stageout.wire.fields import MAX_AFTER, MAX_PATH_BYTES
-from stageout.wire.overlay import Custody, Low, Message, NoSpace, Pack, Packed, Result, Status
-from stageout.wire.packs import MAX_FILE_BYTES, MAX_FILES, MAX_PACK_BYTES, MAX_PATHS_BYTES
-from stageout.wire.route import Route
 
 _UNDER_WAY = 16
 #: To connect takes so long over a way that is worth more than one connection.
@@ -98,11 +98,11 @@ class _Load(Generic[Key]):
         return self.first + len(self.paths)
 
     def has_room(self, path_bytes: int) -> bool:
-        """Whether there is one more path in it."""
+        """Tell whether there is one more path in it."""
         return len(self.paths) < MAX_FILES and self.paths_bytes + path_bytes <= MAX_PATHS_BYTES
 
     def may_follow(self, earlier: int) -> bool:
-        """Whether it can say that it comes after a pack. :param earlier: number of that."""
+        """Tell whether it can say that it comes after a pack. :param earlier: number of that."""
         return earlier in self.after or len(self.after) < MAX_AFTER
 
     def add(self, key: Key, path: str, path_bytes: int, mode: int, size_bytes: int) -> None:
@@ -145,7 +145,7 @@ class _Load(Generic[Key]):
         self.head = replace(self.head, cancelled=tuple(self.first + place for place in sorted(self.known)))
 
     def ended(self, place: int, server: str) -> End | None:
-        """What became of a file that was not to be sent, for it was looked for; None for any other."""
+        """The outcome of a file that was not to be sent, because it was looked for; None for any other."""
         known = self.known.get(place)
         if isinstance(known, str):
             return TransferFailure(ErrorClass.CONFLICT, f"{self.paths[place]}: {known}", server)
@@ -225,7 +225,7 @@ class Packer(Generic[Key]):
 
     @property
     def may_arrive(self) -> bool:
-        """Whether a custodian has files that have not ended."""
+        """Tell whether a custodian has files that have not ended."""
         return any(load.in_custody for load in self._waiting)
 
     def add(self, key: Key, local: AnyPath, path: str, seq: int = 0) -> bool:
@@ -270,7 +270,7 @@ class Packer(Generic[Key]):
         return True
 
     def has(self, path: str) -> bool:
-        """Whether a file of that name is under way."""
+        """Tell whether a file of that name is under way."""
         return path in self._names
 
     def cut(self) -> None:
@@ -405,7 +405,7 @@ class Packer(Generic[Key]):
         self._rooms.append(load.room)
 
     def _settled(self, channel: Channel) -> None:
-        """What is known here need not be kept there. It costs the router a record: said for some packs at once."""
+        """A file known here need not be kept there. It costs the router a record: said for some packs at once."""
         self._unsettled += 1
         if not self._waiting or self._unsettled >= _UNDER_WAY // 2:
             self._unsettled = 0
@@ -445,7 +445,7 @@ class Packer(Generic[Key]):
 
 
 def _answers(answer: Packed, keys: Sequence[object]) -> bool:
-    """Whether there is a result for each file: none may be forgotten, or count as arrived, for want of one."""
+    """Tell whether there is a result for each file: none may be forgotten, or count as arrived, for want of one."""
     return len(answer.generations) == len(keys) and len(answer.failed) == len(answer.outcomes)
 
 

@@ -6,8 +6,8 @@ import hashlib
 import threading
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.wire.frames import DIGEST_BYTES
-from stageout.wire.overlay import BLOCK_BYTES, Found
+from stageout.overlay.wire.frames import DIGEST_BYTES
+from stageout.overlay.wire.messages import BLOCK_BYTES, Found
 
 #: Blocks whose digests lie together: wherever a router says that a block is, it takes less here than by itself.
 _TOGETHER = 1024
@@ -16,7 +16,7 @@ _TOGETHER = 1024
 class Proof:
     """Digests of one file's blocks by position, from any connection and in any order; judged when all are here.
 
-    What a router says nothing of is not judged. May be used in several threads.
+    A file of which a router says nothing is not judged. May be used in several threads.
 
     :param path: of the file, for messages. :param server: the router that has it, likewise.
     """
@@ -43,7 +43,7 @@ class Proof:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether there is anything to judge by: else nobody needs digests."""
+        """Tell whether there is anything to judge by: else nobody needs digests."""
         return bool(self._manifest)
 
     def add(self, block: int, size_bytes: int, digest: bytes) -> None:

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from stageout.core.errors import TransferFailure
 from stageout.core.threads import NoThread, started
 from stageout.overlay.channel import Channel
-from stageout.wire.route import Route
+from stageout.overlay.wire.route import Route
 
 _NEXT_AFTER_S = 1.0
 
@@ -24,7 +24,7 @@ def reach(
     """A connection, and the route that it goes by.
 
     :param connect: makes one. :param late: takes one that came after another, in a thread of its own.
-    :raises TransferFailure: the last one, when all failed. Whatever else ends it, no connection is left open.
+    :raises TransferFailure: the last one, when all failed. Any other end leaves no connection open.
     """
     if len(routes) == 1:
         return routes[0], connect(routes[0])

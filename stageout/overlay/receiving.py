@@ -20,10 +20,10 @@ from stageout.overlay.kept import Place, place
 from stageout.overlay.links import Claim
 from stageout.overlay.proof import Proof
 from stageout.overlay.way_back import Carrier, WayBack
+from stageout.overlay.wire.blocks import PART_BYTES
+from stageout.overlay.wire.messages import BLOCK_BYTES, Found, Get
+from stageout.overlay.wire.route import Route
 from stageout.overlay.writing import Writing
-from stageout.wire.blocks import PART_BYTES
-from stageout.wire.overlay import BLOCK_BYTES, Found, Get
-from stageout.wire.route import Route
 
 Progress = Callable[[int], None]
 _TICK_S = 0.05
@@ -50,7 +50,9 @@ RESUMABLE = frozenset(
 
 @dataclass(frozen=True)
 class Download:
-    """What is fetched, and how. :param flow: one for all its connections, so that routers count them together.
+    """The file to fetch, and how to fetch it.
+
+    :param flow: one for all its connections, so that routers count them together.
     :param proof: takes the digests of all blocks.
 
     :param connections: on each route, at first. :param most_connections: a controller never has more on a route.
@@ -74,7 +76,7 @@ class Download:
         )  # fmt: skip
 
     def place(self, route: Route) -> Place:
-        """Where connections of it are kept for others."""
+        """The pool where its connections are kept for others."""
         return place("get", self.gateway, route, self.claim)
 
     def connect(self, route: Route) -> Channel:
@@ -141,7 +143,7 @@ class Receiving:
             self.fail(TransferFailure(best.kind, text, best.server, best.retry_after_s))
 
     def _end(self) -> None:
-        """No thread writes any more then. What nothing is under way on is for the next file."""
+        """No thread writes any more then. Connections on which nothing is under way are for the next file."""
         with self.changed:
             self.over = True
             is_whole = self.plan.is_whole and self._failure is None
@@ -174,7 +176,7 @@ class Receiving:
             return self._numbers
 
     def take(self, way: WayBack, carrier: Carrier) -> Ask | None:
-        """What a connection has to ask for next; None: nothing for now.
+        """The next part for a connection to ask for; None: nothing for now.
 
         While something is under way on it, the last blocks are left to those that ask for them as they get idle.
         """
@@ -213,12 +215,12 @@ class Receiving:
         return min(worth_bytes, BLOCK_BYTES)
 
     def _pace(self, carrier: Carrier) -> float:
-        """What it brings; of a new one, what the others do."""
+        """The carrier's rate; of a new one, the rate of the others."""
         paces = [one.pace for one in self._carriers() if one.pace]
         return carrier.pace or sum(paces) / max(1, len(paces))
 
     def again(self, way: WayBack, carrier: Carrier) -> Ask | None:
-        """What an idle connection has to ask for although others were asked for it; None, after a moment: nothing."""
+        """A part for an idle connection to ask for although others were asked for it; None, after a moment: nothing."""
         with self.changed:
             if self.over:
                 return None
@@ -237,7 +239,8 @@ class Receiving:
             yield from (number for number, one in other.carriers.items() if is_slow or other.is_silent(one))
 
     def _late(self, way: WayBack, carrier: Carrier) -> Ask | None:
-        """What comes last by others of the same route, or a part of it, if it is here much sooner by this one."""
+        """The last part to come by other connections of the same route, or a piece of it, if it is here much sooner by
+        this one."""
         if not carrier.pace:
             return None
         part_bytes = self._least_bytes(way, carrier)
@@ -311,7 +314,7 @@ class Receiving:
             self.changed.notify_all()
 
     def shares(self) -> tuple[Share, ...]:
-        """What each route did."""
+        """The work of each route."""
         return tuple(way.share() for way in self.ways)
 
     def pause(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What a router knows of the network around it: its links, and the routes that it would take."""
+"""A router's view of the network around it: its links, and the routes that it would take."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
-from stageout.wire.fields import KnownRow
-from stageout.wire.overlay import Known, Routed, Routes
-from stageout.wire.route import MAX_HOPS, Route, address, written
+from stageout.overlay.wire.fields import KnownRow
+from stageout.overlay.wire.messages import Known, Routed, Routes
+from stageout.overlay.wire.route import MAX_HOPS, Route, address, written
 
 #: More links than any router keeps (256 routers with 32 each).
 _MOST_LINKS = 8192
@@ -35,7 +35,7 @@ def ask_routes(gateway: Gateway, terminal: str) -> Routed:
 def found_routes(asked: Sequence[str], end: Gateway) -> tuple[Route, ...]:
     """Routes to a router that other routers, which the sender can reach, know of: at most four that share no relay.
 
-    :param asked: ``HOST:PORT`` of these; they must know the sender's key. What they say is used for 15 s.
+    :param asked: ``HOST:PORT`` of these; they must know the sender's key. Their answers are used for 15 s.
     :raises TransferFailure: none of them can be asked, or none knows a route; the text says why.
     """
     question = (tuple(asked), end.server, end.key_name)
@@ -103,7 +103,10 @@ def ask_links(gateway: Gateway, route: Route = ()) -> Network:
 
 
 def ask_uplink(gateway: Gateway) -> Known:
-    """What a router says of its uplink, and of some of its links. :raises TransferFailure: not reached, or refused."""
+    """A router's answer about its uplink, and about some of its links.
+
+    :raises TransferFailure: not reached, or refused.
+    """
     with Channel(gateway) as channel:
         channel.send(Routes())
         answer = channel.receive()

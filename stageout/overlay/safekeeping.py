@@ -17,9 +17,9 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.pauses import growing_s
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import ENDS, GIVE_UP_S, Deposit, allowed, deposit_order, give
+from stageout.overlay.wire.messages import Cancel, Operation, Status
+from stageout.overlay.wire.route import Route
 from stageout.wire.deposits import EXPIRES_AFTER_S
-from stageout.wire.overlay import Cancel, Operation, Status
-from stageout.wire.route import Route
 
 #: A further custodian delivers when the one before it has not for so long: a resend without need doubles the load.
 STANDBY_S = 600
@@ -63,7 +63,8 @@ class _Search:
         self._lock, self._threads = threading.Lock(), list[threading.Thread]()
 
     def run(self) -> None:
-        """Ask until enough have it, or none is left. Who is named first delivers first, whichever thread runs first."""
+        """Ask until enough have it, or none is left. The custodian that is named first delivers first, whichever thread
+        runs first."""
         first = [self._next() for _ in range(self.copies)]
         self._threads = [threading.Thread(target=self._fill, args=one, daemon=True) for one in enumerate(first)]
         for thread in self._threads:
@@ -107,7 +108,7 @@ class _Search:
             thread.join(max(0.0, until_s - time.monotonic()))
 
     def holders(self) -> list[Gateway]:
-        """Those that may have something of the file."""
+        """The routers that may have some of the file."""
         with self._lock:
             unreached = {server for server, failure in self.problems.items() if failure.kind in _UNREACHED}
             return [gateway for server, gateway in self.asked.items() if server not in unreached]
@@ -156,7 +157,7 @@ def deposit_copies(
 
     :param origin: and ``seq``, its number there: for this file only. 32 hexadecimal digits; "" for a random one.
     :param wait_s: how long to go on asking when there are not enough. :param progress: called with bytes of one copy.
-    :raises TransferFailure: not enough have taken it, and the file must be kept. Those that have something of it were
+    :raises TransferFailure: not enough have taken it, and the file must be kept. Routers that have some of it were
         asked to give it up, as they are by an interrupt; with an ``origin``, which can be repeated, they keep it.
     """
     first = custodians[0]
@@ -200,7 +201,7 @@ def deposit_copies(
 
 
 def the_same(server: str) -> TransferFailure:
-    """What is wrong with a second copy at one router."""
+    """The fault of a second copy at one router."""
     text = f"{server} is the same router as one that has it already"
     return TransferFailure(ErrorClass.BAD_REQUEST, text, server)
 
@@ -240,7 +241,10 @@ def _give_up(gateway: Gateway, order: Operation, routes: Sequence[Route]) -> Non
 
 
 def too_few(path: str, kept: int, copies: int, problems: Mapping[str, TransferFailure]) -> TransferFailure:
-    """Why a file must be kept. :param kept: custodians that have it. :param problems: of the others, by their name."""
+    """Return why a file must be kept.
+
+    :param kept: custodians that have it. :param problems: of the others, by their name.
+    """
     failures = list(problems.values())
     worst = next((one for one in failures if not one.kind.retryable), failures[0] if failures else None)
     reasons = "; ".join(str(one) for one in failures) or "no more of them are named"

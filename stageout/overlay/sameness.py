@@ -20,9 +20,9 @@ from typing import Optional, TypeVar
 from stageout.core.errors import ErrorClass
 from stageout.overlay.asking import Asking
 from stageout.overlay.sources import AnyPath
-from stageout.wire import frames
-from stageout.wire.overlay import BLOCK_BYTES, Answer, List, Stat
-from stageout.wire.packs import MAX_FILE_BYTES
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.messages import BLOCK_BYTES, Answer, List, Stat
+from stageout.overlay.wire.packs import MAX_FILE_BYTES
 
 #: Between two times that are told apart: they are said in seconds, and the way of a clock's time takes some.
 MARGIN_S = 5
@@ -54,7 +54,7 @@ def compared(asking: Asking, pairs: Iterable[Pair[Key]], *, is_put: bool) -> Ite
 
 
 def is_same(local: AnyPath, here: os.stat_result, there: Answer, ahead_s: int, is_put: bool) -> bool:
-    """Whether a file here is the one there.
+    """Tell whether a file here is the one there.
 
     :param ahead_s: of the router's clock, before ours. :param is_put: as of :func:`compared`.
     """
@@ -69,7 +69,7 @@ def is_same(local: AnyPath, here: os.stat_result, there: Answer, ahead_s: int, i
 
 
 def _is_alike(here: os.stat_result, there: Answer, is_put: bool) -> bool:
-    """Whether both may be the same, as far as can be seen without digests and times."""
+    """Tell whether both may be the same, as far as can be seen without digests and times."""
     if there.code or there.note or there.kinds != ("file",) or there.sizes_bytes != (here.st_size,):
         return False
     return not is_put or there.modes == (here.st_mode & 0o777,)

@@ -12,8 +12,8 @@ from typing import Generic, NamedTuple, TypeVar
 from stageout.core.errors import TransferFailure
 from stageout.overlay.channel import Gateway
 from stageout.overlay.routes import Network, ask_links
-from stageout.wire.fields import KnownRow
-from stageout.wire.route import MAX_HOPS, Route, address, written
+from stageout.overlay.wire.fields import KnownRow
+from stageout.overlay.wire.route import MAX_HOPS, Route, address, written
 
 #: All of them together have so long.
 WITHIN_S = 10.0
@@ -45,14 +45,14 @@ def named(end: Gateway, ways: Iterable[Sequence[str]]) -> tuple[Place, ...]:
 
 @dataclass
 class Said(Generic[Found]):
-    """What the routers have said. :param nothing: who has none of it. :param problems: of the others, in words."""
+    """The answers of the routers. :param nothing: who has none of it. :param problems: of the others, in words."""
 
     found: list[Found] = field(default_factory=list)
     nothing: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Who was asked, and what those have said that have nothing of it; "" when nobody was."""
+        """The routers that were asked, and the answers of those that have none of it; "" when nobody was asked."""
         nothing = [f"nothing of it at {', '.join(self.nothing)}"] if self.nothing else []
         said = "; ".join([*nothing, *self.problems])
         return f"custodians were asked: {said}" if said else ""
@@ -76,7 +76,7 @@ def search(
 
 @dataclass(frozen=True)
 class _Heard(Generic[Found]):
-    """What one router has said."""
+    """The answer of one router."""
 
     place: Place
     found: Found | None

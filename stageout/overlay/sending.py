@@ -1,8 +1,8 @@
 """One file over several routes at once.
 
 Each route has a control connection of its own and connections that carry blocks. All of them pull from one table, so
-the shares follow the speeds. What is STAGED, and the answer, is said on every control connection; so when a route dies,
-by a reset or by silence, what went with it and is not confirmed is given to the others at once, and nothing else
+the shares follow the speeds. The router says STAGED and its answer on every control connection. So when a route dies,
+by a reset or by silence, the blocks that went with it unconfirmed are given to the others at once, and nothing else
 changes. A route that idles at the end sends again what slower ones still have on their way. A dead one is tried again.
 """
 
@@ -20,9 +20,9 @@ from stageout.overlay.cargo import Share as Share
 from stageout.overlay.cargo import report as report
 from stageout.overlay.channel import Channel
 from stageout.overlay.way import FIRST_PAUSE_S, Way
-from stageout.wire import blocks
-from stageout.wire.blocks import PART_BYTES, BlockTable, Part
-from stageout.wire.overlay import (
+from stageout.overlay.wire import blocks
+from stageout.overlay.wire.blocks import PART_BYTES, BlockTable, Part
+from stageout.overlay.wire.messages import (
     BLOCK_BYTES,
     MAX_RANGES,
     Custody,
@@ -34,7 +34,7 @@ from stageout.wire.overlay import (
     Result,
     Staged,
 )
-from stageout.wire.route import Route, shown
+from stageout.overlay.wire.route import Route, shown
 
 #: A connection without a block looks so often whether another route is late with one; that a block comes, it is told.
 _LOOK_S, _IDLE_LOOK_S = 0.05, 0.5
@@ -138,11 +138,11 @@ class Sending:
         self.ready.notify_all()
 
     def is_waiting(self, block: int) -> bool:
-        """Whether a block is still to be taken."""
+        """Tell whether a block is still to be taken."""
         return self.table.state[block] is blocks.Block.READY
 
     def is_staged(self, block: int) -> bool:
-        """Whether a block is durable at the other side."""
+        """Tell whether a block is durable at the other side."""
         return self.table.state[block] is blocks.Block.STAGED
 
     @property
@@ -152,7 +152,7 @@ class Sending:
 
     @property
     def grows(self) -> bool:
-        """Whether more of its blocks may come."""
+        """Tell whether more of its blocks may come."""
         return self._grows
 
     def complete(self) -> None:
@@ -167,8 +167,8 @@ class Sending:
                 return
 
     def close(self) -> None:
-        """The end. Where nothing can be under way any more the connections are left to the next file; else all are
-        closed: what is still on its way is not needed."""
+        """The end. If nothing can be under way any more, the connections are left to the next file; else all are
+        closed: data that are still on their way are not needed."""
         with self.changed:
             self.over = True
             done = isinstance(self._answer, Result) and self._answer.outcome == "done"
@@ -179,7 +179,7 @@ class Sending:
             way.close()
 
     def shares(self) -> tuple[Share, ...]:
-        """What each route did."""
+        """The work of each route."""
         return tuple(way.share() for way in self.ways)
 
     def fail(self, failure: TransferFailure) -> None:
@@ -219,7 +219,7 @@ class Sending:
         return [block for first, end in ranges for block in range(first, end)]
 
     def had(self) -> bytes:
-        """What the other side has said that it has, before it is asked: a byte for each block."""
+        """The blocks that the other side has reported before it is asked: a byte for each block."""
         with self.changed:
             return blocks.had(self.table) if self.tid else b""
 
@@ -282,7 +282,7 @@ class Sending:
             return self._carriers
 
     def has_under_way(self, carrier: int) -> bool:
-        """Whether something that went with a connection is not yet STAGED."""
+        """Tell whether something that went with a connection is not yet STAGED."""
         with self.changed:
             return blocks.under_way(self.table, (carrier,)) > 0
 
@@ -310,7 +310,7 @@ class Sending:
             return part
 
     def _next(self, carrier: int, prompt_bytes: int) -> Part | None:
-        """What was not yet sent: blocks, and at the end parts, so that all connections end at the same time.
+        """The data that were not yet sent: blocks, and at the end parts, so that all connections end at the same time.
 
         Several routes send whole blocks, and repeat those that are late: a part has no carrier of its own.
         """
@@ -397,7 +397,7 @@ class Sending:
         self.publish()
 
     def _believe_others(self) -> None:
-        """What counts was said by a route that is up, if there is one: else it came late, of a router that has died."""
+        """The answer of a route that is up counts, if there is one: any other came late, of a router that has died."""
         told = [(way, way.opened) for way in self.ways if way.opened is not None]
         if told and all((opened.tid, opened.epoch) != (self.tid, self._epoch) for _, opened in told):
             self._opened(*told[0])
@@ -408,7 +408,7 @@ class Sending:
             return -1 if self.over else os.dup(self._file)
 
     def _look(self) -> None:
-        """Whether there is still hope."""
+        """Tell whether there is still hope."""
         problems = [way.problem for way in self.ways if way.problem is not None]
         if len(problems) < len(self.ways) or any(way.control for way in self.ways):
             return

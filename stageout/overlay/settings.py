@@ -10,7 +10,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
 from stageout.overlay.routes import found_routes
 from stageout.overlay.sockets import FIRST_CONNECTIONS
-from stageout.wire.route import BadRoute, Route, addresses, parse_routes
+from stageout.overlay.wire.route import BadRoute, Route, addresses, parse_routes
 
 _KNOB = "STAGEOUT_OVERLAY_ROUTES"
 _KEY = "STAGEOUT_OVERLAY_KEY"

@@ -1,7 +1,7 @@
 """Small files that custodians get for good, many in one pack.
 
-Whoever gives them names each file's operation. So a file is one operation however often it is given, in whichever
-packs, and to whichever custodians; its terminal executes it once.
+The caller names each file's operation. So a file is one operation however often it is given, in whichever packs, and to
+whichever custodians; its terminal executes it once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from stageout.overlay.many import Singly
 from stageout.overlay.packs import RESUMES, Packer, SmallPut
 from stageout.overlay.safekeeping import Custodian, the_same, too_few
 from stageout.overlay.sources import AnyPath
+from stageout.overlay.wire.fields import MAX_NUMBER
 from stageout.wire.deposits import EXPIRES_AFTER_S
-from stageout.wire.fields import MAX_NUMBER
 
 _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.5, 15.0
 Key = TypeVar("Key")
@@ -57,11 +57,11 @@ class Small(Generic[Key]):
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether another try may find a custodian for it."""
+        """Tell whether another try may find a custodian for it."""
         return not self.is_over and any(one.kind.retryable for one in self.problems.values())
 
     def lacks(self, server: str) -> bool:
-        """Whether a custodian is to be asked to take it."""
+        """Tell whether a custodian is to be asked to take it."""
         failed = self.problems.get(server)
         has_it = server in {one.custodian for one in self.kept}
         return not self.is_over and not has_it and (failed is None or failed.kind.retryable)
@@ -178,7 +178,7 @@ class _Giving(Generic[Key]):
             small.finish()
 
     def _take(self, file: Small[Key], server: str, expires: int, result: Put | SmallPut | TransferFailure) -> None:
-        """What one custodian has said of a file."""
+        """The answer of one custodian about a file."""
         with self._lock:
             was_over = file.is_over
             if isinstance(result, TransferFailure):

@@ -1,8 +1,8 @@
 """How many connections one route of a put, or a get, uses: few at first, more or fewer as the rate says. No I/O.
 
 Where one connection fills the link, as with BBR or without loss, more only wait for each other; where each loses
-packets and backs off, as with CUBIC, many are needed. :mod:`stageout.tuning.climbing` finds out by trying; and where
-packets are lost on a link that is not full, :mod:`stageout.tuning.losses` says at once how many.
+packets and backs off, as with CUBIC, many are needed. :mod:`stageout.overlay.tuning.climbing` finds out by trying; and
+where packets are lost on a link that is not full, :mod:`stageout.overlay.tuning.losses` says at once how many.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from stageout.core.sockets import Segments
-from stageout.tuning.climbing import Climber
-from stageout.tuning.losses import Losses
+from stageout.overlay.tcp import Segments
+from stageout.overlay.tuning.climbing import Climber
+from stageout.overlay.tuning.losses import Losses
 
 #: With so many it begins.
 FIRST_CONNECTIONS = 2
@@ -37,7 +37,7 @@ class Sample:
 class Sockets:
     """The number of connections of one route.
 
-    :param start: at first. :param most: never more. Where that is no more than ``start`` their number stays as it is.
+    :param start: at first. :param most: never more. If that is no more than ``start``, their number stays as it is.
     :ivar is_fixed: that is so.
     """
 
@@ -60,7 +60,7 @@ class Sockets:
 
     @property
     def now(self) -> int:
-        """How many there should be."""
+        """Return how many there should be."""
         return self._climber.now
 
     @property
@@ -74,7 +74,7 @@ class Sockets:
         self._lately.clear()
 
     def look(self, now_s: float, acked_bytes: int, round_trip_s: float, segments: Segments = _NONE) -> Sample | None:
-        """To be called a few times a second. What was decided; None while it is measured.
+        """To be called a few times a second. The decision; None while it is measured.
 
         :param acked_bytes: that the next hop has got since the route began. :param round_trip_s: of the route, or the
             time that a connection takes. :param segments: of the connections that are open.

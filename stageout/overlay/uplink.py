@@ -1,9 +1,9 @@
 """A router's uplink: a line of which it is known what it carries, shared by all that the router's processes send by it.
 
 The router makes a file in shared memory and names it in the environment of the processes that it starts
-(:data:`VARIABLE`); what each of them sends by a lane then takes turns there (:mod:`stageout.tuning.turns`). A process
-decides for itself whose turn it is among its own flows, and shows the others where the first of these stands. Nothing
-in the file is durable or secret.
+(:data:`VARIABLE`); what each of them sends by a lane then takes turns there (:mod:`stageout.overlay.tuning.turns`). A
+process decides for itself whose turn it is among its own flows, and shows the others where the first of these stands.
+Nothing in the file is durable or secret.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from pathlib import Path
 from stageout.core import log
 from stageout.core.errors import StageoutError
 from stageout.overlay.agreed import Agreed
-from stageout.tuning.turns import MESSAGE_BYTES, Place, Turns, piece_bytes
+from stageout.overlay.tuning.turns import MESSAGE_BYTES, Place, Turns, piece_bytes
 
 #: Of a router's processes: what its line carries in bytes a second, a colon, and the file in which they share it.
 VARIABLE = "STAGEOUT_UPLINK"
-#: What all agree on, in this order: as in :class:`Turns`.
+#: The fields that all agree on, in this order: as in :class:`Turns`.
 _KNOWN = "free_s", "virtual", "passed_bytes", "since_s", "used", "messages_s"
 #: Of one process: its pid, where its first flow stands, when it said who sends by it, and the size of what it said.
 _SLOT = struct.Struct("=qddq")
@@ -46,7 +46,9 @@ _MOST_GONE = 1024
 
 @dataclass(frozen=True)
 class Sharer:
-    """Who sends by it. :param to: next hop, or the address that a file goes to. :param owner: on whose behalf.
+    """A sender that uses the line.
+
+    :param to: next hop, or the address that a file goes to. :param owner: on whose behalf.
 
     :param flows: how many transfers of that priority. :param share: of the line, as far as they can use it.
     :param rate: bytes a second lately.
@@ -70,7 +72,7 @@ class Turn(Place):
 
     @property
     def piece_bytes(self) -> int:
-        """What may leave at once."""
+        """The bytes that may leave at once."""
         return self._uplink.piece_bytes
 
     def take(self, size_bytes: int) -> None:
@@ -101,12 +103,12 @@ class Uplink:
 
     @property
     def rate(self) -> float:
-        """What it carries, bytes a second."""
+        """Its rate, bytes a second."""
         return self._turns.rate
 
     @property
     def piece_bytes(self) -> int:
-        """What may leave at once."""
+        """The bytes that may leave at once."""
         return piece_bytes(self.rate, self.connections)
 
     @property
@@ -232,7 +234,7 @@ class Uplink:
 
     @contextlib.contextmanager
     def _shared(self) -> Iterator[None]:
-        """What all processes know of the line is in ``_turns`` meanwhile, and what becomes of that is theirs."""
+        """The processes' knowledge of the line is in ``_turns`` meanwhile, and any change of it is theirs."""
         with self._agreed.held():
             self._learn()
             yield
@@ -293,7 +295,7 @@ def uplink_of_this_process() -> Uplink | None:
     try:
         return Uplink(float(rate), Path(path)) if path else None
     except (OSError, ValueError) as problem:
-        log.error("uplink-not-shared", path=path, problem=repr(problem), advice="restart the router")
+        log.error("uplink-sharing-failed", path=path, problem=repr(problem), advice="restart the router")
         return None
 
 
@@ -302,7 +304,7 @@ def _written(sharers: Sequence[Sharer]) -> bytes:
 
 
 def _read(text: bytes) -> list[Sharer]:
-    """What :func:`_written` made; nothing, where a process was killed while it wrote."""
+    """The entry that :func:`_written` made; nothing, where a process was killed while it wrote."""
     try:
         return [Sharer(*row) for row in json.loads(text)]
     except (ValueError, TypeError):

@@ -1,6 +1,6 @@
 """One route of a file on its way: a control connection in a thread, and connections that carry blocks, each in one.
 
-What has nothing under way when the file is there is left to the next one (:mod:`stageout.overlay.kept`).
+A connection that has nothing under way when the file is there is left to the next one (:mod:`stageout.overlay.kept`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 
 from stageout.core import log
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.core.sockets import Segments
 from stageout.overlay.cargo import Loan, Share
 from stageout.overlay.channel import Channel
 from stageout.overlay.kept import Circuit, Place, kept, place
 from stageout.overlay.links import Lane, links
 from stageout.overlay.sockets import FAR_CONNECTIONS, LONG_S, Sockets
-from stageout.wire.blocks import Part
-from stageout.wire.overlay import BLOCK_BYTES, Attach, Heartbeat, Message, Opened
-from stageout.wire.route import Route, shown
+from stageout.overlay.tcp import Segments
+from stageout.overlay.wire.blocks import Part
+from stageout.overlay.wire.messages import BLOCK_BYTES, Attach, Heartbeat, Message, Opened
+from stageout.overlay.wire.route import Route, shown
 
 if TYPE_CHECKING:
     from stageout.overlay.sending import Sending
@@ -41,8 +41,9 @@ _ROUND_TRIPS = 8
 _DOUBLINGS = 20
 #: A control connection that another file has left must answer within this time, or a new one is made.
 _TRIAL_S = 5.0
-#: A router that has enough connections of one host or key says so, or just closes one more. Those that are made before
-#: they are needed, and those that are kept, must not be the reason that a file does not go: it is tried so often again.
+#: A router that has enough connections of one host or key says so, or just closes one more. Connections that are made
+#: before they are needed, and those that are kept, must not be the reason that a file does not go: it is tried so often
+#: again.
 _CROWDED, _CHANCES = frozenset({ErrorClass.CONNECTION_LOST, ErrorClass.SERVER_BUSY}), 2
 #: Numbers of heartbeats: an answer to one of an earlier file is none to a later one.
 _BEATS = itertools.count(1)
@@ -119,7 +120,7 @@ class Way:
             pause_s = min(_MAX_PAUSE_S, pause_s * 2)
 
     def _has_made_room(self, failure: TransferFailure) -> bool:
-        """Whether it may be that idle connections took the place of one that is needed. There are none now."""
+        """Tell whether it may be that idle connections took the place of one that is needed. There are none now."""
         if self._up_s or not self._chances or failure.kind not in _CROWDED:
             return False
         self._chances -= 1
@@ -128,7 +129,7 @@ class Way:
         return True
 
     def share(self) -> Share:
-        """What it did."""
+        """The work of the route."""
         sockets = self.sockets
         return Share(self.route, self.sent_bytes, str(self.problem or ""), sockets.now, sockets.reason)
 
@@ -137,7 +138,7 @@ class Way:
         return self.moved / max(1e-3, time.monotonic() - self._up_s)
 
     def say(self, message: Message) -> bool:
-        """Whether it could be said by this route."""
+        """Tell whether it could be said by this route."""
         with self._lock:
             control = self.control
             try:
@@ -256,7 +257,7 @@ class Way:
 
     @property
     def _wanted(self) -> int:
-        """How many connections for blocks there should be."""
+        """Return how many connections for blocks there should be."""
         return min(self.sockets.now, self._sending.table.open)
 
     def _made_before(self) -> Channel | None:
@@ -368,12 +369,12 @@ class Way:
             segments = sum((channel.segments for channel in self._channels), Segments())
         sample = self.sockets.look(now_s, acked_bytes, round_trip_s, segments)
         if sample is not None and sample.after != sample.before:
-            log.event("connections", route=shown(self.route), connections=sample.after, before=sample.before,
+            log.event("connections-changed", route=shown(self.route), connections=sample.after, before=sample.before,
                       rate_mb_s=round(sample.rate / 1e6, 3), why=sample.reason)  # fmt: skip
             self._man(control)
 
     def _leaves(self, control: Channel, place: int) -> bool:
-        """Whether a connection is one too many; then it ends."""
+        """Tell whether a connection is one too many; then it ends."""
         with self._lock:
             if self.control is control and place >= self.sockets.now:
                 self._manned.discard(place)
@@ -463,8 +464,8 @@ class Way:
     def _follow(self, loan: Loan, turn: tuple[int, str], control: Channel, channel: Channel, number: int) -> None:
         """Until a connection on loan is back, or all is over.
 
-        Whatever its end, each block that has left is SENT with it then. So if it is lost, or this route, or the
-        transfer has begun anew meanwhile, they are given to others by whoever hears of the failure.
+        At its end, however it comes, each block that has left is SENT. So if it is lost, or this route, or the transfer
+        has begun anew meanwhile, they are given to others by whoever hears of the failure.
 
         :raises TransferFailure: that is so.
         """
@@ -487,7 +488,8 @@ class Way:
             raise channel.failure(ErrorClass.CONNECTION_LOST, "what was sent by it may have to come again")
 
     def _is_wanted_back(self, look_s: float) -> bool:
-        """Whether a connection on loan is needed here: the last one that was not lent has ended, or blocks wait."""
+        """Tell whether a connection on loan is needed here: the last one that was not lent has ended, or blocks
+        wait."""
         with self._lock:
             if self._channels <= self._lent:
                 return True
@@ -497,7 +499,8 @@ class Way:
         return True
 
     def _await_staged(self, control: Channel, channel: Channel, number: int) -> None:
-        """Who went before its blocks are STAGED would not hear that one of them was refused, or that its end has died.
+        """A sender that left before its blocks are STAGED would not hear that one of them was refused, or that its end
+        has died.
 
         :raises TransferFailure: that is so; they are sent again by others.
         """

@@ -1,6 +1,6 @@
 """One route by which a file is fetched: connections, each in a thread, on which ranges of it come.
 
-What has nothing under way when the file is there is left to the next one (:mod:`stageout.overlay.kept`).
+A connection that has nothing under way when the file is there is left to the next one (:mod:`stageout.overlay.kept`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 from stageout.core import log
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.core.sockets import Segments
 from stageout.core.threads import NoThread, started
 from stageout.overlay.cargo import Share
 from stageout.overlay.channel import Channel
 from stageout.overlay.fetching import Ask
 from stageout.overlay.kept import Circuit, kept
 from stageout.overlay.sockets import LONG_S, Sockets
+from stageout.overlay.tcp import Segments
 from stageout.overlay.way import FIRST_PAUSE_S, LEAST_SILENCE_S
-from stageout.wire.overlay import BLOCK_BYTES, Found, Heartbeat
-from stageout.wire.route import Route, shown
+from stageout.overlay.wire.messages import BLOCK_BYTES, Found, Heartbeat
+from stageout.overlay.wire.route import Route, shown
 
 if TYPE_CHECKING:
     from stageout.overlay.receiving import Receiving
@@ -40,7 +40,7 @@ _SOON_S = 0.25
 _MOST_LOOK_S = 0.1
 _DOUBLINGS = 6
 _FADE = 0.5
-#: What came on a connection lately: the weight of that halves in this time.
+#: Bytes that came on a connection lately: their weight halves in this time.
 _LATELY_S = 0.5
 
 
@@ -68,22 +68,23 @@ class Carrier:
 
     @property
     def arrived_bytes(self) -> int:
-        """That came on it for this file, also behind a lost packet, so that the sum does not stand still and leap."""
+        """The bytes that came on it for this file, also behind a lost packet, so that the sum does not stand still and
+        leap."""
         return self.channel.arrived_bytes - self._before_bytes
 
     @property
     def most_blocks(self) -> int:
-        """That it brings in a while: what lay behind a lost packet comes at once, and is no rate."""
+        """The bytes that it brings in a while: bytes behind a lost packet come at once, and are no rate."""
         rate = min(self.rate, self.pace or self.rate)
         return max(1, int(rate * _RANGE_S / BLOCK_BYTES)) if rate else self._few_blocks
 
     @property
     def least_blocks(self) -> int:
-        """That are worth a question of their own."""
+        """Ranges that are worth a question of their own."""
         return min(self.most_blocks, 1 + int(self.rate * _LEAST_S / BLOCK_BYTES))
 
     def look(self, elapsed_s: float) -> None:
-        """Whether something has come since the last time."""
+        """Tell whether something has come since the last time."""
         heard_bytes, self._heard_bytes = self._heard_bytes, self.channel.received_bytes
         came_bytes = self._heard_bytes - heard_bytes
         self.quiet_s = self.quiet_s + elapsed_s if self.is_busy and not came_bytes else 0.0
@@ -94,7 +95,7 @@ class Carrier:
             self.pace = self._lately_bytes / self._lately_s
 
     def begins(self, block: int) -> None:
-        """What comes now is this block."""
+        """The next bytes are this block."""
         self._next, self._begun_bytes = block, self.channel.received_bytes
 
     def owes(self) -> Iterator[tuple[Ask, int]]:
@@ -118,7 +119,7 @@ class Carrier:
 
 
 class WayBack:
-    """One route. What it knows is guarded by the lock of all.
+    """One route. The lock of all guards its state.
 
     :ivar carriers: connections that are in use, by their numbers. :ivar problem: why the last one was lost.
     :ivar is_out: it is not tried again, and the problem is why.
@@ -199,7 +200,7 @@ class WayBack:
         sample = self.sockets.look(now_s, arrived_bytes, self.trip_s, self._segments)
         self._segments = replace(self._segments, trips_s=0.0, connections=0)
         if sample is not None and sample.after != sample.before:
-            log.event("connections", route=shown(self.route), connections=sample.after, before=sample.before,
+            log.event("connections-changed", route=shown(self.route), connections=sample.after, before=sample.before,
                       rate_mb_s=round(sample.rate / 1e6, 3), why=sample.reason)  # fmt: skip
 
     def _told(self, carrier: Carrier, told: Segments) -> None:
@@ -211,7 +212,7 @@ class WayBack:
                 self._segments += lately
 
     def is_silent(self, one: Carrier) -> bool:
-        """Whether a connection owes something, and nothing has come for long."""
+        """Tell whether a connection owes something, and nothing has come for long."""
         silence_s = max(LEAST_SILENCE_S, 3 * self.trip_s) * (1 << min(self._silent, _DOUBLINGS))
         return one.quiet_s >= silence_s
 
@@ -228,7 +229,7 @@ class WayBack:
             self.problem = None
 
     def share(self) -> Share:
-        """What it did."""
+        """The work of the route."""
         sockets = self.sockets
         return Share(self.route, self._brought_bytes, str(self.problem or ""), sockets.now, sockets.reason)
 
@@ -272,7 +273,7 @@ class WayBack:
             raise
 
     def _ends(self, place: int) -> bool:
-        """Whether a thread has nothing more to do. Without any connection only one of them tries to make one."""
+        """Tell whether a thread has nothing more to do. Without any connection only one of them tries to make one."""
         with self._receiving.changed:
             is_over = self._receiving.over or self.is_out or self._is_surplus(place)
             if is_over or (place and not self.carriers):
@@ -399,7 +400,7 @@ class WayBack:
         carrier.brought = True
 
     def _ask_ahead(self, carrier: Carrier) -> None:
-        """What comes behind the range that comes now, unless it is one connection too many.
+        """The range behind the one that comes now, unless it is one connection too many.
 
         Earlier routers close a connection on which that is said.
         """

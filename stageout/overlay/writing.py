@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from stageout.core.memory import room_bytes
+from stageout.overlay.memory import room_bytes
 
 #: Of a smaller file nobody asks whether there is memory for it.
 LARGE_BYTES = 64 * 1024 * 1024
@@ -39,7 +39,7 @@ class Writing:
             self._let_go(offset)
 
     def _let_go(self, end: int) -> None:
-        """What is dirty begins to be written, what is clean leaves (posix_fadvise(2)): only ever a hint."""
+        """Dirty pages begin to be written, clean ones leave (posix_fadvise(2)): only ever a hint."""
         start = max(0, end - _BEHIND_BYTES)
         with contextlib.suppress(OSError):
             os.posix_fadvise(self._file, start, end - start, os.POSIX_FADV_DONTNEED)

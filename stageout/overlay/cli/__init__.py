@@ -1,0 +1,1 @@
+"""Commands that speak with routers of the overlay. :mod:`stageout.cli.main` loads the one that was called."""

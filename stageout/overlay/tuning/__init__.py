@@ -1,0 +1,1 @@
+"""Numbers of connections, and turns of senders. Pure: no sockets, no files, no clock."""

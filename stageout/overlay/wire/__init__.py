@@ -1,0 +1,1 @@
+"""Messages and addresses of the overlay, as they travel. No I/O."""
