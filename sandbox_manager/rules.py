@@ -4,17 +4,77 @@ from __future__ import annotations
 
 import math
 import os
+import pwd
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
-from sandbox_manager.accounts import Account, read_accounts
-from sandbox_manager.retry import RetryRules
 from sandbox_manager.sandbox import Sandbox
-from sandbox_manager.slots import Limits
-from sandbox_manager.tuner import TuningRules, read_tuning
-from stageout.core.config import Settings
+from stageout.core.config import ConfigError, Settings
 from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
+from stageout.tuning.adaptive import Knobs
 
 _MB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds that the planner keeps.
+
+    :param active: places of one data slot that send to one server; :param depth: further ones that wait.
+    :param cpus: of the node; the data slots of one partitionable slot together are never more.
+    :param movers: batches at once on the node; :param movers_per_server: of these to one server;
+    :param movers_per_owner: of these of one owner. :param batch_bytes: after which a batch takes no further file.
+    :param urgent_window_s: before a deadline, from which on a sandbox goes before all others.
+    """
+
+    active: int
+    depth: int
+    cpus: int
+    movers: int
+    movers_per_server: int
+    movers_per_owner: int
+    batch_files: int
+    batch_bytes: int
+    urgent_window_s: float
+
+
+@dataclass(frozen=True)
+class RetryRules:
+    """The knobs of the schedule; durations in seconds.
+
+    :param attempts: that count, of one file; 0 without a limit. :param initial_delay_s: wait before the second attempt.
+    :param max_delay_s: most between two attempts.
+    :param delivery_timeout_s: after acceptance, or after the last `stageout retry`.
+    :param credential_timeout_s: likewise, of a file whose credential in custody has ended: it waits for a new one.
+    """
+
+    attempts: int
+    initial_delay_s: float
+    max_delay_s: float
+    delivery_timeout_s: float
+    credential_timeout_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class TuningRules:
+    """The administrator's settings.
+
+    :param knobs: ``parallelism`` is for plugins that can send a file in parts. :param profiles: directory of what
+        ``stageout profile`` has measured.
+    """
+
+    controller: str
+    knobs: Knobs
+    profiles: Path
+
+
+class Account(NamedTuple):
+    """An account that keeps output."""
+
+    name: str
+    uid: int
+    gid: int
 
 
 @dataclass(frozen=True)
@@ -56,15 +116,15 @@ def read_rules(settings: Settings) -> Rules:
             movers_per_owner=settings.count("STAGEOUT_MAX_MOVERS_PER_OWNER"),
             batch_files=settings.count("STAGEOUT_BATCH_FILES"),
             batch_bytes=settings.count("STAGEOUT_BATCH_MB") * _MB,
-            urgent_s=settings.number("STAGEOUT_URGENT"),
+            urgent_window_s=settings.number("STAGEOUT_URGENT_WINDOW"),
         ),
         tuning=read_tuning(settings),
         retry=RetryRules(
             attempts=settings.count("STAGEOUT_ATTEMPTS"),
-            first_s=settings.number("STAGEOUT_RETRY_FIRST"),
-            longest_s=settings.number("STAGEOUT_RETRY_MAX"),
-            give_up_s=settings.number("STAGEOUT_GIVE_UP"),
-            credential_s=settings.number("STAGEOUT_RETENTION"),
+            initial_delay_s=settings.number("STAGEOUT_RETRY_INITIAL_DELAY"),
+            max_delay_s=settings.number("STAGEOUT_RETRY_MAX"),
+            delivery_timeout_s=settings.number("STAGEOUT_DELIVERY_TIMEOUT"),
+            credential_timeout_s=settings.number("STAGEOUT_RETENTION"),
         ),
         quota_bytes=settings.count("STAGEOUT_SPOOL_QUOTA_MB") * _MB,
         owner_quota_bytes=settings.count("STAGEOUT_OWNER_QUOTA_MB") * _MB,
@@ -81,9 +141,47 @@ def read_rules(settings: Settings) -> Rules:
     )
 
 
+def read_tuning(settings: Settings) -> TuningRules:
+    """Rules from the configuration. :raises ConfigError: a knob cannot be used."""
+    return TuningRules(
+        settings.text("STAGEOUT_TUNING").lower(),
+        Knobs(
+            initial=settings.count("STAGEOUT_TUNING_INITIAL"),
+            maximum=settings.count("STAGEOUT_TUNING_MAX"),
+            parallelism=settings.count("STAGEOUT_TUNING_STREAMS"),
+            delay=settings.count("STAGEOUT_TUNING_DELAY"),
+            increment=settings.count("STAGEOUT_TUNING_STEP"),
+            threshold=settings.number("STAGEOUT_TUNING_THRESHOLD"),
+        ),
+        Path(settings.text("STAGEOUT_PROFILES")),
+    )
+
+
+def read_accounts(names: str) -> tuple[Account, ...]:
+    """Look up the accounts of STAGEOUT_ACCOUNTS. A manager that is not root can use none.
+
+    :raises ConfigError: there is no such account, or it is root's.
+    """
+    if os.geteuid() != 0:
+        return ()
+    return tuple(map(_account, names.replace(",", " ").split()))
+
+
+def _account(name: str) -> Account:
+    try:
+        found = pwd.getpwnam(name)
+    except KeyError:
+        raise ConfigError(f"STAGEOUT_ACCOUNTS: this node has no account {name}; make it, or remove the name") from None
+    if found.pw_uid == 0:
+        raise ConfigError(f"STAGEOUT_ACCOUNTS: {name} is root; name accounts that are used for nothing else")
+    return Account(name, found.pw_uid, found.pw_gid)
+
+
 def deadline_of(box: Sandbox, rules: Rules) -> float:
     """Wall clock by which a sandbox must have been sent: the end of its credential or pilot, or when it is given up."""
-    return min(box.due_since + rules.retry.give_up_s, *(at or math.inf for at in (box.deadline_at, rules.pilot_end)))
+    return min(
+        box.due_since + rules.retry.delivery_timeout_s, *(at or math.inf for at in (box.deadline_at, rules.pilot_end))
+    )
 
 
 def _cpus(settings: Settings) -> int:

@@ -51,13 +51,13 @@ class Destination(NamedTuple):
 
     :param plugin: executable. :param scheme: whole scheme of the URLs, with the name of a credential in it.
     :param host: host and port, lower case, "" for URLs without one.
-    :param surroundings: digest of the credentials and data that they are sent with, "" for none.
+    :param credentials_digest: digest of the credentials and data that they are sent with, "" for none.
     """
 
     plugin: str
     scheme: str
     host: str
-    surroundings: str = ""
+    credentials_digest: str = ""
 
     @property
     def server(self) -> str:
@@ -84,13 +84,16 @@ class Sandbox:
 
     :param id: of its row. :param change: grows whenever anything of it changes.
     :param waiting: its files that wait, by destination; :param moving: number of files in movers.
-    :param attempts: most of any file. :param excused: of those, how many were only "the server cannot be reached".
+    :param attempts: most of any file. :param excused: the difference to the most attempts of any file that count.
     :param freed: nothing of it is in the spool any more.
     :param forgettable: the access point has recorded its end.
     :param deadline_at: wall clock at which its credential ends, 0 without one.
     :param record_bytes: of the quota that its records take.
     :param moving_at: destinations of its files in movers.
     :param custody: receipts of its files that another custodian has. :param holdings: who has how much of them.
+    :param files_dropped: given up, and not in ``files_total``; likewise ``bytes_dropped``.
+    :param group: accounting group of its job, "" without one.
+    :param refused: reason why the last redirect was not carried out, or not for all files.
     """
 
     id: int
@@ -130,6 +133,10 @@ class Sandbox:
     moving_at: tuple[int, ...] = ()
     custody: tuple[str, ...] = ()
     holdings: tuple[str, ...] = ()
+    group: str = ""
+    files_dropped: int = 0
+    bytes_dropped: int = 0
+    refused: str = ""
 
     @property
     def sent_to(self) -> tuple[int, ...]:

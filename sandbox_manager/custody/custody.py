@@ -1,0 +1,65 @@
+"""Custody of one node, put together: spool and ledger, and what keeps the two in agreement."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from sandbox_manager.custody.background import Background
+from sandbox_manager.custody.clock_jumps import ClockJumpGuard
+from sandbox_manager.custody.ledger import Ledger
+from sandbox_manager.custody.orphans import OrphanCollector
+from sandbox_manager.custody.releases import Releases
+from sandbox_manager.custody.renewal import Renewal
+from sandbox_manager.custody.running import RunningBatches
+from sandbox_manager.custody.space import Space
+from sandbox_manager.custody.spool import Spool
+from sandbox_manager.custody.state_quota import StateQuota
+from sandbox_manager.custody.store import SandboxStore
+from sandbox_manager.custody.syncing import SyncRecords, Syncs
+from sandbox_manager.rules import Rules, deadline_of
+from stageout.core.clock import Clock, boot_id
+
+T = TypeVar("T")
+
+
+class Custody:
+    """The parts of custody.
+
+    :param ledger: opened. :param spool: opened. :param rules: returns the settings as they are now.
+    :ivar boot: id of the running kernel's boot.
+    """
+
+    def __init__(self, ledger: Ledger, spool: Spool, clock: Clock, rules: Callable[[], Rules]) -> None:
+        self.spool, self.clock, self.rules, self.boot = spool, clock, rules, boot_id()
+        self.store = SandboxStore(ledger, lambda box: deadline_of(box, rules()))
+        self.space, self.running, self.background = Space(), RunningBatches(), Background()
+        self._disk = ThreadPoolExecutor(2, "spool")
+        self._syncing = ThreadPoolExecutor(1, "sync")  # for as long as the disk needs for the bytes
+        self.clock_guard = ClockJumpGuard(self.store, clock, self.boot, lambda: rules().retry.max_delay_s)
+        self.state = StateQuota(spool.state, self.store.registry, self._disk, rules)
+        self.releases = Releases(
+            self.store, spool, self.space, self.running, self.state, self._disk, self.background, self.now
+        )
+        self.syncs = Syncs(
+            spool, self._syncing, SyncRecords(self.store, self.releases, self.now), self.background
+        )  # fmt: skip
+        self.orphans = OrphanCollector(ledger, spool, self._disk, self.now, lambda: rules().retention_s)
+        self.renewal = Renewal(self.store, spool.safe, self.now)
+
+    def now(self) -> int:
+        """Wall clock, whole seconds."""
+        return int(self.clock.wall_s())
+
+    async def on_disk(self, work: Callable[[], T]) -> T:
+        """Run work that may wait for the spool's disk in a thread of its own."""
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work)
+
+    async def stop(self) -> None:
+        """Begin nothing more. On return all is recorded and its bytes are freed, or ten seconds have passed."""
+        await self.syncs.stop()
+        await self.background.stop()
+        self._disk.shutdown(wait=True)
+        self._syncing.shutdown(wait=True)

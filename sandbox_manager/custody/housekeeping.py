@@ -1,0 +1,87 @@
+"""The care for custody that no order and no batch asks for: recovery at the start, deadlines, records that are old."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Collection, Iterable
+
+from sandbox_manager.custody import queries, recovery
+from sandbox_manager.custody.custody import Custody
+from stageout.core import log
+from stageout.core.states import FREED
+
+
+class Housekeeping:
+    """The care for one spool and its ledger.
+
+    :param busy: returns the sandboxes with files in a mover or about to be.
+    """
+
+    def __init__(self, custody: Custody, busy: Callable[[], Collection[int]]) -> None:
+        self._custody, self._store, self._spool, self._busy = custody, custody.store, custody.spool, busy
+        self._unsynced: list[str] = []
+
+    async def recover(self) -> None:
+        """Bring ledger, spool and processes into agreement after whatever ended the last manager. No sync begins."""
+        await self._custody.on_disk(lambda: recovery.end_movers(self._spool))
+        await self._custody.orphans.take_back()
+        self._unsynced = await self._settle_ledger()
+        await self._store.load()
+        await self._custody.clock_guard.load()
+        await self._custody.renewal.mend()
+        await self._store.ledger.read(lambda db: self._custody.space.fill(queries.held_files(db)))
+        await self._custody.orphans.set_aside()
+        await self._custody.state.load()
+        boxes = self._store.registry.by_id
+        self._custody.releases.consider([box for box in boxes.values() if box.state in FREED])
+        log.event("spool-recovered", sandboxes=len(boxes), unsynced=len(self._unsynced))
+
+    def resume_syncs(self) -> None:
+        """Sync the accepted output that :meth:`recover` has found unsynced.
+
+        Output whose sync has begun is LOST if the manager ends before the sync does. So a start that fails begins none.
+        """
+        for ticket in self._unsynced:
+            self._custody.syncs.add(ticket)
+        self._unsynced = []
+
+    async def _settle_ledger(self) -> list[str]:
+        """Return the tickets whose data must be synced again. On return the ledger agrees with the spool."""
+        directories = set(self._spool.directories())
+        unsynced: list[str] = []
+
+        def change(db: sqlite3.Connection) -> Iterable[int]:
+            touched, again = recovery.settle_ledger(
+                db, directories, self._custody.boot, self._custody.now(), self._custody.rules().retry.max_delay_s
+            )
+            unsynced[:] = again
+            return touched
+
+        await self._store.write(change, "record-recovered")
+        return unsynced
+
+    async def run_housekeeping(self) -> None:
+        """Let deadlines pass that nothing else looks at: unconfirmed, given up, kept long enough."""
+        try:
+            await self._store.ledger.keep_reserve()
+        except OSError as problem:
+            log.warn("reserve-write-failed", problem=problem)
+        try:
+            await self._store.ledger.compact()
+        except sqlite3.Error as problem:
+            log.warn("ledger-compaction-failed", problem=problem)
+        await self._custody.clock_guard.check()
+        rules, now = self._custody.rules(), self._custody.now()
+        due = recovery.due(self._store.registry.by_id.values(), self._busy(), rules, now)
+        if due:
+            self._custody.releases.follow(
+                await self._store.write(lambda db: recovery.pass_deadlines(db, due, rules, now), "record-failed")
+            )
+
+    async def forget_old_jobs(self) -> None:
+        """Forget jobs without output here that no message named for the retention time, and collect orphans."""
+        await self._custody.clock_guard.check()
+        await self._custody.on_disk(self._spool.withdraw_again)
+        await self._custody.orphans.collect()
+        await self._custody.state.forget_unneeded()
+        await self._store.drop_old_fences(int(self._custody.clock.wall_s() - self._custody.rules().retention_s))

@@ -1,0 +1,202 @@
+"""Carrying out the agents' orders: state changes and "order n done" in one transaction. Twice is the same as once."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+
+from sandbox_manager.custody import redirects, updates
+from sandbox_manager.custody.redirects import FindPlugin
+from sandbox_manager.sandbox import SlotKey
+from stageout.core import log
+from stageout.core.states import ENDS, FREED, MOVES, State
+from stageout.movers.schemes import shown_url
+from stageout.wire.custody import Action, Order, OrderSheet, Run
+
+_NEWER = "run {} of the job is newer"
+
+
+def apply_orders(
+    db: sqlite3.Connection, sheet: OrderSheet, now: int, find_plugin: FindPlugin = redirects.no_plugin
+) -> set[int]:
+    """Carry out the orders of a sheet that are not done yet, in their order. Returns the sandboxes touched.
+
+    :param find_plugin: for the scheme of another URL.
+    """
+    done = updates.acknowledged(db).get(sheet.numbering, 0)
+    touched: set[int] = set()
+    for order in sorted(sheet.orders, key=lambda item: item.number):
+        if order.number > done:
+            more = (find_plugin,) if order.action is Action.REDIRECT else ()
+            touched.update(_ACTIONS[order.action](db, order, now, *more))
+            done = order.number
+    updates.acknowledge(db, sheet.numbering, done)
+    return touched
+
+
+def _confirm(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
+    run = Run(order.job, order.run_number)
+    updates.raise_fence(db, run, now)
+    found = _named(db, order) or _exactly(db, order)
+    touched = _end_all(db, run.job, run.number - 1, State.SUPERSEDED, now, _NEWER.format(run.number), found)
+    if found is None:
+        if order.tickets:
+            touched.append(_nothing_of_it(db, order, now))
+        return touched
+    box, state = found
+    if state not in ENDS and updates.names_others(db, box, order.tickets):
+        # The same number again, after the access point came out of a backup: another run is meant.
+        updates.end(db, box, State.SUPERSEDED, now, "the final run handed over something else")
+    elif state is State.ACCEPTED:
+        updates.name_tickets(db, box, order.tickets, order.files, order.priority)
+        unknown = updates.are_unknown(db, order.tickets)
+        if unknown:
+            updates.end(db, box, State.LOST, now, _no_record(unknown))
+            return [*touched, box]
+        waits_for = updates.confirm(db, box, now)
+        if waits_for:
+            updates.set_reason(db, box, waits_for)
+    return [*touched, box]
+
+
+def confirm_late(db: sqlite3.Connection, box: int, now: int) -> None:
+    """Confirm a sandbox whose confirmation came before its last hand-off."""
+    if updates.state_of(db, box) is State.ACCEPTED and updates.has_named_tickets(db, box):
+        updates.confirm(db, box, now)
+
+
+def _nothing_of_it(db: sqlite3.Connection, order: Order, now: int) -> int:
+    """A completed run says that it left output here, and there is none: its owner must know."""
+    nobody = updates.NewSandbox(
+        Run(order.job, order.run_number), "", "", -1, -1, False, SlotKey("", 0, 0), "", order.priority
+    )
+    box = updates.add_sandbox(db, nobody, now)
+    updates.name_tickets(db, box, order.tickets, order.files, order.priority)
+    updates.end(db, box, State.LOST, now, _no_record(updates.are_unknown(db, order.tickets)))
+    return box
+
+
+def _no_record(kept: Sequence[str]) -> str:
+    """Return the reason why output is lost. :param kept: tickets whose files are still there."""
+    text = "the sandbox manager has no record of this run's output"
+    return f"{text}; its files are kept in unknown/{kept[0]} of the node's STAGEOUT_SPOOL" if kept else text
+
+
+def supersede_older(db: sqlite3.Connection, run: Run, now: int) -> list[int]:
+    """End what older runs of the same job left here. Returns the sandboxes touched."""
+    return _end_all(db, run.job, run.number - 1, State.SUPERSEDED, now, _NEWER.format(run.number))
+
+
+def _supersede(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
+    updates.raise_fence(db, Run(order.job, order.run_number + 1), now)
+    return _end_all(db, order.job, order.run_number, State.SUPERSEDED, now, "the job ran again")
+
+
+def _cancel(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
+    return _end_all(db, order.job, order.run_number, State.CANCELLED, now, "the job was removed")
+
+
+def _end_all(
+    db: sqlite3.Connection, job: str, up_to: int, new: State, now: int, reason: str,
+    spared: tuple[int, State] | None = None,
+) -> list[int]:  # fmt: skip
+    touched = []
+    for box, _, state in updates.sandboxes_of(db, job, up_to):
+        if new in MOVES[state] and (spared is None or box != spared[0]):
+            updates.end(db, box, new, now, reason)
+            touched.append(box)
+    return touched
+
+
+def _retry(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
+    found = _exactly(db, order)
+    if found is None:
+        return []
+    _send_again(db, *found, now)
+    return [found[0]]
+
+
+def _send_again(db: sqlite3.Connection, box: int, state: State, now: int) -> None:
+    if state is State.FAILED and updates.was_confirmed(db, box):
+        updates.fresh_attempts(db, box, now)
+        updates.set_state(db, box, State.CONFIRMED, now)
+    elif state not in ENDS:
+        updates.fresh_attempts(db, box, now)
+
+
+def _redirect(db: sqlite3.Connection, order: Order, now: int, find_plugin: FindPlugin) -> Iterable[int]:
+    found = _exactly(db, order)
+    if found is None:
+        return []
+    box, state = found
+    if not updates.was_confirmed(db, box):
+        done = redirects.Redirected(0, "the run is not confirmed yet")
+    else:
+        done = redirects.redirect(db, box, order.new_url, order.only_file, find_plugin)
+    updates.set_refused(db, box, done.refused)
+    if done.files:
+        log.event("files-redirected", job=order.job, run=order.run_number, files=done.files,
+                  to=shown_url(order.new_url))  # fmt: skip
+    if done.files or not done.refused:
+        _send_again(db, box, state, now)
+    return [box]
+
+
+def _pause(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
+    return _set_paused(db, order, True, now)
+
+
+def _resume(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
+    return _set_paused(db, order, False, now)
+
+
+def _set_paused(db: sqlite3.Connection, order: Order, paused: bool, now: int) -> Iterable[int]:
+    found = _exactly(db, order)
+    if found is None:
+        return []
+    updates.set_paused(db, found[0], paused)
+    if paused:
+        updates.unlease(db, found[0], now)
+    return [found[0]]
+
+
+def _forget(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
+    """The record goes as soon as the bytes are gone; a failed sandbox's bytes go now: the AP has let go of them."""
+    touched = []
+    for box, _, state in updates.sandboxes_of(db, order.job, order.run_number):
+        if state is State.FAILED:
+            updates.end(db, box, State.CANCELLED, now, "let go of by the access point")
+        elif state not in FREED:
+            log.warn("deletion-refused", job=order.job, run=order.run_number, state=state)
+            continue
+        updates.may_forget(db, box)
+        touched.append(box)
+    return touched
+
+
+def _named(db: sqlite3.Connection, order: Order) -> tuple[int, State] | None:
+    """The sandbox with the tickets of an order. The run's number here may be lower than at its access point: a restart
+    there raises it while the run goes on."""
+    for box, _, state in updates.sandboxes_of(db, order.job, order.run_number):
+        if set(order.tickets) & set(updates.tickets_of(db, box)):
+            return box, state
+    return None
+
+
+def _exactly(db: sqlite3.Connection, order: Order) -> tuple[int, State] | None:
+    for box, number, state in updates.sandboxes_of(db, order.job, order.run_number):
+        if number == order.run_number:
+            return box, state
+    return None
+
+
+_ACTIONS: dict[Action, Callable[..., Iterable[int]]] = {
+    Action.CONFIRM: _confirm,
+    Action.SUPERSEDE: _supersede,
+    Action.CANCEL: _cancel,
+    Action.RETRY: _retry,
+    Action.PAUSE: _pause,
+    Action.RESUME: _resume,
+    Action.REDIRECT: _redirect,
+    Action.FORGET: _forget,
+}

@@ -1,0 +1,272 @@
+"""Queries of the ledger: plain SQL on a connection. The changes are in ``custody/updates.py``."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandbox_manager.custody.credentials import Credential, StoredCredentials
+from sandbox_manager.sandbox import NAME_BYTES, Destination, FileState, Sandbox, SlotKey, SyncState, Waiting
+from stageout.core.states import State
+from stageout.wire.custody import Run
+from stageout.wire.deposits import holdings_of, joined, read_receipt
+
+#: Numbers of the states in the ledger; never changed, only added to.
+CODE_OF: dict[State, int] = {
+    State.OFFERED: 0, State.ACCEPTED: 1, State.CONFIRMED: 2, State.LEASED: 3, State.MOVING: 4, State.RETRY_WAIT: 5,
+    State.HANDED_OVER: 6, State.DELIVERED: 7, State.RELEASED: 8, State.FAILED: 9, State.CANCELLED: 10,
+    State.SUPERSEDED: 11, State.LOST: 12,
+}  # fmt: skip
+
+
+class _States(dict[int, State]):
+    def __missing__(self, code: object) -> State:
+        """A number that no version has written stands in a damaged row: its output cannot be relied upon."""
+        return State.LOST
+
+
+STATE_OF = _States((code, state) for state, code in CODE_OF.items())
+_UNSIGNED = (1 << 64) - 1
+_LEFT = (FileState.WAITING, FileState.MOVING, FileState.FAILED)
+
+
+@dataclass(frozen=True)
+class FileRow:
+    """One file as the ledger has it."""
+
+    ticket: str
+    ticket_id: int
+    position: int
+    sandbox: int
+    destination: int
+    state: FileState
+    next_attempt: int
+    size_bytes: int
+    url: str
+    name: str
+    mtime_ns: int
+    inode: int
+    attempts: int
+    excused: int
+    error_code: int
+    error: str
+    verified: str
+    digest: str
+    began_at: int = 0
+    ended_at: int = 0
+    transfer_ms: int = 0
+    streams: int = 0
+    route: str = ""
+
+
+FILE_COLUMNS = (
+    "t.ticket, f.ticket, f.position, f.sandbox, f.destination, f.state, f.next_attempt, f.size, f.url, f.name, "
+    "f.mtime_ns, f.inode, f.attempts, f.excused, f.error_code, f.error, f.verified, f.digest, "
+    "f.began_at, f.ended_at, f.transfer_ms, f.streams, f.route"
+)
+
+
+def file_row(row: Sequence[Any]) -> FileRow:
+    """A row of FILE_COLUMNS."""
+    values = list(row)
+    values[5] = FileState(row[5])
+    values[11] = row[11] & _UNSIGNED
+    return FileRow(*values)
+
+
+_SANDBOX_COLUMNS = (
+    "id, job, number, owner, user, uid, gid, shared_uid, startd, slot_id, dslot_id, slot_name, priority, state, "
+    "change, paused, reason, error_code, named_tickets, accepted_at, confirmed_at, ended_at, "
+    "forgettable, attempts, excused, retried_at, acct_group, refused"
+)
+
+
+@dataclass
+class _Sums:
+    files: dict[int, int] = field(default_factory=dict)
+    size: dict[int, int] = field(default_factory=dict)
+    waiting: list[Waiting] = field(default_factory=list)
+    moving_at: list[int] = field(default_factory=list)
+
+
+def sandbox(db: sqlite3.Connection, sandbox_id: int) -> Sandbox | None:
+    """One sandbox with its sums."""
+    row = db.execute(f"SELECT {_SANDBOX_COLUMNS} FROM sandboxes WHERE id = ?", (sandbox_id,)).fetchone()
+    return _sandbox(db, row) if row else None
+
+
+def all_sandboxes(db: sqlite3.Connection) -> list[Sandbox]:
+    """Every sandbox (at start)."""
+    rows = db.execute(f"SELECT {_SANDBOX_COLUMNS} FROM sandboxes ORDER BY id").fetchall()
+    return [_sandbox(db, row) for row in rows]
+
+
+def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
+    sums = _sums(db, row[0])
+    query = (
+        "SELECT ticket, freed, credential_ends_at, length(job_ad) + length(plugin_data) "
+        "FROM tickets WHERE sandbox = ? ORDER BY id"
+    )
+    tickets = db.execute(query, (row[0],)).fetchall()
+    handed_over = _handed_over(db, row[0]) if sums.files.get(FileState.HANDED_OVER) else []
+    return Sandbox(
+        id=row[0], run=Run(row[1], row[2]), owner=row[3], user=row[4], uid=row[5], gid=row[6],
+        shared_uid=bool(row[7]), slot=SlotKey(row[8], row[9], row[10]), slot_name=row[11], priority=row[12],
+        state=STATE_OF[row[13]], change=row[14], paused=bool(row[15]), reason=row[16], error_code=row[17],
+        named_tickets=tuple(row[18].split()), accepted_at=row[19], confirmed_at=row[20], ended_at=row[21],
+        forgettable=bool(row[22]), retried_at=row[25], group=row[26], refused=row[27],
+        tickets=tuple(item[0] for item in tickets), freed=all(item[1] for item in tickets),
+        files_total=sum(count for state, count in sums.files.items() if state != FileState.DROPPED),
+        files_left=sum(sums.files.get(state, 0) for state in _LEFT),
+        bytes_total=sum(size for state, size in sums.size.items() if state != FileState.DROPPED),
+        bytes_left=sum(sums.size.get(state, 0) for state in _LEFT),
+        files_dropped=sums.files.get(FileState.DROPPED, 0), bytes_dropped=sums.size.get(FileState.DROPPED, 0),
+        moving=sums.files.get(FileState.MOVING, 0), failed=sums.files.get(FileState.FAILED, 0),
+        attempts=row[23], excused=row[24], waiting=tuple(sums.waiting),
+        moving_at=tuple(sums.moving_at),
+        deadline_at=min((item[2] for item in tickets if item[2] and not item[1]), default=0),
+        record_bytes=NAME_BYTES * sum(sums.files.values()) + sum(item[3] for item in tickets),
+        custody=tuple(map(str, joined(read_receipt(text) for text, _ in handed_over))),
+        holdings=tuple(map(str, holdings_of(handed_over))),
+    )  # fmt: skip
+
+
+def begun_hand_over(db: sqlite3.Connection) -> list[FileRow]:
+    """Files that a custodian may have, recorded or not: those with a receipt (:mod:`stageout.wire.deposits`).
+
+    The digest of one that was delivered is its plugin's word, whatever it looks like.
+    """
+    query = f"SELECT {FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.state != ? AND "
+    return list(map(file_row, db.execute(f"{query} f.digest GLOB '* * *-* *'", (FileState.DELIVERED,))))
+
+
+def left_files(db: sqlite3.Connection, sandbox_id: int) -> list[tuple[int, int]]:
+    """Ticket and position of each file of a sandbox that is left."""
+    return db.execute(
+        "SELECT ticket, position FROM files WHERE sandbox = ? AND state IN (0, 1, 3)", (sandbox_id,)
+    ).fetchall()
+
+
+def _handed_over(db: sqlite3.Connection, sandbox_id: int) -> list[tuple[str, int]]:
+    """Receipt and size of each file that another custodian has."""
+    query = "SELECT digest, size FROM files WHERE sandbox = ? AND state = ?"
+    return db.execute(query, (sandbox_id, FileState.HANDED_OVER)).fetchall()
+
+
+def _sums(db: sqlite3.Connection, sandbox_id: int) -> _Sums:
+    sums = _Sums()
+    rows = db.execute("SELECT state, destination, files, size FROM sums WHERE sandbox = ? AND files > 0", (sandbox_id,))
+    for state, destination, files, size in rows.fetchall():
+        sums.files[state] = sums.files.get(state, 0) + files
+        sums.size[state] = sums.size.get(state, 0) + size
+        if state == FileState.MOVING:
+            sums.moving_at.append(destination)
+        if state == FileState.WAITING:
+            sums.waiting.append(Waiting(destination, files, size, _ready_at(db, sandbox_id, destination)))
+    return sums
+
+
+def _ready_at(db: sqlite3.Connection, sandbox_id: int, destination: int) -> int:
+    query = "SELECT min(next_attempt) FROM files WHERE sandbox = ? AND state = 0 AND destination = ?"
+    return int(db.execute(query, (sandbox_id, destination)).fetchone()[0])
+
+
+def destinations(db: sqlite3.Connection) -> dict[int, Destination]:
+    """All destinations by id."""
+    rows = db.execute("SELECT id, plugin, scheme, host, surroundings FROM destinations")
+    return {row[0]: Destination(*row[1:]) for row in rows}
+
+
+def fences(db: sqlite3.Connection) -> dict[str, int]:
+    """Highest run number heard of, by job."""
+    return dict(db.execute("SELECT job, number FROM fences").fetchall())
+
+
+_FILES = f"SELECT {FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.sandbox = ? AND "
+
+
+def all_files(db: sqlite3.Connection, sandbox_id: int) -> Iterator[FileRow]:
+    """Files of a sandbox that are part of its run, in the order of their hand-off."""
+    return map(file_row, db.execute(f"{_FILES} f.state != 4 ORDER BY f.ticket, f.position", (sandbox_id,)))
+
+
+def files_in_trouble_first(
+    db: sqlite3.Connection, sandbox_id: int, limit: int, with_dropped: bool = False
+) -> list[FileRow]:
+    """At most so many files of a sandbox: failed ones, those to be tried again, then those that are being sent.
+
+    :param with_dropped: before them those that were given up.
+    """
+    found: list[FileRow] = []
+    dropped = ("f.state = 4 AND f.error_code != 0", "f.state = 4 AND f.error_code = 0") if with_dropped else ()
+    wanted = (
+        *dropped,
+        "f.state = 3",
+        "f.state = 0 AND f.error_code != 0",
+        "f.state = 1",
+        "f.state = 0 AND f.error_code = 0",
+        "f.state = 2",
+    )
+    for condition in wanted:
+        if len(found) < limit:
+            rows = db.execute(f"{_FILES} {condition} LIMIT ?", (sandbox_id, limit - len(found)))
+            found += map(file_row, rows)
+    return found
+
+
+def first_error(db: sqlite3.Connection, sandbox_id: int) -> FileRow | None:
+    """The file whose failure says most about a sandbox: one that failed for good, else one that was tried."""
+    for state in (FileState.FAILED, FileState.WAITING):
+        row = db.execute(f"{_FILES} f.state = ? AND f.error_code != 0 LIMIT 1", (sandbox_id, state)).fetchone()
+        if row:
+            return file_row(row)
+    return None
+
+
+def held_files(db: sqlite3.Connection) -> Iterator[tuple[str, str, list[tuple[int, int]]]]:
+    """Ticket, owner, and (inode, size in bytes) of each file, of all tickets whose bytes are in the spool."""
+    rows = db.execute(
+        "SELECT t.id, t.ticket, s.owner FROM tickets t JOIN sandboxes s ON s.id = t.sandbox WHERE t.freed = 0"
+    )
+    for number, ticket, owner in rows.fetchall():
+        files = db.execute("SELECT inode, size FROM files WHERE ticket = ?", (number,))
+        yield ticket, owner, [(inode & _UNSIGNED, size) for inode, size in files.fetchall()]
+
+
+def sandbox_of(db: sqlite3.Connection, ticket: str) -> int | None:
+    """The sandbox of a ticket whose bytes are in the spool."""
+    row = db.execute("SELECT sandbox FROM tickets WHERE ticket = ? AND freed = 0", (ticket,)).fetchone()
+    return int(row[0]) if row else None
+
+
+def kept_tickets(db: sqlite3.Connection) -> dict[str, tuple[int, SyncState, str]]:
+    """Tickets whose bytes are in the spool: sandbox, state of the sync, boot id."""
+    rows = db.execute("SELECT ticket, sandbox, synced, boot FROM tickets WHERE freed = 0")
+    return {row[0]: (row[1], SyncState(row[2]), row[3]) for row in rows}
+
+
+def stored_credentials(db: sqlite3.Connection, ticket: str) -> StoredCredentials:
+    """Return the credentials of a ticket's files."""
+    number, job_ad, plugin_data = db.execute(
+        "SELECT id, job_ad, plugin_data FROM tickets WHERE ticket = ?", (ticket,)
+    ).fetchone()
+    rows = db.execute("SELECT kind, service, expires_at, digest FROM credentials WHERE ticket = ?", (number,))
+    return StoredCredentials(ticket, job_ad, plugin_data, tuple(Credential(*row) for row in rows))
+
+
+def held(db: sqlite3.Connection, ticket: str) -> StoredCredentials | None:
+    """The same of a ticket that may be gone from the spool."""
+    row = db.execute("SELECT 1 FROM tickets WHERE ticket = ? AND freed = 0", (ticket,)).fetchone()
+    return stored_credentials(db, ticket) if row else None
+
+
+def tickets_with_credentials(db: sqlite3.Connection, sandbox_id: int | None = None) -> list[StoredCredentials]:
+    """Yield the stored credentials of tickets in the spool that have credentials: of one sandbox, or all."""
+    rows = db.execute(
+        "SELECT ticket FROM tickets t WHERE freed = 0 AND (? IS NULL OR sandbox = ?) "
+        "AND EXISTS (SELECT 1 FROM credentials c WHERE c.ticket = t.id)",
+        (sandbox_id, sandbox_id),
+    )
+    return [stored_credentials(db, row[0]) for row in rows.fetchall()]

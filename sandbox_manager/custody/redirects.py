@@ -1,0 +1,177 @@
+"""Redirects: other URLs for the files of a sandbox that wait or have failed, in the transaction of the order.
+
+Files that are delivered, that are being sent, or that another custodian may have keep their URL, so that no file is
+sent to two places. The credentials in custody belong to the old server: a URL of another server can be used only if it
+names them, or if the files are sent without any.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from sandbox_manager.custody import queries, updates
+from sandbox_manager.custody.queries import FileRow
+from sandbox_manager.sandbox import Destination, FileState
+from stageout.core.synchronous import NO_REASON, Reason
+from stageout.movers.schemes import comparable_url, credential_of, redirect_problem, shown_url, split_url
+
+_NAMED = 5
+_GONE = (FileState.DELIVERED, FileState.HANDED_OVER)
+
+
+class PluginChoice(NamedTuple):
+    """The plugin for a scheme. :param path: "" for none. :param problem: reason why it cannot be used."""
+
+    path: str
+    problem: Reason = NO_REASON
+
+
+#: From the plugin of the hand-off and a scheme to the plugin of that scheme.
+FindPlugin = Callable[[str, str], PluginChoice]
+
+
+class Redirected(NamedTuple):
+    """The result of a redirect. :param files: with another URL now. :param refused: reason for all others."""
+
+    files: int
+    refused: str = ""
+
+
+class _Refused(Exception):
+    """Nothing is redirected; the text is the reason."""
+
+
+def no_plugin(path: str, scheme: str) -> PluginChoice:
+    """Find no plugin."""
+    return PluginChoice("", Reason("Plugin", "this node has no plugins"))
+
+
+def redirect(db: sqlite3.Connection, sandbox: int, url: str, name: str, find_plugin: FindPlugin) -> Redirected:
+    """Give files of a sandbox another URL.
+
+    :param url: of the file ``name``; without a name, or with a slash at its end, the directory of all.
+    """
+    try:
+        problem = redirect_problem(url)
+        if problem:
+            raise _Refused(problem)
+        wanted = {item: _new_url(item, url, name) for item in _chosen(db, sandbox, url, name)}
+        # The agent repeats an order that it has lost: files that have their new URL stay as they are.
+        changed = {item: new for item, new in wanted.items() if item.url != new}
+        moved = {item: new for item, new in changed.items() if _is_movable(item)}
+        _check_distinct(db, sandbox, moved)
+        targets = _targets(db, moved, url, find_plugin)
+    except _Refused as refused:
+        return Redirected(0, str(refused))
+    for item, new in moved.items():
+        updates.set_url(db, item, new, targets[item.ticket_id, item.destination])
+    return Redirected(len(moved), _left([item for item in changed if item not in moved]))
+
+
+def _chosen(db: sqlite3.Connection, sandbox: int, url: str, name: str) -> list[FileRow]:
+    """Return the files that the owner means and that are still here; none if a redirect was carried out before.
+
+    :raises _Refused: there is none.
+    """
+    known = list(queries.all_files(db, sandbox))
+    if name:
+        known = [_named(known, name)]
+    here = [item for item in known if item.state not in _GONE]
+    if not here and not any(item.url in (url, _in_directory(url, item)) for item in known):
+        raise _Refused(f"{name} is delivered, or in custody of a router" if name else "no file waits or has failed")
+    return here
+
+
+def _named(files: Sequence[FileRow], name: str) -> FileRow:
+    """Return the file with this name, or the only one whose URL ends with it.
+
+    :raises _Refused: there is none, or several.
+    """
+    found = [item for item in files if item.name == name] or [item for item in files if _last_part(item.url) == name]
+    if not found:
+        raise _Refused(f"{name} is not a file of this run's output")
+    if len(found) > 1:
+        raise _Refused(f"{name} is the name of {len(found)} files; use the names that 'stageout status' shows")
+    return found[0]
+
+
+def _is_movable(item: FileRow) -> bool:
+    # A file with a receipt may be at a custodian that delivers it to the old URL.
+    return item.state in (FileState.WAITING, FileState.FAILED) and not item.digest
+
+
+def _left(files: Sequence[FileRow]) -> str:
+    """Return the reason why these files keep their URL."""
+    if not files:
+        return ""
+    more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+    names = ", ".join(item.name for item in files[:_NAMED])
+    return f"{names}{more}: being sent now, or handed to a router; ask again when it waits"
+
+
+def _last_part(url: str) -> str:
+    return shown_url(url).rpartition("/")[2]
+
+
+def _new_url(item: FileRow, url: str, name: str) -> str:
+    """Return the file's URL: with a directory, the last part of the old URL stays."""
+    if name and not url.endswith("/"):
+        return url
+    if _last_part(item.url) in ("", ".", ".."):
+        raise _Refused(f"the URL of {item.name} has no file name; name the file and its whole URL")
+    return _in_directory(url, item)
+
+
+def _in_directory(url: str, item: FileRow) -> str:
+    return f"{url.rstrip('/')}/{_last_part(item.url)}"
+
+
+def _check_distinct(db: sqlite3.Connection, sandbox: int, moved: Mapping[FileRow, str]) -> None:
+    """Compare with all other files too. :raises _Refused: two files would have one URL."""
+    places = {(item.ticket_id, item.position) for item in moved}
+    others = (item for item in queries.all_files(db, sandbox) if (item.ticket_id, item.position) not in places)
+    taken = {comparable_url(item.url) for item in others}
+    for new in moved.values():
+        if comparable_url(new) in taken:
+            raise _Refused(f"two files would get the URL {new}; redirect each by its name")
+        taken.add(comparable_url(new))
+
+
+def _targets(
+    db: sqlite3.Connection, moved: Iterable[FileRow], url: str, find_plugin: FindPlugin
+) -> dict[tuple[int, int], Destination]:
+    """Return the new destinations, by ticket and old destination.
+
+    :raises _Refused: no plugin may send a file there, or not with the credentials in custody.
+    """
+    known, found = queries.destinations(db), {}
+    place, token = split_url(url), credential_of(url)
+    for item in moved:
+        key = (item.ticket_id, item.destination)
+        if key in found:
+            continue
+        old = known[item.destination]
+        is_same = place == (old.scheme, old.host) and token == credential_of(item.url)
+        if not is_same or not place[1]:  # without a host the path names the server
+            _check_credentials(db, item, token)
+        plugin = find_plugin(old.plugin, place[0])
+        if plugin.problem:
+            raise _Refused(str(plugin.problem))
+        found[key] = Destination(plugin.path, *place, old.credentials_digest)
+    return found
+
+
+def _check_credentials(db: sqlite3.Connection, item: FileRow, named: str) -> None:
+    """Check that a file may go to another server with its ticket's credentials. :param named: token in the new URL.
+
+    A proxy is not bound to a server.
+    """
+    stored = queries.stored_credentials(db, item.ticket)
+    held = {one.service for one in stored.credentials if one.kind == "token"}
+    if named and named not in held:
+        raise _Refused(f"no credential {named} came with this job, so no {named}+ URL can be used")
+    if stored.plugin_data or held - {named}:
+        what = ", ".join(sorted(held - {named})) or "PluginData"
+        raise _Refused(f"{item.name} is sent with {what}, which goes to another server only if the URL names it")

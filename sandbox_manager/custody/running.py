@@ -1,0 +1,79 @@
+"""The batches whose plugins run now: they read files in custody, so custody must be able to stop them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from sandbox_manager.sandbox import Destination
+from stageout.movers.mover import StoppableMover
+
+
+class RunningBatch:
+    """One batch whose plugin runs, or is about to.
+
+    :param sandboxes: whose files it sends. :param destination: of all of these files.
+    :param jobs: sandbox by GlobalJobId.
+    :ivar began_s: monotonic time of its start. :ivar answered: its server has answered another batch since then.
+    """
+
+    def __init__(self, sandboxes: frozenset[int], destination: Destination, jobs: Mapping[str, int]) -> None:
+        self.sandboxes = sandboxes
+        self.destination = destination
+        self.jobs = jobs
+        self.began_s = 0.0
+        self.answered = False
+        self._mover = StoppableMover()
+
+    def stop(self) -> None:
+        """End the plugin. From any thread."""
+        self._mover.stop()
+
+
+class RunningBatches:
+    """All batches that run now."""
+
+    def __init__(self) -> None:
+        self._batches: dict[int, RunningBatch] = {}
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[RunningBatch]:
+        return iter(list(self._batches.values()))
+
+    def add(self, batch: RunningBatch) -> None:
+        """List a batch that begins."""
+        self._batches[id(batch)] = batch
+
+    def remove(self, batch: RunningBatch) -> None:
+        """Forget a batch that has ended."""
+        del self._batches[id(batch)]
+
+    def stop_all(self) -> None:
+        """Stop every plugin."""
+        for batch in self:
+            batch.stop()
+
+    def stop_of(self, sandboxes: Collection[int]) -> None:
+        """Stop the plugins that send files of these sandboxes."""
+        for batch in self:
+            if not batch.sandboxes.isdisjoint(sandboxes):
+                batch.stop()
+
+    def sends_other_run(self, job: str, sandbox: int) -> bool:
+        """Tell whether a plugin still sends output of another run of a job.
+
+        :param sandbox: of the run that is asked for.
+        """
+        return any(batch.jobs.get(job, sandbox) != sandbox for batch in self._batches.values())
+
+    def is_silent(self, server: str, before_s: float) -> bool:
+        """Tell whether a server has answered no batch since one began before this monotonic time."""
+        running = (one for one in self._batches.values() if one.destination.server == server)
+        return any(one.began_s < before_s and not one.answered for one in running)
+
+    def answered(self, server: str) -> None:
+        """Record that a server has answered: its silence towards other batches says nothing about it."""
+        for batch in self._batches.values():
+            if batch.destination.server == server:
+                batch.answered = True

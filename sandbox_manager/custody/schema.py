@@ -1,0 +1,167 @@
+"""The tables of the ledger, and how a ledger of an earlier version gets them.
+
+To change a table, change :data:`_SCHEMA`, and raise :data:`VERSION` if that version was released. :func:`migrate` makes
+all tables anew and copies the columns that both versions have; a new column takes its DEFAULT. So one step leads from
+every earlier version to this one. The tests keep the tables of all earlier versions (``tests/unit/ledgers``).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+
+from stageout.core import durable, log
+
+VERSION = 4
+_DERIVED = ("sums",)  # the triggers fill it
+
+_SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE orders_done (agent TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE fences (job TEXT PRIMARY KEY, number INTEGER NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE sandboxes (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, number INTEGER NOT NULL,
+    owner TEXT NOT NULL, user TEXT NOT NULL, uid INTEGER NOT NULL, gid INTEGER NOT NULL, shared_uid INTEGER NOT NULL,
+    startd TEXT NOT NULL, slot_id INTEGER NOT NULL, dslot_id INTEGER NOT NULL, slot_name TEXT NOT NULL,
+    priority INTEGER NOT NULL, state INTEGER NOT NULL, change INTEGER NOT NULL, paused INTEGER NOT NULL DEFAULT 0,
+    reason TEXT NOT NULL DEFAULT '', error_code INTEGER NOT NULL DEFAULT 0,
+    attempts INTEGER NOT NULL DEFAULT 0, excused INTEGER NOT NULL DEFAULT 0,
+    named_tickets TEXT NOT NULL DEFAULT '', named_files INTEGER NOT NULL DEFAULT 0,
+    accepted_at INTEGER NOT NULL, confirmed_at INTEGER NOT NULL DEFAULT 0, ended_at INTEGER NOT NULL DEFAULT 0,
+    retried_at INTEGER NOT NULL DEFAULT 0,
+    forgettable INTEGER NOT NULL DEFAULT 0, acct_group TEXT NOT NULL DEFAULT '', refused TEXT NOT NULL DEFAULT '',
+    UNIQUE (job, number));
+CREATE TABLE tickets (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, ticket TEXT NOT NULL UNIQUE, sandbox INTEGER NOT NULL, plugin TEXT NOT NULL,
+    boot TEXT NOT NULL, synced INTEGER NOT NULL DEFAULT 0, freed INTEGER NOT NULL DEFAULT 0,
+    files INTEGER NOT NULL, size INTEGER NOT NULL,
+    job_ad TEXT NOT NULL DEFAULT '', plugin_data TEXT NOT NULL DEFAULT '',
+    credential_ends_at INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX tickets_of ON tickets (sandbox);
+CREATE TABLE unknown (ticket TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE credentials (
+    ticket INTEGER NOT NULL, kind TEXT NOT NULL, service TEXT NOT NULL, expires_at INTEGER NOT NULL,
+    digest TEXT NOT NULL, PRIMARY KEY (ticket, kind, service)) WITHOUT ROWID;
+CREATE TABLE destinations (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, plugin TEXT NOT NULL, scheme TEXT NOT NULL, host TEXT NOT NULL,
+    surroundings TEXT NOT NULL DEFAULT '', UNIQUE (plugin, scheme, host, surroundings));
+CREATE TABLE rates (
+    server TEXT PRIMARY KEY, log_rate REAL NOT NULL, spread REAL NOT NULL, at INTEGER NOT NULL,
+    level INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+CREATE TABLE files (
+    ticket INTEGER NOT NULL, position INTEGER NOT NULL, sandbox INTEGER NOT NULL, destination INTEGER NOT NULL,
+    state INTEGER NOT NULL, next_attempt INTEGER NOT NULL DEFAULT 0, size INTEGER NOT NULL,
+    url TEXT NOT NULL, name TEXT NOT NULL, mtime_ns INTEGER NOT NULL, inode INTEGER NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0, excused INTEGER NOT NULL DEFAULT 0, error_code INTEGER NOT NULL DEFAULT 0,
+    error TEXT NOT NULL DEFAULT '', verified TEXT NOT NULL DEFAULT '', digest TEXT NOT NULL DEFAULT '',
+    began_at INTEGER NOT NULL DEFAULT 0, ended_at INTEGER NOT NULL DEFAULT 0,
+    transfer_ms INTEGER NOT NULL DEFAULT 0, streams INTEGER NOT NULL DEFAULT 0, route TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (ticket, position)) WITHOUT ROWID;
+CREATE INDEX files_due ON files (sandbox, state, destination, next_attempt, size);
+CREATE INDEX files_troubled ON files (sandbox, state) WHERE error_code != 0;
+CREATE TABLE sums (
+    sandbox INTEGER NOT NULL, destination INTEGER NOT NULL, state INTEGER NOT NULL,
+    files INTEGER NOT NULL, size INTEGER NOT NULL, PRIMARY KEY (sandbox, destination, state)) WITHOUT ROWID;
+CREATE TRIGGER sums_insert AFTER INSERT ON files BEGIN
+    INSERT INTO sums VALUES (NEW.sandbox, NEW.destination, NEW.state, 1, NEW.size)
+    ON CONFLICT DO UPDATE SET files = files + 1, size = size + NEW.size;
+END;
+CREATE TRIGGER sums_update AFTER UPDATE OF state ON files WHEN NEW.state != OLD.state BEGIN
+    UPDATE sums SET files = files - 1, size = size - OLD.size
+    WHERE sandbox = OLD.sandbox AND destination = OLD.destination AND state = OLD.state;
+    INSERT INTO sums VALUES (NEW.sandbox, NEW.destination, NEW.state, 1, NEW.size)
+    ON CONFLICT DO UPDATE SET files = files + 1, size = size + NEW.size;
+END;
+CREATE TRIGGER sums_readdress AFTER UPDATE OF destination ON files WHEN NEW.destination != OLD.destination BEGIN
+    UPDATE sums SET files = files - 1, size = size - OLD.size
+    WHERE sandbox = OLD.sandbox AND destination = OLD.destination AND state = OLD.state;
+    INSERT INTO sums VALUES (NEW.sandbox, NEW.destination, NEW.state, 1, NEW.size)
+    ON CONFLICT DO UPDATE SET files = files + 1, size = size + NEW.size;
+END;
+"""
+
+
+def make(connection: sqlite3.Connection) -> None:
+    """Make the tables in an empty database."""
+    with durable.step("ledger-make"):
+        _run(connection, _SCHEMA)
+
+
+def migrate(connection: sqlite3.Connection, version: int) -> None:
+    """Bring a ledger of an earlier version to :data:`VERSION`; when that fails it is as it was.
+
+    :raises sqlite3.Error: it cannot be done. :raises OSError: the same.
+    """
+    script = "\n".join(_steps(connection))
+    with durable.step("ledger-migrate"):
+        _run(connection, script)
+    log.event("ledger-migrated", was=version, now=VERSION)
+
+
+def repair(connection: sqlite3.Connection) -> str:
+    """Make damaged indexes anew. Returns what was wrong, "" for nothing.
+
+    :raises sqlite3.Error: more than indexes is damaged.
+    """
+    found = _damage(connection)
+    if not found:
+        return ""
+    with durable.step("ledger-repair"):
+        connection.execute("REINDEX")
+    left = _damage(connection)
+    if left:
+        raise sqlite3.DatabaseError(f"it is malformed: {left}")
+    return found
+
+
+def _damage(connection: sqlite3.Connection) -> str:
+    (first,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    return "" if first == "ok" else str(first)
+
+
+def _run(connection: sqlite3.Connection, script: str) -> None:
+    try:
+        connection.executescript(f"BEGIN IMMEDIATE;{script}PRAGMA user_version = {VERSION};COMMIT;")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _steps(connection: sqlite3.Connection) -> Iterator[str]:
+    with closing(sqlite3.connect(":memory:")) as empty:
+        empty.executescript(_SCHEMA)
+        wanted = _columns(empty)
+    old = {table: names for table, names in _columns(connection).items() if table in wanted}
+    for kind, name in connection.execute(
+        "SELECT type, name FROM sqlite_master WHERE type IN ('index', 'trigger') AND sql IS NOT NULL"
+    ):
+        yield f"DROP {kind} {name};"
+    for table in old:
+        yield f"ALTER TABLE {table} RENAME TO old_{table};"
+    yield _SCHEMA
+    for table, names in old.items():
+        if table not in _DERIVED:
+            both = ", ".join(name for name in wanted[table] if name in names)
+            yield f"INSERT INTO {table} ({both}) SELECT {both} FROM old_{table};"
+        yield f"DROP TABLE old_{table};"
+    for table, last in _last_numbers(connection):
+        yield f"DELETE FROM sqlite_sequence WHERE name = '{table}';"
+        yield f"INSERT INTO sqlite_sequence VALUES ('{table}', {last});"
+
+
+def _columns(connection: sqlite3.Connection) -> dict[str, list[str]]:
+    """Names of the columns of each table."""
+    tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+    return {
+        table: [column[1] for column in connection.execute(f"PRAGMA table_info ({table})")]
+        for (table,) in tables.fetchall()
+    }
+
+
+def _last_numbers(connection: sqlite3.Connection) -> list[tuple[str, int]]:
+    """The highest number that was ever given in each table that never gives one twice."""
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'sqlite_sequence'").fetchone():
+        return []
+    return connection.execute("SELECT name, seq FROM sqlite_sequence").fetchall()

@@ -1,0 +1,78 @@
+"""The ledger together with its picture in memory: every change goes through here, so the two never differ."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from sandbox_manager.custody import queries, updates
+from sandbox_manager.custody.backlog import Deadline
+from sandbox_manager.custody.ledger import Ledger
+from sandbox_manager.custody.registry import Registry
+from sandbox_manager.sandbox import Destination, Sandbox
+
+Change = Callable[[sqlite3.Connection], Iterable[int]]
+
+
+@dataclass(frozen=True)
+class _Fresh:
+    sandboxes: dict[int, Sandbox | None]
+    destinations: dict[int, Destination]
+
+
+class SandboxStore:
+    """Ledger and registry. :attr:`changed` is set with every change; who waits for it clears it.
+
+    :param deadline: see :class:`sandbox_manager.custody.backlog.Backlog`.
+    """
+
+    def __init__(self, ledger: Ledger, deadline: Deadline) -> None:
+        self.ledger = ledger
+        self.registry = Registry(deadline)
+        self.changed = asyncio.Event()
+        self.wake = asyncio.Event()
+        self.acknowledged: dict[str, int] = {}
+
+    async def load(self) -> None:
+        """Read everything at start."""
+        boxes, self.registry.destinations, fences, self.acknowledged = await self.ledger.read(
+            lambda db: (
+                queries.all_sandboxes(db), queries.destinations(db), queries.fences(db), updates.acknowledged(db)
+            )
+        )  # fmt: skip
+        self.registry.fences.update(fences)
+        for box in boxes:
+            self.registry.put(box)
+
+    async def write(self, change: Change, *labels: str) -> list[Sandbox]:
+        """Run a change that returns the ids of the sandboxes it touched. On return it is on the disk.
+
+        :returns: those that still exist, as they are now. :raises IllegalMove: and what else the change raises.
+        """
+        known = frozenset(self.registry.destinations)
+        fresh = await self.ledger.write(lambda db: _changed(db, change, known), *labels)
+        self.registry.destinations.update(fresh.destinations)
+        for sandbox_id, box in fresh.sandboxes.items():
+            if box is None:
+                self.registry.drop(sandbox_id)
+            else:
+                self.registry.put(box)
+        if fresh.sandboxes:
+            self.changed.set()
+            self.wake.set()
+        return [box for box in fresh.sandboxes.values() if box is not None]
+
+    async def drop_old_fences(self, before: int) -> None:
+        """Forget the run numbers of jobs without output here that no message named since this wall clock."""
+        await self.ledger.write(lambda db: updates.drop_old_fences(db, before))
+        self.registry.fences, self.registry.destinations = await self.ledger.read(
+            lambda db: (queries.fences(db), queries.destinations(db))
+        )
+
+
+def _changed(db: sqlite3.Connection, change: Change, known: frozenset[int]) -> _Fresh:
+    boxes = {sandbox_id: queries.sandbox(db, sandbox_id) for sandbox_id in set(change(db))}
+    places = {part.destination for box in boxes.values() if box for part in box.waiting}
+    return _Fresh(boxes, queries.destinations(db) if places - known else {})

@@ -1,0 +1,649 @@
+"""The changes of the ledger: plain SQL on a connection. Every change of a state is checked here."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from sandbox_manager.custody.credentials import StoredCredentials
+from sandbox_manager.custody.queries import CODE_OF, FILE_COLUMNS, STATE_OF, FileRow, file_row
+from sandbox_manager.sandbox import Destination, FileState, SlotKey, SyncState
+from stageout.core.errors import Advice, ErrorClass
+from stageout.core.states import ENDS, State, move
+from stageout.movers.results import NO_FACTS, TransferFacts
+from stageout.wire.custody import Run
+
+_CHANGES_PER_S = 1000
+_AWAY = (FileState.DELIVERED, FileState.HANDED_OVER)
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """One file of a ticket as it is recorded."""
+
+    position: int
+    url: str
+    name: str
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+    destination: Destination
+
+
+@dataclass(frozen=True)
+class NewSandbox:
+    """The owner, the origin and the priority of a sandbox. :param group: accounting group of its job."""
+
+    run: Run
+    owner: str
+    user: str
+    uid: int
+    gid: int
+    shared_uid: bool
+    slot: SlotKey
+    slot_name: str
+    priority: int
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class FileResult:
+    """The result of one file in a batch.
+
+    :param state: DELIVERED, FAILED, or WAITING for another attempt at ``next_attempt`` (wall clock).
+    :param excused: the attempt does not count against the limit. :param attempted: False when it was never judged.
+    :param facts: of a delivered file. :param ended_at: wall clock of its delivery; 0 for others.
+    """
+
+    ticket_id: int
+    position: int
+    state: FileState
+    next_attempt: int = 0
+    error_code: int = 0
+    error: str = ""
+    verified: str = ""
+    digest: str = ""
+    excused: bool = False
+    attempted: bool = True
+    facts: TransferFacts = NO_FACTS
+    ended_at: int = 0
+
+
+# ---- acceptance ------------------------------------------------------------------------------------------------------
+
+
+def add_ticket(
+    db: sqlite3.Connection, owner: NewSandbox, ticket: str, plugin: str, files: Sequence[NewFile], boot: str, now: int
+) -> int:
+    """Record a hand-off; its run's sandbox is made when it is the first. Returns the sandbox's id."""
+    row = db.execute("SELECT id FROM sandboxes WHERE job = ? AND number = ?", (owner.run.job, owner.run.number))
+    found = row.fetchone()
+    sandbox = int(found[0]) if found else add_sandbox(db, owner, now)
+    total = sum(item.size_bytes for item in files)
+    cursor = db.execute(
+        "INSERT INTO tickets (ticket, sandbox, plugin, boot, files, size) VALUES (?, ?, ?, ?, ?, ?)",
+        (ticket, sandbox, plugin, boot, len(files), total),
+    )
+    ids = {target: _destination_id(db, target) for target in dict.fromkeys(item.destination for item in files)}
+    db.executemany(
+        "INSERT INTO files (ticket, position, sandbox, destination, state, size, url, name, mtime_ns, inode) "
+        "VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?, ?)",
+        (
+            (cursor.lastrowid, item.position, sandbox, ids[item.destination], item.size_bytes, item.url, item.name,
+             item.mtime_ns, _signed(item.inode))
+            for item in files
+        ),
+    )  # fmt: skip
+    db.execute("UPDATE sandboxes SET change = change + 1 WHERE id = ?", (sandbox,))
+    raise_fence(db, owner.run, now)
+    return sandbox
+
+
+def _signed(value: int) -> int:
+    """SQLite's integers have a sign; inode numbers of some filesystems use all 64 bits."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def add_sandbox(db: sqlite3.Connection, new: NewSandbox, now: int) -> int:
+    """Record a new sandbox without tickets. Returns its id.
+
+    Its changes are counted from the wall clock on: agents know a record that was lost with its ledger as older.
+    """
+    cursor = db.execute(
+        "INSERT INTO sandboxes (job, number, owner, user, uid, gid, shared_uid, startd, slot_id, dslot_id, slot_name, "
+        "priority, state, change, accepted_at, acct_group) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+        (
+            new.run.job, new.run.number, new.owner, new.user, new.uid, new.gid, new.shared_uid, *new.slot,
+            new.slot_name, new.priority, CODE_OF[move(State.OFFERED, State.ACCEPTED)], now * _CHANGES_PER_S, now,
+            new.group,
+        ),
+    )  # fmt: skip
+    return int(cursor.lastrowid or 0)
+
+
+def _destination_id(db: sqlite3.Connection, target: Destination) -> int:
+    query = "SELECT id FROM destinations WHERE plugin = ? AND scheme = ? AND host = ? AND surroundings = ?"
+    known = db.execute(query, target).fetchone()
+    if known is not None:
+        return int(known[0])
+    new = db.execute("INSERT INTO destinations (plugin, scheme, host, surroundings) VALUES (?, ?, ?, ?)", target)
+    return int(new.lastrowid or 0)
+
+
+def keep_credentials(db: sqlite3.Connection, held: StoredCredentials) -> None:
+    """Record what a ticket's files are sent with."""
+    (number,) = db.execute("SELECT id FROM tickets WHERE ticket = ?", (held.ticket,)).fetchone()
+    db.execute(
+        "UPDATE tickets SET job_ad = ?, plugin_data = ?, credential_ends_at = ? WHERE id = ?",
+        (held.job_ad, held.plugin_data, held.expires_at, number),
+    )
+    db.executemany(
+        "INSERT OR REPLACE INTO credentials VALUES (?, ?, ?, ?, ?)",
+        ((number, item.kind, item.service, item.expires_at, item.digest) for item in held.credentials),
+    )
+
+
+def renew(db: sqlite3.Connection, held: StoredCredentials, now: int) -> int | None:
+    """A ticket's credentials are others now: its files wait under the new ones, those that waited for them are due.
+
+    Returns the sandbox, None while one of the ticket's files is in a mover (with the old ones) or when it is gone.
+    """
+    row = db.execute("SELECT id, sandbox FROM tickets WHERE ticket = ? AND freed = 0", (held.ticket,)).fetchone()
+    if row is None or db.execute(
+        "SELECT EXISTS (SELECT 1 FROM files WHERE ticket = ? AND state = 1)", (row[0],)
+    ).fetchone()[0]:  # fmt: skip
+        return None
+    number, sandbox = row
+    keep_credentials(db, held)
+    places = db.execute(
+        "SELECT DISTINCT d.id, d.plugin, d.scheme, d.host FROM files f JOIN destinations d ON d.id = f.destination "
+        "WHERE f.ticket = ?",
+        (number,),
+    )
+    for old, plugin, scheme, host in places.fetchall():
+        new = _destination_id(db, Destination(plugin, scheme, host, held.digest))
+        db.execute("UPDATE files SET destination = ? WHERE ticket = ? AND destination = ?", (new, number, old))
+    codes = ",".join(str(kind.code) for kind in ErrorClass if kind.advice is Advice.NEEDS_CREDENTIAL)
+    db.execute(
+        f"UPDATE files SET next_attempt = ? WHERE ticket = ? AND state = 0 AND error_code IN ({codes})", (now, number)
+    )
+    touch(db, sandbox)
+    return int(sandbox)
+
+
+def raise_fence(db: sqlite3.Connection, run: Run, now: int) -> None:
+    """Remember that this run exists: nothing of an older one is taken any more."""
+    db.execute(
+        "INSERT INTO fences VALUES (?, ?, ?) "
+        "ON CONFLICT (job) DO UPDATE SET number = max(number, excluded.number), at = excluded.at",
+        (run.job, run.number, now),
+    )
+
+
+def newest_run(db: sqlite3.Connection, job: str) -> int:
+    """Return the highest known run number of this job, 0 for none."""
+    row = db.execute("SELECT number FROM fences WHERE job = ?", (job,)).fetchone()
+    return int(row[0]) if row else 0
+
+
+def mark_syncing(db: sqlite3.Connection, tickets: Iterable[str]) -> None:
+    """The sync of these tickets begins: should its answer get lost, their data cannot be believed any more."""
+    _mark(db, tickets, SyncState.BEGUN)
+
+
+def mark_synced(db: sqlite3.Connection, tickets: Iterable[str]) -> None:
+    """The data of these tickets is on the disk."""
+    _mark(db, tickets, SyncState.DONE)
+
+
+def _mark(db: sqlite3.Connection, tickets: Iterable[str], state: SyncState) -> None:
+    db.executemany("UPDATE tickets SET synced = ? WHERE ticket = ?", ((state, ticket) for ticket in tickets))
+
+
+# ---- states ----------------------------------------------------------------------------------------------------------
+
+
+def set_state(
+    db: sqlite3.Connection, sandbox: int, new: State, now: int, reason: str = "", error_code: int = 0
+) -> None:
+    """Move one sandbox to another state.
+
+    :raises IllegalMove: the table does not allow it.
+    """
+    move(state_of(db, sandbox), new)
+    db.execute(
+        "UPDATE sandboxes SET state = ?, change = change + 1, reason = ?, error_code = ?, ended_at = ? WHERE id = ?",
+        (CODE_OF[new], reason, error_code, now if new in ENDS else 0, sandbox),
+    )
+
+
+def state_of(db: sqlite3.Connection, sandbox: int) -> State:
+    """State of one sandbox as this transaction sees it."""
+    return STATE_OF[db.execute("SELECT state FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()[0]]
+
+
+def state_of_run(db: sqlite3.Connection, run: Run) -> State | None:
+    """State of the sandbox of a run; None when there is none."""
+    row = db.execute("SELECT state FROM sandboxes WHERE job = ? AND number = ?", (run.job, run.number)).fetchone()
+    return STATE_OF[row[0]] if row else None
+
+
+class Times(NamedTuple):
+    """The times from which deadlines count (wall clock), and the reason of a sandbox."""
+
+    accepted_at: int
+    retried_at: int
+    ended_at: int
+    reason: str
+    error_code: int
+    paused: int
+    forgettable: int
+
+
+def times(db: sqlite3.Connection, sandbox: int) -> Times:
+    """Times of one sandbox."""
+    columns = "accepted_at, retried_at, ended_at, reason, error_code, paused, forgettable"
+    return Times(*db.execute(f"SELECT {columns} FROM sandboxes WHERE id = ?", (sandbox,)).fetchone())
+
+
+def ids_in(db: sqlite3.Connection, states: Iterable[State]) -> list[int]:
+    """Select the sandboxes in one of these states."""
+    codes = ",".join(str(CODE_OF[state]) for state in states)
+    return [row[0] for row in db.execute(f"SELECT id FROM sandboxes WHERE state IN ({codes})")]
+
+
+def was_confirmed(db: sqlite3.Connection, sandbox: int) -> bool:
+    """Tell whether this run was ever confirmed. Without confirmation none of its output may be sent."""
+    return bool(db.execute("SELECT confirmed_at FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()[0])
+
+
+def set_reason(db: sqlite3.Connection, sandbox: int, reason: str) -> None:
+    """Change only the words that people read."""
+    db.execute("UPDATE sandboxes SET reason = ?, change = change + 1 WHERE id = ?", (reason, sandbox))
+
+
+def set_refused(db: sqlite3.Connection, sandbox: int, why: str) -> None:
+    """Record the answer to a redirect: the reason for what was not carried out, "" for nothing."""
+    db.execute("UPDATE sandboxes SET refused = ?, change = change + 1 WHERE id = ?", (why, sandbox))
+
+
+def set_url(db: sqlite3.Connection, item: FileRow, url: str, target: Destination) -> None:
+    """Give a file that is not being sent another URL."""
+    db.execute(
+        "UPDATE files SET url = ?, destination = ? WHERE ticket = ? AND position = ? AND state IN (0, 3)",
+        (url, _destination_id(db, target), item.ticket_id, item.position),
+    )
+
+
+def set_paused(db: sqlite3.Connection, sandbox: int, paused: bool) -> None:
+    """The owner's wish that nothing is sent for now, or no longer."""
+    db.execute("UPDATE sandboxes SET paused = ?, change = change + 1 WHERE id = ?", (paused, sandbox))
+
+
+def end(db: sqlite3.Connection, sandbox: int, new: State, now: int, reason: str = "", error_code: int = 0) -> None:
+    """Move to an end in which nothing more is sent; files that still wait or move are dropped unless it FAILED."""
+    set_state(db, sandbox, new, now, reason, error_code)
+    if new is not State.FAILED:
+        db.execute("UPDATE files SET state = ? WHERE sandbox = ? AND state IN (0, 1, 3)", (FileState.DROPPED, sandbox))
+
+
+def name_tickets(db: sqlite3.Connection, sandbox: int, tickets: Sequence[str], files: int, priority: int) -> None:
+    """Keep what the completed run's OUTPUT record says."""
+    db.execute(
+        "UPDATE sandboxes SET named_tickets = ?, named_files = ?, priority = ? WHERE id = ?",
+        (" ".join(sorted(tickets)), files, priority, sandbox),
+    )
+
+
+def tickets_of(db: sqlite3.Connection, sandbox: int) -> list[str]:
+    """Tickets of a sandbox."""
+    return [row[0] for row in db.execute("SELECT ticket FROM tickets WHERE sandbox = ?", (sandbox,))]
+
+
+def names_others(db: sqlite3.Connection, sandbox: int, tickets: Sequence[str]) -> bool:
+    """Tell whether it was confirmed with tickets of which none is among these."""
+    row = db.execute("SELECT named_tickets, confirmed_at FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()
+    return bool(row[1]) and not set(row[0].split()) & set(tickets)
+
+
+def has_named_tickets(db: sqlite3.Connection, sandbox: int) -> bool:
+    """Tell whether the completed run's record names tickets of this sandbox."""
+    return bool(db.execute("SELECT named_tickets FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()[0])
+
+
+def confirm(db: sqlite3.Connection, sandbox: int, now: int) -> str:
+    """Confirm a sandbox if all tickets that its run's record names are here; else the reason why not.
+
+    Tickets that the record does not name are no part of the completed run: their files are dropped.
+    """
+    row = db.execute("SELECT named_tickets, named_files FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()
+    named = set(row[0].split())
+    if not named:
+        end(db, sandbox, State.CANCELLED, now, "the completed run transferred its output itself")
+        return ""
+    held = dict(db.execute("SELECT ticket, files FROM tickets WHERE sandbox = ? AND freed = 0", (sandbox,)).fetchall())
+    if named - set(held):
+        return f"{len(named - set(held))} of {len(named)} hand-offs of the completed run are not on this node"
+    have = sum(held[ticket] for ticket in named)
+    if row[1] and have != row[1]:
+        return f"the run's record names {row[1]} files, this node holds {have} of it"
+    for ticket in set(held) - named:
+        db.execute(
+            "UPDATE files SET state = ? WHERE ticket = (SELECT id FROM tickets WHERE ticket = ?)",
+            (FileState.DROPPED, ticket),
+        )
+    _drop_repeated(db, sandbox)
+    set_state(db, sandbox, State.CONFIRMED, now)
+    db.execute("UPDATE sandboxes SET confirmed_at = ? WHERE id = ?", (now, sandbox))
+    return ""
+
+
+def _drop_repeated(db: sqlite3.Connection, sandbox: int) -> None:
+    """Of files with the same URL the last one counts, as where a plugin sends HTCondor's list in its order."""
+    last = "SELECT ticket, position, max((ticket << 32) + position) FROM files WHERE sandbox = ? AND state = 0"
+    db.execute(
+        "UPDATE files SET state = ? WHERE sandbox = ? AND state = 0 AND (ticket, position) NOT IN "
+        f"(SELECT ticket, position FROM ({last} GROUP BY url))",
+        (FileState.DROPPED, sandbox, sandbox),
+    )
+
+
+# ---- moving ----------------------------------------------------------------------------------------------------------
+
+
+def take_files(
+    db: sqlite3.Connection, sandbox: int, destination: int, now: int, most_files: int, most_bytes: int
+) -> list[FileRow]:
+    """Mark waiting files of a sandbox as moving, an attempt more, and return them as they are now.
+
+    The first is taken whatever its size, further ones up to the bounds.
+    """
+    cursor = db.execute(
+        f"SELECT {FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.sandbox = ? AND f.state = 0 "
+        "AND f.destination = ? AND f.next_attempt <= ? ORDER BY f.next_attempt, f.size LIMIT ?",
+        (sandbox, destination, now, most_files),
+    )
+    taken: list[FileRow] = []
+    room = most_bytes
+    for item in map(file_row, cursor):
+        if taken and item.size_bytes > room:
+            break
+        room -= item.size_bytes
+        taken.append(replace(item, state=FileState.MOVING, attempts=item.attempts + 1, began_at=now))
+    db.executemany(
+        "UPDATE files SET state = 1, attempts = attempts + 1, began_at = ? WHERE ticket = ? AND position = ?",
+        ((now, item.ticket_id, item.position) for item in taken),
+    )
+    return taken
+
+
+def keep_receipts(db: sqlite3.Connection, begun: Iterable[tuple[str, int, int]]) -> None:
+    """Files are about to be given to a custodian. :param begun: receipt, ticket and position of each."""
+    db.executemany("UPDATE files SET digest = ? WHERE ticket = ? AND position = ?", begun)
+
+
+def record_results(db: sqlite3.Connection, results: Iterable[FileResult]) -> None:
+    """Write what became of the files of a batch. Files that were dropped meanwhile stay dropped.
+
+    A file whose place is unknown keeps its receipt, by which a custodian that may have the file can be asked.
+    """
+    db.executemany(
+        "UPDATE files SET state = ?, next_attempt = ?, error_code = ?, error = ?, verified = ?, "
+        "digest = CASE WHEN ? THEN ? ELSE digest END, "
+        "attempts = attempts - ?, excused = excused + ?, began_at = max(began_at, ?), ended_at = ?, transfer_ms = ?, "
+        "streams = ?, route = ? WHERE ticket = ? AND position = ? AND state = 1",
+        (
+            (item.state, item.next_attempt, item.error_code, item.error, item.verified, item.state in _AWAY,
+             item.digest, not item.attempted, item.excused, item.facts.began_at, item.ended_at,
+             item.facts.transfer_ms, item.facts.streams, item.facts.route, item.ticket_id, item.position)
+            for item in results
+        ),
+    )  # fmt: skip
+
+
+def keep_attempts(db: sqlite3.Connection, sandbox: int, attempts: int, excused: int) -> None:
+    """A file of this sandbox has come to so many attempts, of which so many do not count.
+
+    The difference of both columns is the largest number of attempts of any file that count.
+    """
+    db.execute(
+        "UPDATE sandboxes SET attempts = max(attempts, :all), "
+        "excused = max(attempts, :all) - max(attempts - excused, :all - :excused) WHERE id = :sandbox",
+        {"all": attempts, "excused": excused, "sandbox": sandbox},
+    )
+
+
+def wake(
+    db: sqlite3.Connection, sandboxes: Iterable[int], destinations: Iterable[int], codes: Iterable[ErrorClass], now: int
+) -> set[int]:
+    """Make waiting files due now whose last failure was one of these (a server has come back)."""
+    marks = ",".join(str(kind.code) for kind in codes)
+    places = ",".join(str(int(place)) for place in destinations)
+    woken = set()
+    for sandbox in sandboxes:
+        cursor = db.execute(
+            f"UPDATE files SET next_attempt = ? WHERE sandbox = ? AND state = 0 AND destination IN ({places}) "
+            f"AND error_code IN ({marks}) AND next_attempt > ?",
+            (now, sandbox, now),
+        )
+        if cursor.rowcount:
+            touch(db, sandbox)
+            woken.add(sandbox)
+    return woken
+
+
+def shorten_waits(db: sqlite3.Connection, now: int, longest_s: float) -> set[int]:
+    """Make files due now that would wait much longer than ``longest_s``: the clock was set back. Returns sandboxes.
+
+    Twice as long is let pass: waits are spread at random, and some servers ask for longer ones.
+    """
+    late, waiting = now + int(2 * longest_s), "error_code != 0 AND state = 0 AND next_attempt > ?"
+    rows = db.execute(f"SELECT DISTINCT sandbox FROM files WHERE {waiting}", (late,)).fetchall()
+    db.execute(f"UPDATE files SET next_attempt = ? WHERE {waiting}", (now, late))
+    for (sandbox,) in rows:
+        touch(db, sandbox)
+    return {int(sandbox) for (sandbox,) in rows}
+
+
+def keep_ages(db: sqlite3.Connection, jump_s: int, now: int) -> set[int]:
+    """The clock was set: what is kept for a time is kept no shorter for that. Returns sandboxes.
+
+    :param jump_s: forward: times from before are set by the same. Negative, back: times that are to come are now.
+    :param now: by the clock as it is.
+    """
+    moved = "CASE WHEN {0} BETWEEN 1 AND :before THEN {0} + :jump ELSE {0} END" if jump_s > 0 else "min({0}, :now)"
+    facts = {"before": now - jump_s, "jump": jump_s, "now": now}
+    names = ("accepted_at", "confirmed_at", "retried_at", "ended_at")
+    db.execute(f"UPDATE sandboxes SET {', '.join(f'{name} = {moved.format(name)}' for name in names)}", facts)
+    for table in ("fences", "unknown"):
+        db.execute(f"UPDATE {table} SET at = {moved.format('at')}", facts)
+    return {int(row[0]) for row in db.execute("SELECT id FROM sandboxes")}
+
+
+def touch(db: sqlite3.Connection, sandbox: int) -> None:
+    """Something of this sandbox changed that reports show."""
+    db.execute("UPDATE sandboxes SET change = change + 1 WHERE id = ?", (sandbox,))
+
+
+def fresh_attempts(db: sqlite3.Connection, sandbox: int, now: int) -> None:
+    """Make files that failed or wait due now, as if they had been accepted now and never tried."""
+    db.execute(
+        "UPDATE files SET state = 0, next_attempt = 0, attempts = 0, excused = 0, error_code = 0 "
+        "WHERE sandbox = ? AND state IN (0, 3)",
+        (sandbox,),
+    )
+    db.execute(
+        "UPDATE sandboxes SET attempts = 0, excused = 0, retried_at = ?, change = change + 1 WHERE id = ?",
+        (now, sandbox),
+    )
+
+
+def due_now(db: sqlite3.Connection, sandboxes: Iterable[int], now: int) -> set[int]:
+    """Waiting files of these sandboxes are due; their attempts are kept. Returns the sandboxes touched."""
+    woken = set()
+    for sandbox in sandboxes:
+        sql = "UPDATE files SET next_attempt = ? WHERE sandbox = ? AND state = 0 AND next_attempt > ?"
+        if db.execute(sql, (now, sandbox, now)).rowcount:
+            touch(db, sandbox)
+            woken.add(sandbox)
+    return woken
+
+
+def moving_back(db: sqlite3.Connection, sandbox: int, destination: int | None = None) -> int:
+    """Files that were in a mover and were not judged wait again: the attempt does not count. Returns how many."""
+    cursor = db.execute(
+        "UPDATE files SET state = 0, attempts = max(0, attempts - 1) WHERE sandbox = ? AND state = 1 "
+        "AND (? IS NULL OR destination = ?)",
+        (sandbox, destination, destination),
+    )
+    return cursor.rowcount
+
+
+def unlease(db: sqlite3.Connection, sandbox: int, now: int) -> bool:
+    """Give back a lease under which nothing was sent. False when there is none."""
+    if state_of(db, sandbox) is not State.LEASED:
+        return False
+    set_state(db, sandbox, State.CONFIRMED, now)
+    return True
+
+
+def fail_waiting(db: sqlite3.Connection, sandbox: int) -> int:
+    """Give up all files that wait. Return how many."""
+    sql = "UPDATE files SET state = ? WHERE sandbox = ? AND state = 0"
+    return db.execute(sql, (FileState.FAILED, sandbox)).rowcount
+
+
+def fail_tried(db: sqlite3.Connection, sandbox: int, unreachable: Iterable[ErrorClass]) -> int:
+    """Give up the waiting files that were tried. Return how many.
+
+    Where a server was not reached with one file, that counts as a try of all the sandbox's files that go to it.
+    """
+    codes = ",".join(str(kind.code) for kind in unreachable)
+    sql = (
+        "UPDATE files SET state = ? WHERE sandbox = ? AND state = 0 AND (attempts > 0 OR destination IN "
+        f"(SELECT destination FROM files WHERE sandbox = ? AND state IN (0, 3) AND error_code IN ({codes})))"
+    )
+    return db.execute(sql, (FileState.FAILED, sandbox, sandbox)).rowcount
+
+
+def has_waiting(db: sqlite3.Connection, sandbox: int) -> bool:
+    """Return whether files of a sandbox wait to be sent."""
+    query = "SELECT EXISTS (SELECT 1 FROM files WHERE sandbox = ? AND state = 0)"
+    return bool(db.execute(query, (sandbox,)).fetchone()[0])
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+def mark_freed(db: sqlite3.Connection, ticket: str) -> None:
+    """The bytes of this ticket, its credentials among them, are gone from the spool."""
+    db.execute("UPDATE tickets SET freed = 1 WHERE ticket = ?", (ticket,))
+    db.execute("DELETE FROM credentials WHERE ticket = (SELECT id FROM tickets WHERE ticket = ?)", (ticket,))
+
+
+def released(db: sqlite3.Connection, sandbox: int, tickets: Iterable[str], now: int) -> list[int]:
+    """The bytes of these tickets are gone: DELIVERED becomes RELEASED, a record that may go goes."""
+    for ticket in tickets:
+        mark_freed(db, ticket)
+    row = db.execute("SELECT state, forgettable FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()
+    (held,) = db.execute("SELECT count(*) FROM tickets WHERE sandbox = ? AND freed = 0", (sandbox,)).fetchone()
+    if row is not None and not held:
+        if STATE_OF[row[0]] is State.DELIVERED:
+            _keep_end_time(db, sandbox, now)
+        if row[1]:
+            forget(db, sandbox)
+    return [sandbox]
+
+
+def _keep_end_time(db: sqlite3.Connection, sandbox: int, now: int) -> None:
+    delivered_at = times(db, sandbox).ended_at
+    set_state(db, sandbox, State.RELEASED, delivered_at or now)
+
+
+def is_wanted(db: sqlite3.Connection, ticket: str) -> bool:
+    """Tell whether bytes of this ticket are still needed."""
+    query = (
+        "SELECT EXISTS (SELECT 1 FROM files WHERE ticket = (SELECT id FROM tickets WHERE ticket = ?) "
+        "AND state IN (0, 1, 3))"
+    )
+    return bool(db.execute(query, (ticket,)).fetchone()[0])
+
+
+def dropped_tickets(db: sqlite3.Connection, sandbox: int) -> list[str]:
+    """Tickets of a sandbox none of whose files are wanted any more and whose bytes are still there."""
+    rows = db.execute(
+        "SELECT ticket FROM tickets t WHERE sandbox = ? AND freed = 0 AND NOT EXISTS "
+        "(SELECT 1 FROM files WHERE files.ticket = t.id AND state IN (0, 1, 3))",
+        (sandbox,),
+    )
+    return [row[0] for row in rows]
+
+
+def may_forget(db: sqlite3.Connection, sandbox: int) -> None:
+    """The access point has recorded the end: the record may go once the bytes are gone."""
+    db.execute("UPDATE sandboxes SET forgettable = 1, change = change + 1 WHERE id = ?", (sandbox,))
+
+
+def forget(db: sqlite3.Connection, sandbox: int) -> None:
+    """Remove all records of a sandbox."""
+    db.execute("DELETE FROM files WHERE ticket IN (SELECT id FROM tickets WHERE sandbox = ?)", (sandbox,))
+    db.execute("DELETE FROM credentials WHERE ticket IN (SELECT id FROM tickets WHERE sandbox = ?)", (sandbox,))
+    db.execute("DELETE FROM sums WHERE sandbox = ?", (sandbox,))
+    db.execute("DELETE FROM tickets WHERE sandbox = ?", (sandbox,))
+    db.execute("DELETE FROM sandboxes WHERE id = ?", (sandbox,))
+
+
+def drop_old_fences(db: sqlite3.Connection, before: int) -> None:
+    """Forget the runs of jobs without output here that no message named since this wall clock.
+
+    Destinations that were reached with credentials nobody has any more go too.
+    """
+    db.execute("DELETE FROM destinations WHERE surroundings != '' AND id NOT IN (SELECT destination FROM sums)")
+    db.execute("DELETE FROM fences WHERE at < ? AND job NOT IN (SELECT job FROM sandboxes)", (before,))
+
+
+# ---- output without a record -----------------------------------------------------------------------------------------
+
+
+def keep_unknown(db: sqlite3.Connection, found: Iterable[str], now: int, retention_s: float) -> list[str]:
+    """Record the tickets that are set aside now. Returns those that have been for longer than the retention time."""
+    known = {row[0] for row in db.execute("SELECT ticket FROM unknown")}
+    here = set(found)
+    db.executemany("DELETE FROM unknown WHERE ticket = ?", ((ticket,) for ticket in known - here))
+    db.executemany("INSERT INTO unknown VALUES (?, ?)", ((ticket, now) for ticket in here - known))
+    return [row[0] for row in db.execute("SELECT ticket FROM unknown WHERE at < ?", (now - retention_s,))]
+
+
+def are_unknown(db: sqlite3.Connection, tickets: Iterable[str]) -> list[str]:
+    """Select the tickets whose output was set aside because the ledger had no record of it."""
+    query = "SELECT EXISTS (SELECT 1 FROM unknown WHERE ticket = ?)"
+    return [ticket for ticket in tickets if db.execute(query, (ticket,)).fetchone()[0]]
+
+
+def count_anew(db: sqlite3.Connection, now: int) -> None:
+    """Count changes of all sandboxes from the wall clock on, as those of new ones.
+
+    The ledger may be an older one. Its changes must be newer for agents than all changes that they know.
+    """
+    db.execute("UPDATE sandboxes SET change = max(change + 1, ?)", ((now + 1) * _CHANGES_PER_S,))
+
+
+# ---- orders ----------------------------------------------------------------------------------------------------------
+
+
+def acknowledged(db: sqlite3.Connection) -> dict[str, int]:
+    """Number of the last order that was carried out, by agent."""
+    return dict(db.execute("SELECT agent, number FROM orders_done").fetchall())
+
+
+def acknowledge(db: sqlite3.Connection, agent: str, number: int) -> None:
+    """Record that this order and all before it are done."""
+    db.execute("INSERT OR REPLACE INTO orders_done VALUES (?, ?)", (agent, number))
+
+
+def sandboxes_of(db: sqlite3.Connection, job: str, up_to: int) -> list[tuple[int, int, State]]:
+    """(id, run number, state) of the sandboxes of a job's runs up to this one."""
+    rows = db.execute("SELECT id, number, state FROM sandboxes WHERE job = ? AND number <= ?", (job, up_to))
+    return [(row[0], row[1], STATE_OF[row[2]]) for row in rows]

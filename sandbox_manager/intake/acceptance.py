@@ -1,0 +1,170 @@
+"""Acceptance of hand-offs: reserve room and a place, then record what the spool holds.
+
+Every reason to refuse an offer is in ``intake/admission.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sandbox_manager.custody import orders, updates
+from sandbox_manager.custody.credentials import StoredCredentials
+from sandbox_manager.custody.custody import Custody
+from sandbox_manager.custody.spool import HeldFile
+from sandbox_manager.intake.admission import Admission, Offer, schemes_of, slot_of
+from sandbox_manager.intake.identity import RunFacts
+from sandbox_manager.intake.pilot_end import servers_of
+from sandbox_manager.rules import Account
+from sandbox_manager.sandbox import Destination
+from sandbox_manager.scheduling.rates import Rates
+from stageout.core.ending import outlast
+from stageout.core.states import State
+from stageout.core.synchronous import NotTaken, Reason
+from stageout.movers.schemes import split_url
+from stageout.wire.handoff import Receipt
+
+
+@dataclass(frozen=True)
+class Manager:
+    """The identity of this manager, for receipts and reports."""
+
+    name: str
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Room in the spool and a place in a data slot, held for one hand-off.
+
+    :param number: of the promise. :param account: of the manager's own, that gets the files; None: they stay the job's
+        user's.
+    """
+
+    number: int
+    account: Account | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A sandbox is not taken.
+
+    :param reason: one sentence for the job's owner, with its code.
+    """
+
+    reason: Reason
+
+
+class Refused(NotTaken):
+    """Refusal of a hand-off, with the text and the code for the plugin."""
+
+
+@dataclass(frozen=True)
+class Handoff:
+    """Files that the spool holds, to be recorded.
+
+    :param ticket: 32 hexadecimal digits. :param plugin: executable that the starter called.
+    :param stored: credentials and ads that the plugin needs besides the files; None without any.
+    """
+
+    ticket: str
+    facts: RunFacts
+    plugin: str
+    files: Sequence[HeldFile]
+    reservation: Reservation
+    stored: StoredCredentials | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Sum of the sizes."""
+        return sum(item.size_bytes for item in self.files)
+
+
+class Acceptance:
+    """Custody of what plugins hand over.
+
+    :param rates: how long a plugin would send an offer.
+    """
+
+    def __init__(self, manager: Manager, custody: Custody, admission: Admission, rates: Rates) -> None:
+        self._manager, self._custody, self._admission, self._rates = manager, custody, admission, rates
+        self._store = custody.store
+
+    def may_accept(
+        self, facts: RunFacts, files: int, size_bytes: int, urls: Sequence[str], plugin: str
+    ) -> Reservation | Refusal:
+        """Reserve room and a place in the data slot, or say why the plugin must upload itself."""
+        offer = Offer(facts, files, size_bytes, schemes_of(urls), servers_of(urls), plugin)
+        reason = self._admission.reason_against(offer)
+        if reason:
+            return Refusal(reason)
+        number = self._admission.promise(offer)
+        return Reservation(number, self._admission.account_of(number))
+
+    def may_copy(self, reservation: Reservation, size_bytes: int) -> float | Refusal:
+        """Reserve room for a copy of so much of what was reserved, or say why not.
+
+        Returns the seconds that sending everything would take; infinity where nobody knows.
+        """
+        reason = self._admission.reason_against_copy(reservation.number, size_bytes)
+        if reason:
+            return Refusal(reason)
+        offer = self._admission.promise_copy(reservation.number, size_bytes)
+        return self._rates.sending_s(offer.servers, offer.files, offer.size_bytes, self._custody.clock.wall_s())
+
+    def release(self, reservation: Reservation) -> None:
+        """Give back what was reserved."""
+        self._admission.release(reservation.number)
+
+    async def accept(self, handoff: Handoff) -> Receipt:
+        """Record a hand-off. On return ACCEPTED is on the disk; older runs of the job are superseded.
+
+        :raises Exception: it is not recorded.
+        """
+        write = asyncio.ensure_future(self._record_ticket(handoff))
+        await outlast(write)
+        write.result()  # The record counts from here on: the files may not be taken away any more.
+        held = ((item.inode, item.size_bytes) for item in handoff.files)
+        self._custody.space.add(handoff.ticket, handoff.facts.owner, held)
+        self.release(handoff.reservation)
+        self._custody.syncs.add(handoff.ticket, handoff.size_bytes)
+        return Receipt(
+            handoff.ticket, self._manager.name, self._manager.key, len(handoff.files), handoff.size_bytes
+        )  # fmt: skip
+
+    async def _record_ticket(self, handoff: Handoff) -> None:
+        facts, now = handoff.facts, self._custody.now()
+        owner = updates.NewSandbox(
+            facts.run, facts.owner, facts.user, facts.uid, facts.gid, facts.shared_uid, slot_of(facts),
+            facts.slot_name, facts.job_prio, facts.group,
+        )  # fmt: skip
+        held = handoff.stored
+        digest = held.digest if held else ""
+        files = [self._new_file(handoff.plugin, item, digest) for item in handoff.files]
+
+        def change(db: sqlite3.Connection) -> Iterable[int]:
+            newest = updates.newest_run(db, facts.run.job)
+            if newest > facts.run.number:
+                raise Refused("a newer run of the job came in meanwhile", "OtherRun")
+            state = updates.state_of_run(db, facts.run) if newest else None
+            if state not in (None, State.ACCEPTED):
+                # Its plugin gave up waiting; what is decided about the run was decided without these files.
+                raise Refused(f"output of this run became {state} meanwhile", "OtherRun")
+            box = updates.add_ticket(db, owner, handoff.ticket, handoff.plugin, files, self._custody.boot, now)
+            if held:
+                updates.keep_credentials(db, held)
+            if not newest:
+                return [box]  # the first message about this job: nothing was confirmed, nothing is older
+            orders.confirm_late(db, box, now)
+            return [box, *orders.supersede_older(db, facts.run, now)]
+
+        self._custody.releases.follow(await self._store.write(change, "record-accepted"))
+
+    def _new_file(self, plugin: str, held: HeldFile, credentials_digest: str) -> updates.NewFile:
+        scheme, host = split_url(held.url)
+        return updates.NewFile(
+            held.position, held.url, held.name, held.size_bytes, held.mtime_ns, held.inode,
+            Destination(plugin, scheme, host, credentials_digest),
+        )  # fmt: skip

@@ -1,0 +1,272 @@
+"""Admission of hand-offs: every reason to refuse one, before a single byte is linked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+
+from sandbox_manager.custody.accounts import choose
+from sandbox_manager.custody.redirects import PluginChoice
+from sandbox_manager.custody.registry import Registry
+from sandbox_manager.custody.space import Space
+from sandbox_manager.custody.spool import Spool
+from sandbox_manager.intake.agents import AgentTable
+from sandbox_manager.intake.identity import RunFacts
+from sandbox_manager.intake.pilot_end import PilotEnd
+from sandbox_manager.rules import Account, Rules
+from sandbox_manager.sandbox import NAME_BYTES, Occupant, SlotKey
+from sandbox_manager.scheduling.breaker import Flow
+from sandbox_manager.scheduling.slots import is_stuck, places_free
+from stageout.core.states import State
+from stageout.core.synchronous import NO_REASON, Reason
+from stageout.movers.plugins_table import PluginsTable
+from stageout.movers.schemes import method_of, split_url
+
+LEAST_FREE_BYTES = 16 * 1024 * 1024
+#: A run has one for each plugin and kind of credential.
+_HANDOFFS_OF_RUN = 32
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A plugin's offer.
+
+    :param account: of the manager's own, that gets the files; None: they stay the job's user's.
+    """
+
+    facts: RunFacts
+    files: int
+    size_bytes: int
+    schemes: frozenset[str]
+    servers: frozenset[str]
+    plugin: str
+    account: Account | None = None
+
+    @property
+    def charge_bytes(self) -> int:
+        """Bytes of the quota that it takes."""
+        return self.size_bytes + self.files * NAME_BYTES
+
+
+@dataclass
+class Admission:
+    """Checks of an offer, and the room that was promised to offers on their way in.
+
+    :ivar state_bytes: of the quota, that plugins of a user keep for their next call, by uid.
+    """
+
+    registry: Registry
+    agents: AgentTable
+    table: PluginsTable
+    flow: Callable[[str], Flow]
+    spool: Spool
+    end: PilotEnd
+    rules: Callable[[], Rules]
+    space: Space = field(default_factory=Space)
+    stopping: bool = False
+    state_bytes: dict[int, int] = field(default_factory=dict)
+    report_problem: str = ""
+    _reservations: dict[int, Offer] = field(default_factory=dict)
+    _copying: dict[int, int] = field(default_factory=dict)
+    _last: int = 0
+
+    def reason_against(self, offer: Offer) -> Reason:
+        """Return why the plugin must upload the files itself."""
+        checks = (
+            self._stopping,
+            self._report,
+            self._consent,
+            self._account,
+            self._run,
+            self._plugin,
+            self._slot,
+            self._space,
+            self._end,
+        )
+        return next((reason for check in checks if (reason := check(offer))), NO_REASON)
+
+    def promise(self, offer: Offer) -> int:
+        """Keep room, and an account if it needs one, for an offer. Returns the number for :meth:`release`."""
+        self._last += 1
+        self._reservations[self._last] = replace(offer, account=self._account_for(offer.facts))
+        return self._last
+
+    def account_of(self, number: int) -> Account | None:
+        """Return the account of the manager's own that a promised offer's files get."""
+        return self._reservations[number].account
+
+    def reason_against_copy(self, number: int, size_bytes: int) -> Reason:
+        """Return why there is no room for a copy of a promised offer's files."""
+        others = sum(self._copying.values()) - self._copying.get(number, 0)
+        free = self.spool.free_bytes()
+        if free >= LEAST_FREE_BYTES + others + size_bytes:
+            return NO_REASON
+        return Reason(
+            "OtherFilesystem",
+            f"the job's files cannot be linked into the spool (is it another filesystem?), and a copy of "
+            f"{size_bytes >> 20} MB has no room there: {free >> 20} MB are free, {others >> 20} MB of them for others",
+        )
+
+    def promise_copy(self, number: int, size_bytes: int) -> Offer:
+        """Keep room for a copy until :meth:`release`. Returns the offer."""
+        self._copying[number] = size_bytes
+        return self._reservations[number]
+
+    def release(self, number: int) -> None:
+        """The offer has become a sandbox, or nothing."""
+        self._reservations.pop(number, None)
+        self._copying.pop(number, None)
+
+    def places_free(self, slot: SlotKey, owner: str) -> int:
+        """Places left in a data slot for an owner."""
+        taken = [
+            (one.slot, one.owner, count)
+            for one, count in self.registry.occupying(slot)
+            if not (one.may_stick and self._is_stuck(one))
+        ]
+        promised = {(item.facts.run, slot_of(item.facts), item.facts.owner) for item in self._reservations.values()}
+        for run, place, by in promised:
+            if place.parent == slot.parent and self.registry.of_run(run) is None:
+                taken.append((place, by, 1))
+        return places_free(slot, owner, taken, self.rules().limits)
+
+    @property
+    def places_taken(self) -> int:
+        """Places taken in all data slots together."""
+        runs = {item.facts.run for item in self._reservations.values() if self.registry.of_run(item.facts.run) is None}
+        return len(runs) + sum(count for one, count in self.registry.occupying() if not self._is_stuck(one))
+
+    def _is_stuck(self, one: Occupant) -> bool:
+        return is_stuck(one, self.registry.destinations, self.flow)
+
+    @property
+    def quota_bytes(self) -> int:
+        """Most bytes in the spool."""
+        if self.rules().quota_bytes:
+            return self.rules().quota_bytes
+        return self.spool.total_bytes() // 2
+
+    @property
+    def owner_quota_bytes(self) -> int:
+        """Most bytes of one owner: half of the spool unless the configuration says otherwise."""
+        return self.rules().owner_quota_bytes or self.quota_bytes // 2
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the quota that are taken."""
+        return self.space.used_bytes + sum(self.registry.record_bytes.values()) + sum(self.state_bytes.values())
+
+    @property
+    def movable_bytes(self) -> int:
+        """The part of it that goes away by itself, as soon as it is sent. A file with two destinations counts once."""
+        return min(self.used_bytes, self.registry.movable_bytes)
+
+    def _stopping(self, offer: Offer) -> Reason:
+        return Reason("Stopping", "the sandbox manager is stopping") if self.stopping else NO_REASON
+
+    def _report(self, offer: Offer) -> Reason:
+        if not self.report_problem:
+            return NO_REASON
+        return Reason("Report", f"the sandbox manager cannot make its report: {self.report_problem}")
+
+    def _consent(self, offer: Offer) -> Reason:
+        if not offer.facts.guard:
+            return Reason(
+                "NotMarked", "the access point does not stage out this job afterwards (StageOutGuard is not true)"
+            )
+        if not self.agents.is_fresh(offer.facts.run.schedd):
+            return Reason("NoAgent", f"no stageout agent of schedd {offer.facts.run.schedd} was heard of lately")
+        return self.agents.objection(offer.facts.run.schedd, offer.facts.agent_key)
+
+    def _account(self, offer: Offer) -> Reason:
+        facts, accounts = offer.facts, self.rules().accounts
+        if any(facts.uid == account.uid for account in accounts):
+            reserved = "an account that STAGEOUT_ACCOUNTS reserves for the sandbox manager"
+            return Reason("SlotUser", f"the job runs as {facts.user}, {reserved}")
+        if not facts.foreign_account or self._account_for(facts) is not None:
+            return NO_REASON
+        why = "keep output of other owners" if accounts else "are not set"
+        return Reason(
+            "SlotUser",
+            f"the job of {facts.owner} runs as {facts.user}, an account that other owners may share, and "
+            f"STAGEOUT_ACCOUNTS of the node {why}",
+        )
+
+    def _account_for(self, facts: RunFacts) -> Account | None:
+        """The account of the manager's own that gets a run's output; None: the job's account is its owner's, or all
+        accounts have output of other owners."""
+        if not facts.foreign_account:
+            return None
+        known = self.registry.of_run(facts.run)
+        if known is not None:
+            return Account(known.user, known.uid, known.gid)
+        promised = {(item.account.uid, item.facts.owner) for item in self._reservations.values() if item.account}
+        return choose(facts.owner, self.rules().accounts, promised.union(self.registry.holders), self.state_bytes)
+
+    def _run(self, offer: Offer) -> Reason:
+        run = offer.facts.run
+        newest = self.registry.newest_run(run.job)
+        if newest > run.number:
+            return Reason("OtherRun", f"run {newest} of job {run.job_id} is newer than this run {run.number}")
+        known = self.registry.of_run(run)
+        if known is not None and known.state is not State.ACCEPTED:
+            return Reason("OtherRun", f"output of run {run.number} of job {run.job_id} is {known.state} already")
+        made = len(known.tickets) if known else 0
+        if made + sum(item.facts.run == run for item in self._reservations.values()) >= _HANDOFFS_OF_RUN:
+            return Reason("TooMany", f"run {run.number} of job {run.job_id} has made {_HANDOFFS_OF_RUN} hand-offs")
+        return NO_REASON
+
+    def _plugin(self, offer: Offer) -> Reason:
+        if self.table.registered(offer.plugin) is None:
+            return Reason("Plugin", f"{offer.plugin} is not in FILETRANSFER_PLUGINS of this node")
+        reasons = (self.choose_plugin(offer.plugin, scheme).problem for scheme in offer.schemes)
+        return next(filter(None, reasons), NO_REASON)
+
+    def choose_plugin(self, path: str, scheme: str) -> PluginChoice:
+        """Return the plugin for URLs of a scheme, and why it cannot be used. :param path: the starter's choice."""
+        plugin = self.table.find(path, scheme)
+        if plugin is None:
+            return PluginChoice("", Reason("Plugin", f"no plugin of this node moves {method_of(scheme)} URLs"))
+        problem = NO_REASON
+        if self.rules().require_verified and not plugin.verifies:
+            text = f"{plugin.path} does not verify uploads, and STAGEOUT_REQUIRE_VERIFIED is true"
+            problem = Reason("NotVerified", text)
+        return PluginChoice(str(plugin.path), problem)
+
+    def _slot(self, offer: Offer) -> Reason:
+        run = offer.facts.run
+        if self.registry.of_run(run) or any(other.facts.run == run for other in self._reservations.values()):
+            return NO_REASON  # a further hand-off of a run that has its place
+        if self.places_free(slot_of(offer.facts), offer.facts.owner) <= 0:
+            return Reason("SlotFull", f"the data slot of {offer.facts.slot_name} is full (STAGEOUT_DATA_SLOT_DEPTH)")
+        return NO_REASON
+
+    def _space(self, offer: Offer) -> Reason:
+        held = self.used_bytes + sum(item.charge_bytes for item in self._reservations.values()) + offer.charge_bytes
+        if held > self.quota_bytes:
+            of_quota = f"{held >> 20} MB of {self.quota_bytes >> 20} MB (STAGEOUT_SPOOL_QUOTA_MB)"
+            return Reason("SpoolFull", f"the spool would hold {of_quota}")
+        limit, owner = self.owner_quota_bytes, offer.facts.owner
+        own = self.space.by_owner[owner] + self.registry.record_bytes[owner] + offer.charge_bytes
+        own += self.state_bytes.get(offer.facts.kept_by(self._account_for(offer.facts)).uid, 0)
+        own += sum(item.charge_bytes for item in self._reservations.values() if item.facts.owner == owner)
+        if own > limit:
+            of_quota = f"{own >> 20} MB of {limit >> 20} MB (STAGEOUT_OWNER_QUOTA_MB)"
+            return Reason("OwnerQuota", f"output of {owner} would take {of_quota}")
+        if self.spool.free_bytes() < LEAST_FREE_BYTES:
+            return Reason("SpoolFull", "the filesystem of the spool is full")
+        return NO_REASON
+
+    def _end(self, offer: Offer) -> Reason:
+        promised = (item.size_bytes for item in self._reservations.values() if item.servers & offer.servers)
+        return self.end.reason_against(offer.servers, offer.size_bytes + sum(promised))
+
+
+def slot_of(facts: RunFacts) -> SlotKey:
+    """The data slot of a run."""
+    return SlotKey(facts.startd_name, facts.slot_id, facts.dslot_id)
+
+
+def schemes_of(urls: Collection[str]) -> frozenset[str]:
+    """The different schemes of URLs."""
+    return frozenset(split_url(url)[0] for url in urls)

@@ -1,0 +1,442 @@
+"""The manager's side of a hand-off, from the plugin's offer to the receipt.
+
+The order of steps is in ``docs/reference/durable-steps.md``. A plugin that does not get as far as its receipt uploads
+itself, so whatever goes wrong here before ``record-accepted`` leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from sandbox_manager.custody.credentials import StoredCredentials
+from sandbox_manager.custody.spool import Spool, SpoolError
+from sandbox_manager.intake.acceptance import Acceptance, Handoff, Refusal, Refused, Reservation
+from sandbox_manager.intake.client_limits import Client, ClientLimits, ThrottledLog
+from sandbox_manager.intake.counters import HandoffCounters
+from sandbox_manager.intake.identity import RunFacts
+from sandbox_manager.intake.link import Link
+from sandbox_manager.intake.peers import NotIdentified, Peer, peer_of
+from stageout.core import durable, log
+from stageout.core.classad_parser import parse_ad
+from stageout.core.classads import ClassAdSyntaxError, unparse_ad
+from stageout.core.clock import Clock
+from stageout.core.config import Settings
+from stageout.core.ending import end, outlast
+from stageout.core.synchronous import FAILED, NotTaken, sentence_of
+from stageout.wire import handoff as wire
+from stageout.wire.custody import Run
+from stageout.wire.handoff import OfferedFile, Receipt
+
+T = TypeVar("T")
+_DOCTOR = "stageout-doctor"
+_AT_ONCE = 16
+_ACCEPT_AGAIN_S = 0.1
+_FEW_FILES = 200
+#: A copy that takes no longer is not worth a comparison with sending.
+_LEAST_COPY_S = 1.0
+#: Memory that a file on offer takes besides the bytes of its row.
+_FILE_BYTES = 512
+#: In the row of a file in the ledger, which counts as NAME_BYTES.
+_MOST_URL_BYTES = 4096
+
+
+class Identifier(Protocol):
+    """The source of the owner of offered output (:class:`sandbox_manager.intake.identity.Identity`)."""
+
+    async def identify(self, peer: Peer) -> RunFacts:
+        """Facts about the peer's run. :raises NotIdentified: with the reason."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The bounds of one client, and of all together.
+
+    :param clients: connections at once. :param clients_per_user: of these, of one uid.
+    :param files: in one hand-off. :param silence_s: s without a word after which a client is dropped.
+    :param offers_bytes: memory for all offers. :param offers_bytes_per_user: of this, for one uid.
+    """
+
+    clients: int = 256
+    clients_per_user: int = 192
+    files: int = 100_000
+    silence_s: float = 5.0
+    offers_bytes: int = 256 * 1024 * 1024
+    offers_bytes_per_user: int = 160 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class _Offer:
+    plugin: str
+    files: Sequence[OfferedFile]
+    context: wire.TransferContext
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(item.size_bytes for item in self.files)
+
+
+@dataclass(frozen=True)
+class _Copy:
+    size_bytes: int
+    within_s: float
+    began_s: float
+
+
+class Intake:
+    """Server of the hand-off socket.
+
+    :param spool: opened. :param acceptance: takes what plugins offer. :param clock: for figures in the log.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        identity: Identifier,
+        acceptance: Acceptance,
+        settings: Settings,
+        clock: Clock,
+        *,
+        limits: Limits = Limits(),
+    ) -> None:
+        self._spool = spool
+        self._identity = identity
+        self._acceptance = acceptance
+        self._clock = clock
+        self._limits = limits
+        self._timeout_s = settings.number("STAGEOUT_HANDOFF_TIMEOUT") + limits.silence_s
+        self._encrypted = settings.condor("ENCRYPT_EXECUTE_DIRECTORY").strip().lower() in ("true", "yes", "1")
+        # Two: a hand-off of very many files holds up no small one.
+        self._quick, self._slow = self._threads = [ThreadPoolExecutor(1, thread_name_prefix="intake") for _ in range(2)]
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._client_limits = ClientLimits(
+            limits.clients, limits.clients_per_user, limits.offers_bytes, limits.offers_bytes_per_user
+        )
+        self._refused, self._gone = ThrottledLog("handoff-refused"), ThrottledLog("client-disconnected")
+        self.counters = HandoffCounters()
+        self._listener: socket.socket | None = None
+        self._path = Path()
+
+    # ---- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self, socket_path: Path) -> None:
+        """Listen. On return plugins can connect. :raises SpoolError: the socket cannot be made."""
+        self._path = socket_path
+        try:
+            self._listener = _listen(socket_path)
+        except OSError as problem:
+            raise SpoolError(f"cannot listen on {socket_path}: {problem}; is STAGEOUT_SPOOL writable?") from None
+        self._listen_again(self._listener)
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Take no more clients, let running hand-offs end for ``grace_s`` seconds, then drop them."""
+        if self._listener is not None:
+            self._path.unlink(missing_ok=True)
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=grace_s)
+        await end(self._tasks)
+        for thread in self._threads:
+            thread.shutdown(wait=True)
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _listen_again(self, listener: socket.socket) -> None:
+        if listener is self._listener:
+            asyncio.get_running_loop().add_reader(listener, self._accept_clients, listener)
+
+    def _accept_clients(self, listener: socket.socket) -> None:
+        """Take those who wait, some at a time, so that others get their turn."""
+        for _ in range(_AT_ONCE):
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as problem:
+                # Out of descriptors or memory: give others time to end.
+                log.warn("connection-accept-failed", problem=problem)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listener)
+                loop.call_later(_ACCEPT_AGAIN_S, self._listen_again, listener)
+                return
+            connection.setblocking(False)
+            self._run(self._client(connection), "client")
+
+    # ---- one client --------------------------------------------------------------------------------------------------
+
+    async def _client(self, connection: socket.socket) -> None:
+        peer = None
+        try:
+            async with Link(connection, self._limits.silence_s) as link:
+                try:
+                    peer = peer_of(connection)
+                    with self._client_limits.admit(peer.uid) as client:
+                        await self._serve(link, peer, client)
+                except (NotTaken, wire.BadMessage) as no:
+                    code = no.code if isinstance(no, NotTaken) else FAILED
+                    self._refused.add(*_who(peer), reason=no)
+                    self.counters.refused(self._clock.monotonic_s(), str(no), code)
+                    await link.send(wire.refusal(str(no), code))
+        except (EOFError, OSError, asyncio.TimeoutError) as problem:
+            self._gone.add(*_who(peer), problem=problem or type(problem).__name__)
+        except Exception as problem:
+            log.error("handoff-failed", pid=peer and peer.pid, problem=repr(problem))
+        finally:
+            if peer is not None:
+                peer.close()
+
+    async def _serve(self, link: Link, peer: Peer, client: Client) -> None:
+        """One hand-off, from offer to receipt. Nothing is read from a process that is not known to be a job's, but for
+        those of root and of the manager's own user: it may be the doctor's."""
+        started_s = self._clock.monotonic_s()
+        latest_s = started_s + self._timeout_s
+        try:
+            facts = await self._identity.identify(peer)
+        except NotIdentified as no:
+            if peer.uid not in (0, os.geteuid()):
+                raise
+            link.take_memory = client.take
+            await self._probe(link, peer, client, latest_s, no)
+            return
+        link.take_memory = client.take
+        offer = await self._read_offer(link, await link.receive("offer"), client, latest_s)
+        _check_consent(facts, offer, self._encrypted)
+        if link.is_gone:
+            raise EOFError("the plugin did not wait for the answer")
+        receipt = await self._receive(link, facts, offer, self._record)
+        self.counters.accepted(self._clock.monotonic_s())
+        milliseconds = round((self._clock.monotonic_s() - started_s) * 1000, 1)
+        log.event(
+            "sandbox-accepted",
+            ticket=receipt.ticket,
+            job=facts.run.job,
+            run=facts.run.number,
+            owner=facts.owner,
+            files=receipt.files,
+            size_bytes=receipt.size_bytes,
+            ms=milliseconds,
+        )
+        with durable.step("handoff-reply"):
+            await link.send(wire.accepted_message(receipt))
+
+    async def _probe(self, link: Link, peer: Peer, client: Client, latest_s: float, no: NotIdentified) -> None:
+        """Try a hand-off for the doctor, up to the record, and leave nothing behind.
+
+        :param no: why the peer is not a job's plugin; raised when it does not ask for a probe.
+        """
+        head = await link.receive("offer")
+        schedd = head.get("probe")
+        if not isinstance(schedd, str):
+            raise no
+        facts = RunFacts(Run(f"{schedd}#0.0#0", 0), _DOCTOR, _DOCTOR, peer.uid, peer.gid, "", "no slot", -1, 0, True)
+        try:
+            offer = await self._read_offer(link, head, client, latest_s)
+            _check_consent(facts, offer, self._encrypted)
+            await self._receive(link, facts, offer, self._remove)
+        except Refused as refusal:
+            await link.send(wire.refusal(str(refusal), refusal.code))
+        else:
+            await link.send({"op": "probed"})
+
+    async def _remove(self, handoff: Handoff) -> None:
+        """Remove the files of a probe."""
+        await self._on_disk(1, self._spool.discard, handoff.ticket)
+        self._acceptance.release(handoff.reservation)
+
+    def facts(self) -> dict[str, Any]:
+        """Describe how many hand-offs were refused lately, and why, for people."""
+        return self.counters.facts(self._clock.monotonic_s())
+
+    def figures(self) -> dict[str, Any]:
+        """The same by code, for the slot ads."""
+        return self.counters.figures(self._clock.monotonic_s())
+
+    async def _read_offer(self, link: Link, head: dict[str, Any], client: Client, latest_s: float) -> _Offer:
+        count, plugin, context = self._head(head)
+        client.take(count * _FILE_BYTES)
+        files: list[OfferedFile] = []
+        while len(files) < count:
+            files += wire.offered_files(await link.receive("files"))
+            if self._clock.monotonic_s() > latest_s:
+                raise asyncio.TimeoutError("the plugin has stopped waiting for the answer")
+        if len(files) > count:
+            raise wire.BadMessage(f"{len(files)} files came, {count} were announced")
+        return _Offer(plugin, files, context)
+
+    def _head(self, head: dict[str, Any]) -> tuple[int, str, wire.TransferContext]:
+        count, plugin = head.get("files"), head.get("plugin")
+        if head.get("version") != wire.VERSION:
+            versions = f"{head.get('version')}, the manager {wire.VERSION}"
+            raise Refused(f"the plugin speaks hand-off version {versions}", "Version")
+        if type(count) is not int or count < 1 or not isinstance(plugin, str):
+            raise wire.BadMessage("'offer' has the number of files and the plugin")
+        if count > self._limits.files:
+            raise Refused(f"{count} files are more than the {self._limits.files} of one hand-off", "TooMany")
+        return count, plugin, wire.offered_context(head)
+
+    async def _receive(
+        self, link: Link, facts: RunFacts, offer: _Offer, record: Callable[[Handoff], Awaitable[T]]
+    ) -> T:
+        """Let the plugin link, check what it linked, record it. A failure at any step leaves neither files nor
+        reservation."""
+        urls = [item.url for item in offer.files]
+        reservation = self._acceptance.may_accept(facts, len(urls), offer.size_bytes, urls, offer.plugin)
+        if isinstance(reservation, Refusal):
+            raise Refused(reservation.reason)
+        ticket = secrets.token_hex(16)
+        try:
+            place = await self._on_disk(1, self._spool.prepare_intake, ticket, facts.uid, facts.gid)
+            await link.send({"op": "go", "ticket": ticket, "directory": str(place)})
+            copy = await self._linked(link, offer, reservation)
+            if copy:
+                self._copied(ticket, copy)
+            credentials = offer.context.credentials
+            account = reservation.account
+            files = await self._on_disk(
+                len(offer.files), self._spool.claim, ticket, offer.files, facts.uid, facts.gid, credentials, account
+            )
+            stored = None
+            if offer.context != wire.TransferContext():
+                stored = await self._on_disk(1, self._store_credentials, ticket, offer.context)
+            if link.is_gone:
+                raise EOFError("the plugin ended before its files were accepted")
+            kept = facts.kept_by(account)
+            return await record(Handoff(ticket, kept, offer.plugin, files, reservation, stored))
+        except BaseException:
+            try:
+                await self._on_disk(_FEW_FILES + 1, self._spool.discard, ticket)  # the user may have put more there
+            finally:
+                self._acceptance.release(reservation)
+            raise
+
+    def _store_credentials(self, ticket: str, offered: wire.TransferContext) -> StoredCredentials:
+        found = self._spool.safe.take(ticket, offered.credentials, self._clock.wall_s())
+        return StoredCredentials(ticket, _one_ad(offered.job_ad), _one_ad(offered.plugin_data), found)
+
+    async def _record(self, handoff: Handoff) -> Receipt:
+        try:
+            return await self._acceptance.accept(handoff)
+        except Exception as problem:
+            log.error("handoff-write-failed", ticket=handoff.ticket, problem=repr(problem))
+            raise Refused(f"the sandbox manager cannot record it: {problem}", "Disk") from problem
+
+    async def _linked(self, link: Link, offer: _Offer, reservation: Reservation) -> _Copy | None:
+        """Wait for the plugin's links; it speaks every second while it works. Returns the copy that was necessary."""
+        # Copies are made where links cannot be: then the time depends on the size.
+        limit_s = 30 + len(offer.files) / 1000 + offer.size_bytes / 10e6
+        latest_s = self._clock.monotonic_s() + limit_s
+        copy = None
+        while True:
+            message = await link.receive("linking", "linked", "too-slow" if copy else "copy")
+            if message["op"] == "linked":
+                return copy
+            if self._clock.monotonic_s() > latest_s:
+                raise Refused(f"the links were not made within {limit_s:.0f} s", "ManagerSlow")
+            if message["op"] == "copy":
+                copy = await self._let_copy(link, message, offer, reservation, limit_s)
+            elif message["op"] == "too-slow" and copy:
+                raise Refused(
+                    f"the job's files cannot be linked into the spool (is it another filesystem?), and a copy of "
+                    f"{copy.size_bytes >> 20} MB would take longer than {copy.within_s:.1f} s",
+                    "OtherFilesystem",
+                )
+
+    def _copied(self, ticket: str, copy: _Copy) -> None:
+        now_s = self._clock.monotonic_s()
+        took_s = now_s - copy.began_s
+        self.counters.copied(now_s, copy.size_bytes, took_s)
+        log.event("output-copied", ticket=ticket, size_bytes=copy.size_bytes, ms=round(took_s * 1000, 1))
+
+    async def _let_copy(
+        self, link: Link, message: dict[str, Any], offer: _Offer, reservation: Reservation, limit_s: float
+    ) -> _Copy:
+        """Reserve room for a copy and say how long it may take: no longer than sending the files."""
+        size_bytes = message.get("size_bytes")
+        if type(size_bytes) is not int or not 0 <= size_bytes <= offer.size_bytes:
+            raise wire.BadMessage("'copy' has the number of bytes, at most those of the offer")
+        sending_s = self._acceptance.may_copy(reservation, size_bytes)
+        if isinstance(sending_s, Refusal):
+            raise Refused(sending_s.reason)
+        within_s = max(_LEAST_COPY_S + len(offer.files) / 1000, min(sending_s, limit_s))
+        began_s = self._clock.monotonic_s()
+        await link.send({"op": "go", "within_s": round(within_s, 3)})
+        return _Copy(size_bytes, within_s, began_s)
+
+    async def _on_disk(self, files: int, work: Callable[..., T], *args: Any) -> T:
+        """Run to the end even when this hand-off is dropped meanwhile: nothing may be undone under its feet."""
+        thread = self._quick if files <= _FEW_FILES else self._slow
+        step = asyncio.get_running_loop().run_in_executor(thread, work, *args)
+        is_cancelled = await outlast(step)
+        try:
+            result = step.result()
+        except OSError as problem:
+            raise Refused(f"the spool cannot take files: {problem}", "Disk") from problem
+        if is_cancelled:
+            raise asyncio.CancelledError
+        return result
+
+
+def _who(peer: Peer | None) -> tuple[int, int | None]:
+    return (-1, None) if peer is None else (peer.uid, peer.pid)
+
+
+def _one_ad(text: str) -> str:
+    """The text of one ad, written anew: nothing else may come into a plugin's input. :raises BadMessage: it is none."""
+    try:
+        return unparse_ad(parse_ad(text)) if text else ""
+    except ClassAdSyntaxError as problem:
+        raise wire.BadMessage(f"not a ClassAd: {problem}") from None
+
+
+def _check_consent(facts: RunFacts, offer: _Offer, encrypted: bool) -> None:
+    """Refuse what must not be delivered afterwards. :raises Refused: with the reason."""
+    if not facts.guard:
+        known = sentence_of(facts.left_out)
+        code, why = (facts.left_out, known) if known else ("NotMarked", "StageOutGuard is not true")
+        raise Refused(f"the job did not consent to delivery after its end: {why}", code)
+    if encrypted or facts.encrypted:
+        raise Refused("the execute directory is encrypted (ENCRYPT_EXECUTE_DIRECTORY), the spool is not", "Encrypted")
+    checkpoints = facts.checkpoint_destination and facts.checkpoint_destination.rstrip("/") + "/"
+    for item in offer.files:
+        if checkpoints and item.url.startswith(checkpoints):
+            raise Refused("a checkpoint must be at its destination before the job goes on", "Checkpoint")
+        try:
+            size_bytes = len(item.url.encode("utf-8"))
+        except UnicodeEncodeError:
+            raise Refused("a destination URL holds bytes that are not UTF-8", "TooMany") from None
+        if size_bytes > _MOST_URL_BYTES:
+            raise Refused(f"a destination URL has {size_bytes} bytes, more than {_MOST_URL_BYTES}", "TooMany")
+
+
+def _listen(path: Path) -> socket.socket:
+    """A listening socket at ``path``, however long, that appears with its final mode or not at all."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        aside = f".{path.name}.{os.getpid()}"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(aside, dir_fd=directory)
+        listener.bind(f"/proc/self/fd/{directory}/{aside}")
+        os.chmod(aside, 0o666 if os.geteuid() == 0 else 0o600, dir_fd=directory)
+        listener.listen(1024)
+        listener.setblocking(False)
+        os.rename(aside, path.name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.close(directory)
+    return listener

@@ -1,0 +1,130 @@
+"""The startd's ads of its slots: asked directly, off the event loop, never waited for long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from sandbox_manager.intake.peers import TICK_S, NotIdentified
+from stageout.core.clock import boot_clock_s
+from stageout.core.condor_ads import OnSkipped, SkippedAttributes, decoded
+from stageout.core.config import Settings
+
+SLOT_ATTRIBUTES = ("Name", "SlotID", "DSlotId", "RemoteUser", "JobId", "AccountingGroup")
+#: Of the job. The startd shows them because the fragment adds them to STARTD_JOB_ATTRS.
+JOB_ATTRIBUTES = (
+    "GlobalJobId",
+    "NumShadowStarts",
+    "StageOutGuard",
+    "StageOutAsync",
+    "OutputDestination",
+    "CheckpointDestination",
+    "EncryptExecuteDirectory",
+    "JobPrio",
+    "StageOutAgentKey",
+    "StageOutSynchronousCode",
+)
+SlotAd = Mapping[str, Any]
+_CACHED_S = 1.0
+_THREADS = 2
+
+
+def ask_startd(settings: Settings) -> Callable[[], Sequence[SlotAd]]:
+    """A function that asks the startd of this node for its slots (blocking, some ms)."""
+    default = str(Path(settings.condor("LOG")) / ".startd_address")
+    address_file = Path(settings.condor("STARTD_ADDRESS_FILE", default))
+    projection = [*SLOT_ATTRIBUTES, *JOB_ATTRIBUTES]
+    skipped = SkippedAttributes()
+
+    def ask() -> list[SlotAd]:
+        import htcondor2
+
+        # Read each time: a startd that was started again may have another address.
+        address = address_file.read_text().splitlines()[0]
+        ads = htcondor2.Collector(address).query(htcondor2.AdType.Startd, projection=projection)
+        return readable_slots(ads, projection, skipped.add)
+
+    return ask
+
+
+def readable_slots(ads: Iterable[Mapping[str, Any]], projection: Sequence[str], on_skipped: OnSkipped) -> list[SlotAd]:
+    """Return the slots' attributes. A slot whose job has an attribute that cannot be decoded is left out.
+
+    Without that attribute a hand-off of the job might be accepted that must be refused.
+    """
+    faults: list[tuple[str, str]] = []
+    found: list[SlotAd] = []
+    for ad in ads:
+        before = len(faults)
+        slot = decoded(ad, projection, lambda *fault: faults.append(fault))
+        if len(faults) == before:
+            found.append(slot)
+    for fault in faults:
+        on_skipped(*fault)
+    return found
+
+
+class SlotTable:
+    """The startd's slots, remembered for a second.
+
+    :param ask: blocking question, see :func:`ask_startd`.
+    :param timeout_s: s until the startd counts as silent (STAGEOUT_STARTD_TIMEOUT).
+    """
+
+    def __init__(self, ask: Callable[[], Sequence[SlotAd]], timeout_s: float) -> None:
+        self._ask = ask
+        self._timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="startd")
+        self._slots: dict[str, SlotAd] = {}
+        self._asked_at_s = float("-inf")
+        self._running: list[tuple[float, asyncio.Future[Sequence[SlotAd]]]] = []
+
+    async def slot(self, name: str, since_s: float) -> SlotAd | None:
+        """Ad of the slot ``slot1_1``, None when the startd has none of that name.
+
+        :param since_s: s since boot when the slot's starter started: an older answer is about an earlier job.
+        :raises NotIdentified: the startd did not answer in time.
+        """
+        oldest_s = max(since_s + TICK_S, boot_clock_s() - _CACHED_S)
+        if self._asked_at_s >= oldest_s and name in self._slots:
+            return self._slots[name]
+        try:
+            ads = await asyncio.wait_for(asyncio.shield(self._question(oldest_s)), self._timeout_s)
+        except asyncio.TimeoutError:
+            raise NotIdentified(
+                f"the startd did not answer within {self._timeout_s:g} s (STAGEOUT_STARTD_TIMEOUT)", "StartdSilent"
+            ) from None
+        except Exception as problem:
+            why = f"the startd cannot be asked: {problem or type(problem).__name__}"
+            raise NotIdentified(why, "StartdSilent") from problem
+        return next((ad for ad in ads if _short(ad) == name), None)
+
+    def close(self) -> None:
+        """Forget the threads; one that still waits for the startd ends by itself."""
+        self._threads.shutdown(wait=False)
+
+    def _question(self, oldest_s: float) -> asyncio.Future[Sequence[SlotAd]]:
+        """A question that is on its way and recent enough, or else a new one."""
+        self._running = [(at, future) for at, future in self._running if not future.done()]
+        for at, future in self._running:
+            if at >= oldest_s:
+                return future
+        if len(self._running) >= _THREADS:
+            raise NotIdentified("the startd has not answered earlier questions yet", "StartdSilent")
+        asked_at_s = boot_clock_s()
+        future = asyncio.get_running_loop().run_in_executor(self._threads, self._ask)
+        future.add_done_callback(lambda done: self._remember(asked_at_s, done))
+        self._running.append((asked_at_s, future))
+        return future
+
+    def _remember(self, asked_at_s: float, done: asyncio.Future[Sequence[SlotAd]]) -> None:
+        if not done.cancelled() and done.exception() is None and asked_at_s > self._asked_at_s:
+            self._slots = {_short(ad): ad for ad in done.result()}
+            self._asked_at_s = asked_at_s
+
+
+def _short(ad: SlotAd) -> str:
+    return str(ad.get("Name", "")).split("@", 1)[0]

@@ -1,0 +1,152 @@
+"""The fetching of renewed credentials from the access point's agent, while output waits for its destination."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from sandbox_manager.custody import queries
+from sandbox_manager.custody.credentials import BadCredential, Credential, StoredCredentials
+from sandbox_manager.intake.agents import AgentTable
+from sandbox_manager.pipeline import Pipeline
+from sandbox_manager.sandbox import Sandbox
+from stageout.core import log
+from stageout.core.errors import Advice, ErrorClass
+from stageout.core.http import exchange
+from stageout.core.states import State
+from stageout.wire.renewal import MAX_ANSWER_BYTES, MAX_ASKS, PATH, Answer, Ask, BadRenewal, read_answers, request_bytes
+
+_TIMEOUT_S = 20.0
+#: States in which output still needs its credentials.
+_NEEDED = frozenset({State.CONFIRMED, State.LEASED, State.MOVING, State.RETRY_WAIT})
+
+
+class NotReached(Exception):
+    """The agent's port did not answer as it should; the text says what to do."""
+
+
+class Want(NamedTuple):
+    """One credential near or past its end, or refused."""
+
+    box: Sandbox
+    ticket: str
+    credential: Credential
+
+    @property
+    def ask(self) -> Ask:
+        """As it is asked for."""
+        run, held = self.box.run, self.credential
+        return Ask(run.job, run.number, self.ticket, held.kind, held.service, held.digest)
+
+
+@dataclass
+class Fetcher:
+    """Client that fetches missing credentials, and writes into each sandbox why none came.
+
+    :param sign: (kind, text) -> signature with the manager's key.
+    """
+
+    pipeline: Pipeline
+    agents: AgentTable
+    sign: Callable[[str, str], str]
+
+    def __post_init__(self) -> None:
+        self._thread = ThreadPoolExecutor(2, "credentials")
+        self._trouble: dict[str, str] = {}
+
+    def facts(self) -> dict[str, Any]:
+        """Access points that were asked, and what was in the way; for people."""
+        return {"CredentialSources": [{"Schedd": schedd, "Problem": text} for schedd, text in self._trouble.items()]}
+
+    async def run(self) -> None:
+        """A round now and then, for ever."""
+        while True:
+            await asyncio.sleep(self.pipeline.rules.renewal_interval_s)
+            await self.round()
+
+    async def round(self) -> None:
+        """Ask once for everything that is wanted now."""
+        boxes = {box.id: box for box in self.pipeline.store.registry.by_id.values() if self._may_want(box)}
+        if not boxes:
+            return
+        held = await self.pipeline.store.ledger.read(lambda db: _held(db, boxes))
+        wanted: dict[str, list[Want]] = {}
+        for want in self._wants(boxes, held):
+            wanted.setdefault(want.box.run.schedd, []).append(want)
+        for schedd, wants in wanted.items():
+            for start in range(0, len(wants), MAX_ASKS):
+                await self._ask(schedd, wants[start : start + MAX_ASKS])
+
+    def _may_want(self, box: Sandbox) -> bool:
+        return box.state in _NEEDED and (_is_refused(box) or self._is_near(box.deadline_at))
+
+    def _is_near(self, end: int) -> bool:
+        return 0 < end < self.pipeline.custody.renewal.now() + self.pipeline.rules.limits.urgent_window_s
+
+    def _wants(self, boxes: dict[int, Sandbox], held: Iterable[tuple[int, StoredCredentials]]) -> Iterator[Want]:
+        for number, item in held:
+            box = boxes[number]
+            for credential in item.credentials:
+                if _is_refused(box) or self._is_near(credential.expires_at):
+                    yield Want(box, item.ticket, credential)
+
+    async def _ask(self, schedd: str, wants: Sequence[Want]) -> None:
+        url, certificate = self.agents.credential_port(schedd)
+        trouble, answers = "", [Answer(None)] * len(wants)
+        if not url:
+            trouble = f"it is not renewed: {schedd} offers no port for that (STAGEOUT_CREDENTIAL_PORT)"
+        else:
+            manager = self.pipeline.manager.name
+            body = request_bytes(manager, schedd, certificate, [want.ask for want in wants], self.sign)
+            try:
+                data = await asyncio.get_running_loop().run_in_executor(self._thread, post, url, certificate, body)
+                answers = read_answers(data, len(wants))
+            except (NotReached, BadRenewal) as problem:
+                trouble = f"it is not renewed: {problem}"
+        if self._trouble.get(schedd) != trouble:
+            log.event("credential-source-changed", schedd=schedd, problem=trouble or None)
+            self._trouble[schedd] = trouble
+        for want, answer in zip(wants, answers):
+            await self._use(want, answer, trouble)
+
+    async def _use(self, want: Want, answer: Answer, trouble: str) -> None:
+        why = trouble or answer.reason
+        if answer.content is not None:
+            try:
+                if await self.pipeline.custody.renewal.put(want.ticket, want.credential, answer.content):
+                    return
+                why = "what came from the access point is no newer"
+            except (BadCredential, OSError) as problem:
+                why = str(problem)
+        if want.box.state is State.RETRY_WAIT and _is_refused(want.box):
+            await self.pipeline.custody.renewal.say_why_not(want.box.id, why)
+
+
+def _held(db: sqlite3.Connection, boxes: Iterable[int]) -> list[tuple[int, StoredCredentials]]:
+    return [(box, held) for box in boxes for held in queries.tickets_with_credentials(db, box)]
+
+
+def _is_refused(box: Sandbox) -> bool:
+    return bool(box.error_code) and ErrorClass.from_code(box.error_code).advice is Advice.NEEDS_CREDENTIAL
+
+
+def post(url: str, certificate: str, body: bytes) -> bytes:
+    """Send a request to the agent that has exactly this certificate. Blocks.
+
+    :param certificate: its SHA-256, hexadecimal. :raises NotReached: no answer, another certificate, a refusal.
+    """
+    place = urlsplit(url).netloc
+    try:
+        status, data = exchange(
+            "POST", f"{url}{PATH}", body, timeout_s=_TIMEOUT_S, certificate=certificate, most_bytes=MAX_ANSWER_BYTES
+        )
+    except OSError as problem:
+        raise NotReached(f"{place} cannot be reached ({problem or type(problem).__name__})") from None
+    if status != 200:
+        raise NotReached(f"{place} answered {status}")
+    return data

@@ -1,0 +1,93 @@
+"""The manager's metrics, read at a scrape from what the manager knows anyway."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from sandbox_manager.intake.counters import HandoffCounters
+from sandbox_manager.pipeline import Pipeline
+from sandbox_manager.report.reporter import Reporter
+from sandbox_manager.sandbox import Sandbox
+from stageout.core.metrics import UNKNOWN, Readings, bounded, host_of, relabelled
+from stageout.core.states import State
+
+_FILE_STATES = ("waiting", "moving", "failed", "delivered", "handed_over")
+
+
+class ManagerMetrics:
+    """The values of one manager. :param handoffs: counts of them. :param free_bytes: of the spool's filesystem."""
+
+    def __init__(
+        self, pipeline: Pipeline, reporter: Reporter, handoffs: HandoffCounters, free_bytes: Callable[[], int]
+    ) -> None:
+        self._pipeline, self._reporter, self._handoffs, self._free_bytes = pipeline, reporter, handoffs, free_bytes
+
+    def read(self) -> Readings:
+        """Return the values of this moment."""
+        found = Readings()
+        for part in (self._output, self._servers, self._transfers, self._node, self._durations):
+            part(found)
+        return found
+
+    def _output(self, found: Readings) -> None:
+        registry = self._pipeline.store.registry
+        files: Counter[str] = Counter(dict.fromkeys(_FILE_STATES, 0))
+        sizes: Counter[str] = Counter(dict.fromkeys(_FILE_STATES, 0))
+        for box in registry.by_id.values():
+            _count_files(box, files, sizes)
+        found.put_all("stageout_manager_sandboxes", {state: registry.states[state] for state in State})
+        found.put_all("stageout_manager_files", dict(files))
+        found.put_all("stageout_manager_bytes", dict(sizes))
+        found.put("stageout_manager_bytes_at_risk", registry.bytes_at_risk)
+
+    def _servers(self, found: Readings) -> None:
+        registry = self._pipeline.store.registry
+        waiting: Counter[str] = Counter()
+        for box in registry.by_id.values():
+            for part in box.waiting:
+                place = registry.destinations.get(part.destination)
+                waiting[host_of(place.server) if place else UNKNOWN] += part.size_bytes
+        away = {host_of(one.server) for one in self._pipeline.scheduler.breakers.troubles()}
+        waiting.update(dict.fromkeys(away, 0))
+        labels = bounded(waiting)
+        down = {labels[host] for host in away}
+        found.put_all("stageout_manager_destination_bytes", relabelled(waiting, labels))
+        found.put_all("stageout_manager_destination_up", {label: label not in down for label in labels.values()})
+        found.put("stageout_manager_breakers_open", len(away))
+
+    def _transfers(self, found: Readings) -> None:
+        totals = self._pipeline.runner.totals
+        found.put("stageout_manager_handoffs_accepted_total", self._handoffs.accepted_total)
+        found.put_all("stageout_manager_handoffs_refused_total", dict(self._handoffs.refused_total))
+        found.put_each("stageout_manager_attempts_total", totals.attempts)
+        found.put_all("stageout_manager_delivered_bytes_total", dict(totals.delivered_bytes))
+        found.put_all("stageout_manager_transfer_seconds_total", dict(totals.seconds))
+        found.put("stageout_manager_movers", len(self._pipeline.custody.running))
+
+    def _node(self, found: Readings) -> None:
+        admission, figures = self._pipeline.admission, self._reporter.figures()
+        found.put("stageout_manager_spool_used_bytes", admission.used_bytes)
+        found.put("stageout_manager_spool_limit_bytes", admission.quota_bytes)
+        found.put("stageout_manager_spool_free_bytes", self._free_bytes())
+        found.put("stageout_manager_data_slots", figures["StageOutDataSlots"])
+        found.put("stageout_manager_data_slots_busy", admission.places_taken)
+        found.put("stageout_manager_accepting", figures["StageOutAccept"])
+        found.put("stageout_manager_report_age_seconds", self._reporter.age_s)
+
+    def _durations(self, found: Readings) -> None:
+        found.put("stageout_manager_sync_duration_seconds", self._pipeline.custody.syncs.durations)
+        found.put("stageout_manager_ledger_write_duration_seconds", self._pipeline.store.ledger.commits)
+
+
+def _count_files(box: Sandbox, files: Counter[str], sizes: Counter[str]) -> None:
+    """Add the files of a sandbox. While some are sent, its failed files' bytes count as moving."""
+    gone = "handed_over" if box.custody else "delivered"
+    waiting_bytes = sum(part.size_bytes for part in box.waiting)
+    files["waiting"] += sum(part.files for part in box.waiting)
+    files["moving"] += box.moving
+    files["failed"] += box.failed
+    files[gone] += box.files_total - box.files_left
+    sizes["waiting"] += waiting_bytes
+    sizes["moving" if box.moving else "failed"] += box.bytes_left - waiting_bytes
+    sizes[gone] += box.bytes_total - box.bytes_left

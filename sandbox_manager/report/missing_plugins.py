@@ -1,0 +1,51 @@
+"""URL schemes that files wait for and no plugin of this node moves. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from sandbox_manager.sandbox import Destination, Sandbox
+from stageout.core import log
+from stageout.core.states import FREED
+from stageout.movers.schemes import method_of
+
+_ADVICE = "name a plugin for it in FILETRANSFER_PLUGINS, last the one that shall move it, then condor_reconfig"
+
+
+def missing_methods(
+    finds: Callable[[str, str], object | None],
+    boxes: Iterable[Sandbox],
+    places: Mapping[int, Destination],
+    drain_method: str = "",
+) -> dict[str, str]:
+    """Method -> what waits for a plugin that moves it.
+
+    :param finds: the table's :meth:`~stageout.movers.plugins_table.PluginsTable.find`. :param boxes: all that is held.
+    :param drain_method: method by which a pilot hands over what it cannot deliver, "" without.
+    """
+    waiting: Counter[str] = Counter()
+    for box in boxes:
+        wanted = {places[part.destination] for part in box.waiting} if box.state not in FREED else set()
+        waiting.update({method_of(place.scheme) for place in wanted if finds(place.plugin, place.scheme) is None})
+    found = {method: f"output of {jobs} jobs" for method, jobs in waiting.items()}
+    if drain_method and finds("", drain_method) is None:
+        found[drain_method] = "at the end of this pilot all that STAGEOUT_PILOT_ROUTER is for; without it that is lost"
+    return found
+
+
+class MissingPluginAlert:
+    """Names each method in the log, once as long as it is missing."""
+
+    def __init__(self) -> None:
+        self._reported: frozenset[str] = frozenset()
+
+    def tell(self, missing: Mapping[str, str]) -> None:
+        """Say what is missing now."""
+        for method in sorted(missing.keys() - self._reported):
+            log.error("method-unsupported", method=method, waits=missing[method], advice=_ADVICE)
+        self._reported = frozenset(missing)
+
+    def facts(self) -> Mapping[str, str]:
+        """For the control socket."""
+        return {"MissingPlugins": " ".join(sorted(self._reported))}

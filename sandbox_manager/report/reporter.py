@@ -1,0 +1,466 @@
+"""The manager's own ads: the report to the agents, and the figures for the slot ads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sandbox_manager.custody import queries
+from sandbox_manager.custody.ledger import get_meta, set_meta
+from sandbox_manager.custody.queries import FileRow
+from sandbox_manager.custody.spool import Spool
+from sandbox_manager.intake.admission import LEAST_FREE_BYTES
+from sandbox_manager.pipeline import Pipeline
+from sandbox_manager.report.collector import Collector, CollectorError
+from sandbox_manager.report.drain import jobs_at_risk
+from sandbox_manager.report.flows import flow_reports
+from sandbox_manager.sandbox import SENDABLE, Destination, FileState, Sandbox
+from sandbox_manager.transfer.handover import written
+from stageout.core import durable, log
+from stageout.core.clock import Clock
+from stageout.core.config import Settings
+from stageout.core.signing import SigningKey
+from stageout.core.states import State
+from stageout.movers.schemes import shown_url
+from stageout.wire.custody import (
+    FILES_SHOWN,
+    SERVERS_SHOWN,
+    EncodedSandbox,
+    FileReport,
+    Report,
+    SandboxReport,
+    encoded,
+    report_ad,
+)
+from stageout.wire.deposits import Receipt
+
+_NUMBERS_AT_ONCE = 1000
+_FILES_IN_ALL = 1000
+_DIGEST_CHARS = 160
+_LEAST_INTERVAL_S = 1.0
+_AGAIN_S = 10.0
+_STATE_INTERVAL_S = 5.0
+#: Free bytes of the spool's filesystem below which the node takes no new jobs: enough for the hand-offs of those that
+#: run. It takes jobs again when twice as many are free.
+_LOW_FREE_BYTES = 4 * LEAST_FREE_BYTES
+_HEARTBEAT_S = 30
+_PAUSE_PER_REPORT = 10
+#: A hand-over waits so long at most for the report about it.
+_TELL_S = 5.0
+_PAUSED = "paused by its owner, `stageout resume` goes on"
+#: The collector keeps the last report so long at least, or as long as the longest lease: an access point that was away
+#: for a shorter time still reads what became of its output.
+_LAST_WORD_S = 7200
+_LAST_WORD_MOST_S = 30 * 86400
+STATE_FILE = "state.json"
+#: Nothing of these may arrive any more.
+_GIVEN_UP = (State.LOST, State.SUPERSEDED, State.CANCELLED)
+#: The access point records files of these that do not arrive.
+_DROPPED = frozenset({State.LOST, State.CANCELLED})
+_WORDS = {
+    FileState.MOVING: State.MOVING, FileState.DELIVERED: State.DELIVERED, FileState.FAILED: State.FAILED,
+    FileState.HANDED_OVER: State.HANDED_OVER,
+}  # fmt: skip
+
+
+def file_report(row: FileRow, sandbox: Sandbox, destinations: Mapping[int, Destination]) -> FileReport:
+    """One file as people see it."""
+    state = _WORDS.get(row.state)
+    if state is None:
+        state = State.RETRY_WAIT if row.attempts and row.state is FileState.WAITING else sandbox.state
+    place = destinations.get(row.destination)
+    is_gone = row.state is FileState.DELIVERED
+    return FileReport(
+        name=row.name, url=shown_url(row.url), size_bytes=row.size_bytes, state=str(state),
+        plugin=place.plugin.rpartition("/")[2] if place else "", attempts=row.attempts, error_code=row.error_code,
+        error=row.error, next_attempt_at=_next_attempt(row, sandbox),
+        verified=row.verified, excused=row.excused,
+        began_at=row.began_at if is_gone or row.state is FileState.MOVING else 0,
+        ended_at=row.ended_at, digest=_shown_digest(row.digest) if is_gone else "", streams=row.streams,
+        transfer_ms=row.transfer_ms, route=row.route,
+    )  # fmt: skip
+
+
+def _shown_digest(text: str) -> str:
+    """Return the first pairs that have room in a report. A plugin may have written anything."""
+    return text if len(text) <= _DIGEST_CHARS else text[: _DIGEST_CHARS + 1].rpartition(" ")[0]
+
+
+def _next_attempt(row: FileRow, box: Sandbox) -> int:
+    return row.next_attempt if row.state is FileState.WAITING and not _stands_still(box) else 0
+
+
+def _stands_still(box: Sandbox) -> bool:
+    """Tell whether its owner has paused a sandbox that would otherwise go on."""
+    return box.paused and (box.state in SENDABLE or box.state is State.ACCEPTED)
+
+
+def _reason(box: Sandbox) -> str:
+    if not _stands_still(box):
+        return box.reason
+    return _PAUSED + (f"; before that: {box.reason}" if box.reason else "")
+
+
+def sandbox_report(
+    box: Sandbox, attempts_limit: int, files: Sequence[FileReport], begun: tuple[str, ...] = (), only_here: int = 0
+) -> SandboxReport:
+    """One sandbox as agents and people see it.
+
+    :param begun: receipts of what custodians may have. :param only_here: files left that are in none of them.
+    """
+    may_be_away = bool(begun) and (box.state in _GIVEN_UP or box.state in SENDABLE)
+    return SandboxReport(
+        job=box.run.job, number=box.run.number, owner=box.owner, state=str(box.state), change=box.change,
+        reason=_reason(box), error_code=box.error_code,
+        tickets=box.tickets or box.named_tickets, files_total=box.files_total,
+        files_left=box.files_left, bytes_total=box.bytes_total,
+        bytes_left=box.bytes_left, attempts=box.attempts,
+        attempts_limit=attempts_limit, excused=box.excused,
+        next_attempt_at=0 if _stands_still(box) else box.next_attempt_at,
+        accepted_at=box.accepted_at, data_slot=box.slot_name, files=tuple(files),
+        custody=begun if may_be_away else box.custody, holdings=box.holdings,
+        files_only_here=only_here if may_be_away and box.state in SENDABLE else 0,
+        files_dropped=box.files_dropped if box.state in _DROPPED else 0,
+        bytes_dropped=box.bytes_dropped if box.state in _DROPPED else 0,
+        group=box.group, confirmed_at=box.confirmed_at, ended_at=box.ended_at, paused=int(_stands_still(box)),
+        refused=box.refused,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A sandbox as it was last reported. :param files: number of files with details."""
+
+    __slots__ = ("change", "encoded", "files")
+    change: int
+    files: int
+    encoded: EncodedSandbox
+
+
+class Reporter:
+    """Publisher of the report, on a change at most once a second, and every STAGEOUT_REPORT_INTERVAL.
+
+    Figures, and the report itself while the collector refuses it, go into ``run/state.json`` for the startd cron.
+
+    :param owner_uid: who may read that file (the startd's user); -1: nobody else. :param key: signs the reports.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        spool: Spool,
+        collector: Collector,
+        clock: Clock,
+        settings: Settings,
+        owner_uid: int,
+        key: SigningKey,
+    ) -> None:
+        self._pipeline = pipeline
+        self._spool = spool
+        self._collector = collector
+        self._clock = clock
+        self._interval_s = settings.number("STAGEOUT_REPORT_INTERVAL")
+        self._high = settings.number("STAGEOUT_SPOOL_HIGH_PERCENT")
+        self._low = settings.number("STAGEOUT_SPOOL_LOW_PERCENT")
+        self._owner_uid = owner_uid
+        self._key = key
+        self._shown: dict[int, _Shown] = {}
+        self._number = 0
+        self._numbers_end = 0
+        self._accepting = True
+        self._made_s = clock.monotonic_s()
+        self._refusal: str | None = None
+        self._leaving = False
+        self.handoffs: Callable[[], dict[str, Any]] = dict  # how many were refused lately, for the slot ads
+        self._publishing = asyncio.Lock()
+        self._requested = self._published_request = 0
+        self._began_s = self._built_in_s = 0.0
+
+    def leave(self) -> None:
+        """From now on every report may be the last, and the startd that would carry it may be gone already."""
+        self._leaving = True
+        self._pipeline.store.changed.set()
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        changed = self._pipeline.store.changed
+        last_s = float("-inf")
+        while True:
+            if changed.is_set() or self._clock.monotonic_s() - last_s >= self._next_in_s():
+                changed.clear()
+                await self.publish()
+                last_s = self._clock.monotonic_s()
+                await self._pause(self._pause_s())
+            else:
+                self.write_state(None)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(changed.wait(), min(_STATE_INTERVAL_S, self._next_in_s()))
+
+    async def _pause(self, left_s: float) -> None:
+        """Make no report for so long, whatever changes. The figures for the slots do not pause."""
+        while left_s > _STATE_INTERVAL_S:
+            await asyncio.sleep(_STATE_INTERVAL_S)
+            self.write_state(None)
+            left_s -= _STATE_INTERVAL_S
+        await asyncio.sleep(left_s)
+
+    def _next_in_s(self) -> float:
+        """Return the seconds after a report in which the next one is due, even if nothing changes."""
+        interval_s = self._pipeline.scheduler.leases.interval_s(self._interval_s)
+        return min(interval_s, _AGAIN_S) if self._pipeline.admission.report_problem else interval_s
+
+    def _pause_s(self) -> float:
+        """Return the seconds after a report in which no change causes another.
+
+        With very many sandboxes a report costs more: hand-offs must not wait for reports. How long the collector took
+        does not count, or the queue would not hear of this node long after an outage. Building may also take long
+        because the disk is slow, so the pause never puts off the report that is due anyway.
+        """
+        return max(_LEAST_INTERVAL_S, min(_PAUSE_PER_REPORT * self._built_in_s, self._next_in_s()))
+
+    async def tell(self) -> None:
+        """Publish what is in the ledger now; of many who ask this at once, one does it for all. Waits 5 s at most."""
+        self._requested += 1
+        work = asyncio.get_running_loop().create_task(self.publish(self._requested))
+        await asyncio.wait({work}, timeout=_TELL_S)
+
+    async def publish(self, wanted: int = 0) -> None:
+        """Build and publish one report now. A collector that refuses or is away is no error.
+
+        :param wanted: of :meth:`tell`: nothing is to be done when a report that began after it is out.
+        """
+        async with self._publishing:
+            if not wanted or self._published_request < wanted:
+                asked = self._requested
+                await self._publish()
+                self._published_request = asked
+
+    async def _publish(self) -> None:
+        self._began_s = self._clock.monotonic_s()
+        try:
+            ad = await self._report()
+            if self._leaving:
+                longest_s = math.ceil(min(self._pipeline.scheduler.leases.longest_s, _LAST_WORD_MOST_S))
+                ad.update(self.figures(), ClassAdLifetime=max(_LAST_WORD_S, longest_s))
+        except Exception as problem:  # whatever it is: without reports nothing is sent
+            self._note(repr(problem))
+            log.error(
+                "report-failed", problem=repr(problem), again_in_s=_AGAIN_S, advice="hand-offs are refused meanwhile"
+            )
+            self.write_state(None)
+            return
+        finally:
+            self._built_in_s = self._clock.monotonic_s() - self._began_s
+        self._note("")
+        try:
+            with durable.step("report-advertise"):
+                await self._collector.advertise(ad)
+            self._tell(None)
+        except (CollectorError, OSError) as problem:
+            self._tell(str(problem))
+        if self._refusal is not None and self._leaving:
+            await self._publish_apart(ad)
+        self.write_state(ad if self._refusal is not None else None)
+
+    def _note(self, problem: str) -> None:
+        """Remember whether the last report could be made. Nothing is taken over without reports."""
+        self._pipeline.admission.report_problem = problem
+        if not problem:
+            self._made_s = self._clock.monotonic_s()
+
+    def facts(self) -> Mapping[str, Any]:
+        """For the control socket."""
+        return {"ReportProblem": self._pipeline.admission.report_problem, "ReportAge": int(self.age_s)}
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last report was made."""
+        return self._clock.monotonic_s() - self._made_s
+
+    def _begun(self, boxes: Iterable[Sandbox]) -> dict[int, Mapping[int, Receipt]]:
+        """Return the files of these sandboxes that custodians may hold now. A writer may change it meanwhile."""
+        target = self._pipeline.runner.hand_over_to
+        return {box.id: target.begun(box.id) for box in boxes} if target else {}
+
+    async def _publish_apart(self, ad: Mapping[str, Any]) -> None:
+        try:
+            with durable.step("report-last"):
+                await self._collector.advertise_apart(ad)
+        except (CollectorError, OSError) as problem:
+            log.error("last-report-failed", problem=problem)
+
+    def _tell(self, refusal: str | None) -> None:
+        if refusal != self._refusal:
+            if refusal is None:
+                log.event("report-route-changed", to="collector")
+            else:
+                log.warn("report-route-changed", to="slot ads", reason=refusal)
+        self._refusal = refusal
+
+    async def _report(self) -> dict[str, Any]:
+        number = await self._next_number()
+        await self._pipeline.runner.plugins_ended()
+        self._began_s = self._clock.monotonic_s()  # that wait is no work
+        pipeline, leases = self._pipeline, self._pipeline.scheduler.leases
+        leases.reported(number)
+        boxes = sorted(pipeline.store.registry.by_id.values(), key=lambda box: (box.files_left == 0, -box.error_code))
+        sandboxes = await self._sandboxes(boxes)
+        report = Report(
+            pipeline.manager.name, pipeline.manager.key, number, int(self._clock.wall_s()),
+            dict(pipeline.store.acknowledged), pipeline.store.registry.bytes_at_risk, (),
+            tuple(pipeline.scheduler.breakers.troubles()[:SERVERS_SHOWN]), leases.unleased(), leases.ends_in_s,
+            tuple(flow_reports(pipeline)), pipeline.rules.limits.cpus, self._places, pipeline.admission.used_bytes,
+            pipeline.admission.quota_bytes, 1,
+        )  # fmt: skip
+        return report_ad(report, self._key, sandboxes)
+
+    async def _sandboxes(self, boxes: Sequence[Sandbox]) -> list[EncodedSandbox]:
+        room = _FILES_IN_ALL
+        wanted: dict[int, int] = {}
+        for box in boxes:
+            known = self._shown.get(box.id)
+            share = known.files if known and known.change == box.change else min(FILES_SHOWN, room)
+            if not known or known.change != box.change:
+                wanted[box.id] = share
+            room = max(0, room - min(share, box.files_total + box.files_dropped))
+        given_up = {box.id for box in boxes if box.state in _DROPPED}
+        files = await self._pipeline.store.ledger.read(
+            lambda db: {box: _some_files(db, box, limit, box in given_up) for box, limit in wanted.items()}
+        )
+        begun = self._begun(box for box in boxes if box.id in wanted)
+        only_here = await self._only_here(begun)
+        limit = self._pipeline.rules.retry.attempts
+        places = self._pipeline.store.registry.destinations
+        fresh: dict[int, _Shown] = {}
+        for box in boxes:
+            if box.id in wanted:
+                rows = [file_report(row, box, places) for row in files[box.id]]
+                receipts = written(begun.get(box.id, {}))
+                report = sandbox_report(box, limit, rows, receipts, only_here.get(box.id, 0))
+                fresh[box.id] = _Shown(box.change, len(rows), encoded(report))
+            else:
+                fresh[box.id] = self._shown[box.id]
+        self._shown = fresh
+        return [item.encoded for item in fresh.values()]
+
+    async def _only_here(self, begun: Mapping[int, Mapping[int, Receipt]]) -> dict[int, int]:
+        """Of what may have been handed over in part: how many files of it have not."""
+        target = self._pipeline.runner.hand_over_to
+        some = {box: numbers for box, numbers in begun.items() if numbers}
+        if target is None or not some:
+            return {}
+        return await self._pipeline.store.ledger.read(
+            lambda db: {box: target.only_here(queries.left_files(db, box), some[box]) for box in some}
+        )
+
+    async def _next_number(self) -> int:
+        if self._number >= self._numbers_end:
+            end = await self._pipeline.store.ledger.write(
+                lambda db: _take_numbers(db, int(self._clock.wall_s() * 1000)), "report-number"
+            )
+            self._number, self._numbers_end = end - _NUMBERS_AT_ONCE, end
+        self._number += 1
+        return self._number
+
+    # ---- figures for the slot ads ------------------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, Any]:
+        """Attributes for the slot ads."""
+        admission = self._pipeline.admission
+        used, quota = admission.used_bytes, max(1, admission.quota_bytes)
+        free = self._spool.free_bytes()
+        self._accepting = self._has_room(100 * admission.movable_bytes / quota, free)
+        takes_work = self._accepting and not self._leaving and not admission.report_problem and admission.end.fits
+        places = self._places
+        return {
+            "StageOutManager": self._pipeline.manager.name,
+            "StageOutDataSlots": places,
+            "StageOutDataSlotsFree": max(0, places - admission.places_taken),
+            "StageOutSpoolMB": used >> 20,
+            "StageOutSpoolFreeMB": max(0, min(quota - used, free)) >> 20,
+            "StageOutBytesAtRisk": self._pipeline.store.registry.bytes_at_risk,
+            "StageOutAccept": takes_work,
+            "StageOutHeartbeat": int(self._clock.wall_s() // _HEARTBEAT_S * _HEARTBEAT_S),
+            **self.handoffs(),
+            **self._pilot_figures(),
+        }
+
+    @property
+    def _places(self) -> int:
+        """Return the sandboxes that the data slots of the node take."""
+        limits = self._pipeline.rules.limits
+        return (limits.active + limits.depth) * limits.cpus
+
+    def _has_room(self, percent: float, free_bytes: int) -> bool:
+        """Tell whether the node takes new jobs, with hysteresis. :param percent: fullness of the spool."""
+        if self._accepting:
+            return percent < self._high and free_bytes >= _LOW_FREE_BYTES
+        return percent <= self._low and free_bytes >= 2 * _LOW_FREE_BYTES
+
+    def _pilot_figures(self) -> dict[str, Any]:
+        """Return the further figures for the operator of a pilot."""
+        if not self._pipeline.rules.is_pilot:
+            return {}
+        boxes = self._pipeline.store.registry.by_id.values()
+        return {"StageOutDraining": self._leaving, "StageOutJobsAtRisk": jobs_at_risk(boxes)}
+
+    def write_state(self, ad: Mapping[str, Any] | None) -> None:
+        """Write ``run/state.json``. Not durable: it is written anew at every start.
+
+        :param ad: the report's ad while the collector does not take it; None leaves what is there.
+        """
+        path = self._spool.root / "run" / STATE_FILE
+        report = {name: ad[name] for name in ad if name.startswith("StageOut")} if ad else {}
+        if ad is None and self._refusal is not None:
+            report = _read_report(path)
+        try:
+            _replace(path, json.dumps({"figures": self.figures(), "report": report}), self._owner_uid)
+        except OSError as problem:
+            log.warn("state-write-failed", problem=problem)
+
+
+def _some_files(db: sqlite3.Connection, box: int, limit: int, with_dropped: bool) -> list[FileRow]:
+    """Files for the report. A sandbox whose files cannot be read is reported without them: others go on."""
+    try:
+        return queries.files_in_trouble_first(db, box, limit, with_dropped)
+    except (sqlite3.DatabaseError, ValueError, TypeError) as problem:
+        log.error(
+            "ledger-read-failed", sandbox=box, problem=problem, advice="see whether the disk of the spool is sound"
+        )
+        return []
+
+
+def _take_numbers(db: sqlite3.Connection, wall_ms: int) -> int:
+    """The end of the next numbers; a ledger out of a backup must not repeat what was used after it was made."""
+    end = max(int(get_meta(db, "report_number", "0")), wall_ms) + _NUMBERS_AT_ONCE
+    set_meta(db, "report_number", str(end))
+    return end
+
+
+def _read_report(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(durable.read_file(path))["report"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return found
+
+
+def _replace(path: Path, text: str, uid: int) -> None:
+    aside = path.with_name(f".{path.name}.new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = durable.disk.open(aside, flags, 0o600)
+    try:
+        if os.geteuid() == 0 and uid >= 0:
+            durable.disk.fchown(descriptor, uid, -1)
+        durable.write_all(descriptor, text.encode("utf-8"))
+    finally:
+        durable.disk.close(descriptor)
+    durable.disk.replace(aside, path)

@@ -1,0 +1,120 @@
+"""Until when this manager may send what an access point confirmed.
+
+An agent that hears nothing of a manager for STAGEOUT_LEASE gives its output up and lets the job run again. So a manager
+that the agent cannot hear must have stopped by then, or old output could arrive after new. The agent says which report
+of the manager it has read; for a while after the making of *that* report the manager may send. No clocks are compared:
+the time between the two counts against the manager, however long the messages took.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sandbox_manager.custody.ledger import get_meta, set_meta
+from stageout.core import log
+from stageout.core.clock import Clock
+
+_META = "lease_s:"
+_REPORTS_KEPT = 2000
+#: For plugins that are ending, and for the last report.
+_PLUGINS_END_S = 30.0
+
+
+@dataclass
+class Leases:
+    """The leases of all access points. A new manager has none until an agent acknowledges its first report.
+
+    A schedd whose agent asks for no lease needs none.
+
+    :param clock: its monotonic one counts. :param asleep_s: seconds for which that stood still with the machine, and
+        the access points' did not.
+    """
+
+    clock: Clock
+    asleep_s: Callable[[], float] = lambda: 0.0
+    _made_s: dict[int, float] = field(default_factory=dict)
+    _lease_s: dict[str, float] = field(default_factory=dict)
+    _until_s: dict[str, float] = field(default_factory=dict)
+    _ended: set[str] = field(default_factory=set)
+    _reported: tuple[str, ...] = ()
+    _ends_s: float = float("inf")
+
+    def load(self, db: sqlite3.Connection) -> None:
+        """Read which access points want leases (at start)."""
+        rows = db.execute("SELECT name, value FROM meta WHERE name LIKE ?", (f"{_META}%",))
+        self._lease_s = {name[len(_META) :]: float(value) for name, value in rows}
+
+    def reported(self, number: int) -> None:
+        """A report with this number is being made."""
+        self._made_s[number] = self._now_s()
+        while len(self._made_s) > _REPORTS_KEPT:
+            del self._made_s[next(iter(self._made_s))]
+
+    def want(self, db: sqlite3.Connection, schedd: str, lease_s: float) -> None:
+        """Remember it, before anything that it confirms is sent."""
+        if get_meta(db, _META + schedd, "0.0") != str(lease_s):
+            set_meta(db, _META + schedd, str(lease_s))
+
+    def heard(self, schedd: str, number: int, lease_s: float) -> None:
+        """The agent has read this report, and what it had to say to it has been carried out."""
+        self._lease_s[schedd] = lease_s
+        made_s = self._made_s.get(number)
+        if made_s is not None:
+            self._until_s[schedd] = max(made_s + lease_s, self._until_s.get(schedd, float("-inf")))
+
+    def end_in(self, limit_s: float) -> None:
+        """Nothing is sent after so long, whoever hears this manager: access points have its word for that."""
+        self._ends_s = self._now_s() + limit_s
+
+    @property
+    def ends_in_s(self) -> int:
+        """Return the seconds left for sending, with the time that plugins take to end; 0 without an end."""
+        if self._ends_s == float("inf"):
+            return 0
+        return math.ceil(max(0.0, self._ends_s - self._now_s()) + _PLUGINS_END_S)
+
+    @property
+    def longest_s(self) -> float:
+        """Return the longest lease that an access point asked for; 0 without any."""
+        return max(self._lease_s.values(), default=0.0)
+
+    def holds(self, schedd: str) -> bool:
+        """Tell whether output of this access point's jobs may be sent now."""
+        if self._now_s() >= self._ends_s:
+            return False
+        if not self._lease_s.get(schedd):
+            return True
+        holds = self._now_s() < self._until_s.get(schedd, float("-inf"))
+        if holds and schedd in self._ended:
+            self._ended.discard(schedd)
+            log.event("lease-renewed", schedd=schedd)
+        elif not holds and schedd not in self._ended:
+            self._ended.add(schedd)
+            log.warn("lease-expired", schedd=schedd, advice="nothing is sent until its agent hears this manager again")
+        return holds
+
+    def unleased(self) -> tuple[str, ...]:
+        """Remember what is :meth:`missing` now, as the report says."""
+        self._reported = self.missing()
+        return self._reported
+
+    def missing(self) -> tuple[str, ...]:
+        """Schedds whose agents want leases and have given none that still counts."""
+        now_s = self._now_s()
+        wanted = (schedd for schedd, lease_s in self._lease_s.items() if lease_s)
+        return tuple(sorted(one for one in wanted if now_s >= self._until_s.get(one, float("-inf"))))
+
+    def changed(self) -> bool:
+        """Tell whether the last report is wrong about that."""
+        reported_before = self._reported
+        return self.unleased() != reported_before
+
+    def interval_s(self, usual_s: float) -> float:
+        """Seconds between two reports, so that no lease ends while all is well."""
+        return min([usual_s, *(lease_s / 4 for lease_s in self._lease_s.values() if lease_s)])
+
+    def _now_s(self) -> float:
+        return self.clock.monotonic_s() + self.asleep_s()

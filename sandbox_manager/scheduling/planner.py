@@ -1,0 +1,172 @@
+"""The choice of the next files and their batches. Pure: no clock, no I/O.
+
+Deadline first, then the owner who had least lately, then job priority, small before large. One owner never uses
+all movers of the node or of a server, so another owner's first file never waits for the end of a batch. A server that
+is slow or away uses up only its own movers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from sandbox_manager.custody.backlog import Backlog, BatchQueue
+from sandbox_manager.rules import Limits
+from sandbox_manager.sandbox import Destination, Sandbox
+from sandbox_manager.scheduling.breaker import Flow
+from sandbox_manager.scheduling.shares import cost_bytes
+from sandbox_manager.scheduling.slots import SlotUsage, most_of_one
+
+_LOOKED_AT = 2000
+
+
+@dataclass(frozen=True)
+class Part:
+    """Share of one sandbox in a batch: up to so many of its due files for the batch's destination."""
+
+    sandbox: int
+    files: int
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """One call of a plugin to come. :param size_bytes: about so much."""
+
+    owner: str
+    uid: int
+    gid: int
+    destination: int
+    server: str
+    probe: bool
+    parts: tuple[Part, ...]
+    size_bytes: int
+
+    @property
+    def cost_bytes(self) -> int:
+        """Return the share that it counts against its owner while it runs."""
+        return cost_bytes(sum(part.files for part in self.parts), self.size_bytes)
+
+
+@dataclass
+class Load:
+    """The batches that run now.
+
+    :param movers: how many; by server, by owner, by both. :param cost_bytes: of these, by owner.
+    :param running: (sandbox, destination) pairs with files in them.
+    """
+
+    movers: int = 0
+    by_server: Counter[str] = field(default_factory=Counter)
+    by_owner: Counter[str] = field(default_factory=Counter)
+    by_both: Counter[tuple[str, str]] = field(default_factory=Counter)
+    cost_bytes: Counter[str] = field(default_factory=Counter)
+    running: set[tuple[int, int]] = field(default_factory=set)
+
+    def start(self, batch: BatchPlan) -> None:
+        """A batch runs from now on."""
+        self._count(batch, 1)
+        self.running |= {(part.sandbox, batch.destination) for part in batch.parts}
+
+    def end(self, batch: BatchPlan) -> None:
+        """A batch has ended."""
+        self._count(batch, -1)
+        self.running -= {(part.sandbox, batch.destination) for part in batch.parts}
+
+    def _count(self, batch: BatchPlan, by: int) -> None:
+        self.movers += by
+        self.by_server[batch.server] += by
+        self.by_owner[batch.owner] += by
+        self.by_both[batch.owner, batch.server] += by
+        self.cost_bytes[batch.owner] += by * batch.cost_bytes
+
+
+@dataclass(frozen=True)
+class PlanInput:
+    """The input of a plan beside the files.
+
+    :param flow: what may be sent to a server. :param share: bytes that an owner was given lately.
+    :param now: wall clock. :param batch_files: what a destination's plugin would rather have than the limit when it is
+    more. :param room: files that a further batch of an owner may move at once to a destination; 0: none may start.
+    :param may_send: False for a sandbox that must not be sent now, whatever its turn.
+    """
+
+    destinations: Mapping[int, Destination]
+    places: SlotUsage
+    limits: Limits
+    load: Load
+    flow: Callable[[str], Flow]
+    share: Callable[[str], float]
+    now: float
+    batch_files: Callable[[Destination], int] = lambda place: 0
+    room: Callable[[Destination, str], int] = lambda place, owner: 1
+    may_send: Callable[[Sandbox], bool] = lambda box: True
+
+
+def plan(backlog: Backlog, inputs: PlanInput) -> list[BatchPlan]:
+    """Return the batches to start now, in their order; count their places and load into the plan's input."""
+    batches: list[BatchPlan] = []
+    if inputs.load.movers >= inputs.limits.movers:
+        return batches
+    for queue in backlog.queues.values():
+        queue.wake(inputs.now)
+    queues = [queue for queue in backlog.queues.values() if queue.first]
+    while queues and inputs.load.movers < inputs.limits.movers:
+        queue = min(queues, key=lambda one: _rank(one, inputs))
+        batch = _batch(queue, inputs) if _may_start(queue, inputs) else None
+        if batch is None:
+            queues.remove(queue)
+            continue
+        inputs.load.start(batch)
+        batches.append(batch)
+    return batches
+
+
+def _rank(queue: BatchQueue, inputs: PlanInput) -> tuple[float, float, tuple[int, ...]]:
+    deadline = queue.earliest_deadline()
+    urgent = deadline if deadline < inputs.now + inputs.limits.urgent_window_s else float("inf")
+    owner = queue.key.owner
+    return (urgent, inputs.share(owner) + inputs.load.cost_bytes[owner], queue.first or ())
+
+
+def _may_start(queue: BatchQueue, inputs: PlanInput) -> bool:
+    load, limits, owner = inputs.load, inputs.limits, queue.key.owner
+    place = inputs.destinations[queue.key.destination]
+    server, flow = place.server, inputs.flow(place.server)
+    if flow is Flow.NONE or (flow is Flow.ONE and load.by_server[server]):
+        return False
+    return (
+        load.by_server[server] < limits.movers_per_server
+        and load.by_both[owner, server] < most_of_one(limits.movers_per_server)
+        and load.by_owner[owner] < min(limits.movers_per_owner, most_of_one(limits.movers))
+        and inputs.room(place, owner) > 0
+    )
+
+
+def _batch(queue: BatchQueue, inputs: PlanInput) -> BatchPlan | None:
+    """The next batch of a queue, None when all of its sandboxes wait for a place in their data slots."""
+    key, limits = queue.key, inputs.limits
+    place = inputs.destinations[key.destination]
+    is_probe = inputs.flow(place.server) is Flow.ONE
+    most_files = 1 if is_probe else max(limits.batch_files, inputs.batch_files(place))
+    parts: list[Part] = []
+    files = size_bytes = 0
+    for looked_at, (box, part) in enumerate(queue.due(inputs.now + limits.urgent_window_s)):
+        if files >= most_files or looked_at >= _LOOKED_AT:
+            break
+        taken = min(most_files - files, part.files)
+        taken_bytes = part.size_bytes * taken // part.files
+        if (box.id, key.destination) in inputs.load.running or not inputs.may_send(box):
+            continue
+        if parts and size_bytes + taken_bytes > limits.batch_bytes:
+            continue
+        if place.server not in {inputs.destinations[number].server for number in box.sent_to}:
+            if not inputs.places.has_active(box.slot, box.owner, place.server):
+                continue
+            inputs.places.activate(box.slot, box.owner, place.server)
+        parts.append(Part(box.id, taken))
+        files += taken
+        size_bytes += taken_bytes
+    if not parts:
+        return None
+    return BatchPlan(*key, place.server, is_probe, tuple(parts), min(size_bytes, limits.batch_bytes))

@@ -1,0 +1,118 @@
+"""The rates of destinations, kept over restarts: one row of the ledger per server, the last thousand of them."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from sandbox_manager.custody.queries import FileRow
+from sandbox_manager.scheduling.retry import BatchOutcome
+from sandbox_manager.scheduling.tuner import ActiveTransfer
+from stageout.core.errors import ErrorClass
+from stageout.core.eta import work_bytes
+from stageout.tuning import deadlines
+from stageout.tuning.deadlines import Observed
+
+MOST_SERVERS = 1000
+
+
+@dataclass(frozen=True)
+class Known:
+    """The knowledge of a server. :param level: files at once that were good last; 0: not known."""
+
+    observed: Observed
+    level: int = 0
+
+
+class Rates:
+    """The picture in memory, and the changes that keep it on the disk."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Known] = {}
+
+    def load(self, db: sqlite3.Connection) -> None:
+        """Read the table."""
+        rows = db.execute("SELECT server, log_rate, spread, at, level FROM rates")
+        self._known = {row[0]: Known(Observed(*row[1:4]), row[4]) for row in rows}
+
+    def of(self, server: str) -> Observed | None:
+        """Return the knowledge of a server's rate."""
+        known = self._known.get(server)
+        return known.observed if known else None
+
+    def sending_s(self, servers: Collection[str], files: int, size_bytes: int, now: float) -> float:
+        """Seconds in which one call of a plugin usually sends so much; infinity when a server's rate is not known."""
+        known = [self.of(server) for server in servers]
+        if not all(deadlines.is_fresh(one, now) for one in known):
+            return math.inf
+        return work_bytes(files, size_bytes) / min(one.rate_bytes_s for one in known if one)
+
+    def level(self, server: str, now: float) -> int:
+        """Files at once that were good last; 0 when nobody knows (any more)."""
+        known = self._known.get(server)
+        return known.level if known and deadlines.is_fresh(known.observed, now) else 0
+
+    def after(
+        self, server: str, files: Sequence[FileRow], outcome: BatchOutcome, took_s: float, level: int, now: float
+    ) -> Known | None:
+        """Return the knowledge after a batch; None when it adds nothing.
+
+        :param took_s: time of the plugin's call. :param level: files at once that the tuner has come to.
+        """
+        observed = _after(self.of(server), files, outcome, took_s, now)
+        if observed is None:
+            return None
+        self._known[server] = Known(observed, level)
+        return self._known[server]
+
+
+def _after(
+    known: Observed | None, files: Sequence[FileRow], outcome: BatchOutcome, took_s: float, now: float
+) -> Observed | None:
+    codes = {result.error_code for result in (*outcome.waiting, *outcome.failed, *outcome.lost)}
+    size_bytes = sum(item.size_bytes for item in files)
+    if ErrorClass.DEADLINE.code in codes:
+        return deadlines.missed(known, len(files), size_bytes, took_s, now)
+    if ErrorClass.STALLED.code in codes:
+        return deadlines.stalled(known, now)
+    if codes or not outcome.delivered:
+        return None
+    return deadlines.learn(known, len(files), size_bytes, took_s, now)
+
+
+def call_limits(
+    known: Observed | None, files: Sequence[FileRow], transfer: ActiveTransfer, most_s: float, now: float
+) -> tuple[float, dict[str, str]]:
+    """Return the time limit of a plugin's call, and its environment for streams and stalls.
+
+    :param most_s: the administrator's limit.
+    """
+    size_bytes = sum(item.size_bytes for item in files)
+    limit_s = deadlines.limit_s(known, len(files), size_bytes, most_s, now)
+    return limit_s, call_settings(known, transfer, now)
+
+
+def call_settings(known: Observed | None, transfer: ActiveTransfer, now: float) -> dict[str, str]:
+    """Return the part of a call's environment that is about streams and stalls."""
+    settings = {
+        "STAGEOUT_CONCURRENCY": str(transfer.concurrency),
+        "STAGEOUT_PARALLELISM": str(transfer.parallelism),
+    }
+    stall = deadlines.stall(known, transfer.concurrency, now)
+    if stall is not None:
+        settings["STAGEOUT_STALL_BYTES_PER_S"] = f"{stall.bytes_per_s:.0f}"
+        settings["STAGEOUT_STALL_WINDOW_S"] = f"{stall.window_s:.0f}"
+    return settings
+
+
+def keep(db: sqlite3.Connection, server: str, known: Known) -> None:
+    """Write what is known of a server; of more than :data:`MOST_SERVERS` the oldest is forgotten."""
+    one = known.observed
+    row = (server, one.log_rate, one.spread, int(one.at), known.level)
+    db.execute("INSERT OR REPLACE INTO rates (server, log_rate, spread, at, level) VALUES (?, ?, ?, ?, ?)", row)
+    db.execute(
+        "DELETE FROM rates WHERE server IN (SELECT server FROM rates ORDER BY at DESC LIMIT -1 OFFSET ?)",
+        (MOST_SERVERS,),
+    )

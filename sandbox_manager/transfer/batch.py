@@ -1,0 +1,408 @@
+"""One batch: the files before and after a plugin's call, what its answers mean, where that leaves the sandboxes."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sandbox_manager.custody import queries, updates
+from sandbox_manager.custody.credentials import StoredCredentials
+from sandbox_manager.custody.ledger import DamagedText
+from sandbox_manager.custody.queries import FileRow
+from sandbox_manager.custody.running import RunningBatch
+from sandbox_manager.custody.spool import HeldFile, Spool
+from sandbox_manager.custody.updates import FileResult
+from sandbox_manager.rules import RetryRules
+from sandbox_manager.sandbox import ACTIVE, Destination, FileState
+from sandbox_manager.scheduling.breaker import Breakers
+from sandbox_manager.scheduling.planner import BatchPlan
+from sandbox_manager.scheduling.retry import BatchOutcome, decide_retry
+from sandbox_manager.transfer.handover import deposits_of, for_these
+from stageout.core import log
+from stageout.core.classad_parser import parse_ad
+from stageout.core.classads import ClassAd, ClassAdSyntaxError
+from stageout.core.errors import SILENT, UNREACHABLE, Advice, ErrorClass
+from stageout.core.states import State
+from stageout.movers.mover import Batch, Cargo, Equipment, Stopped
+from stageout.movers.plugins_table import PluginsTable
+from stageout.movers.results import CUSTODY, Answer, Delivered, Failure, Gone, InCustody
+from stageout.movers.schemes import method_of
+
+_JOBS_NAMED = 3
+_ERROR_CHARS = 500
+_IN_DOUBT = Failure(
+    ErrorClass.UNKNOWN,
+    "a name of the file came or went while it was sent, so nothing proves that it stayed as it was; it is sent again "
+    "by itself",
+    at_once=True,
+)
+
+
+@dataclass(frozen=True)
+class OfTheSpool(Failure):
+    """A failure that says nothing of the server."""
+
+
+@dataclass(frozen=True)
+class Vanished(OfTheSpool):
+    """The spool has not the file any more, or the ledger not what belongs to it: nobody can deliver it."""
+
+
+_CHANGED = OfTheSpool(
+    ErrorClass.SOURCE_CHANGED, "the file was changed after the job had ended, so it is not what the job made"
+)
+
+
+class BatchRun(RunningBatch):
+    """A batch on its way. :meth:`run` blocks and belongs into a thread.
+
+    :param directory: work directory to make. :param lifetime_s: limit of the plugin's call.
+    :param settings: for its environment.
+    :ivar asked: the plugin was run. :ivar state_bytes: of the quota, that plugins of its user keep for their next call.
+    :param held: what all the files are sent with, None for nothing. :param now: wall clock.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        table: PluginsTable,
+        destination: Destination,
+        jobs: Mapping[str, int],
+        user: tuple[int, int],
+        files: Sequence[FileRow],
+        directory: Path,
+        lifetime_s: float,
+        settings: Mapping[str, str],
+        held: StoredCredentials | None = None,
+        now: float = 0.0,
+    ) -> None:
+        super().__init__(frozenset(item.sandbox for item in files), destination, jobs)
+        self.asked = False
+        self.state_bytes = 0
+        self.lifetime_s = lifetime_s
+        self.uid = user[0]
+        self._held = held
+        self._now = now
+        self._spool = spool
+        self._plugin = table.find(destination.plugin, destination.scheme)
+        self._user = user
+        self._files = files
+        self._directory = directory
+        self._settings = settings
+
+    def run(self) -> list[Answer]:
+        """Send the files that are still what was accepted. One answer per file.
+
+        :raises Stopped: by :meth:`stop`. :raises OSError: the work directory could not be made.
+        """
+        problems = [self._problem(item) for item in self._files]
+        whole = [index for index, problem in enumerate(problems) if problem is None]
+        before = {index: self._change_mark(self._files[index]) for index in whole}
+        try:
+            sent = self._call(whole) if whole else []
+        except Stopped as stopped:
+            delivered = {whole[at]: answer for at, answer in stopped.delivered.items()}
+            told = {at: self._if_unchanged(self._files[at], before[at], answer) for at, answer in delivered.items()}
+            raise Stopped(
+                {at: answer for at, answer in told.items() if isinstance(answer, (Delivered, InCustody))}
+            ) from None
+        answers = dict(zip(whole, sent))
+        return [
+            problem or self._if_unchanged(self._files[index], before[index], answers[index])
+            for index, problem in enumerate(problems)
+        ]
+
+    def _call(self, whole: Sequence[int]) -> list[Answer]:
+        files = [self._files[index] for index in whole]
+        if self._plugin is None:
+            text = f"no plugin of this node moves {method_of(self.destination.scheme)} URLs any more: its administrator"
+            text += " can name one in FILETRANSFER_PLUGINS"
+            return [Failure(ErrorClass.PLUGIN_BROKEN, text)] * len(files)
+        try:
+            equipment = self._equipment()
+        except OSError as problem:
+            text = f"the spool has lost a credential: {problem.strerror}"
+            return [Failure(ErrorClass.CREDENTIAL_MISSING, text)] * len(files)
+        except ClassAdSyntaxError:
+            text = "the ledger's record of the job's ad is damaged: its disk may be failing"
+            return [Vanished(ErrorClass.LOCAL_FILE, text)] * len(files)
+        ended = self._held.expired(self._now) if self._held else None
+        if ended is not None:
+            text = f"{ended.shown} ended at {utc(ended.expires_at)}"
+            return [Failure(ErrorClass.CREDENTIAL_EXPIRED, text)] * len(files)
+        settings = {**for_these(self._settings, whole), "STAGEOUT_STATE_DIR": str(self._spool.state_of(*self._user))}
+        cargo = tuple(
+            Cargo(self._spool.path(item.ticket, item.position), item.url, item.name, item.size_bytes, deposit)
+            for item, deposit in zip(files, deposits_of(settings, len(files)))
+        )
+        group = self._spool.group_of(*self._user)
+        batch = Batch(self._directory, self._plugin, *self._user, cargo, self.lifetime_s, equipment, settings, group)
+        self.asked = True
+        try:
+            return self._mover.run(batch)
+        finally:
+            self.state_bytes = self._spool.state.size_bytes(self._user[0])
+
+    def _equipment(self) -> Equipment:
+        held = self._held
+        if held is None:
+            return Equipment()
+        ads = [parse_ad(text) if text else ClassAd() for text in (held.job_ad, held.plugin_data)]
+        return Equipment(self._spool.safe.contents(held), *ads)
+
+    def _problem(self, item: FileRow) -> Failure | None:
+        """Return the difference between a file and its state at acceptance; None when there is none."""
+        if isinstance(item.url, DamagedText):
+            return Vanished(
+                ErrorClass.LOCAL_FILE, f"the ledger's record of {item.name} is damaged: its disk may be failing"
+            )
+        try:
+            return None if self._spool.unchanged(item.ticket, _held(item)) else _CHANGED
+        except FileNotFoundError:
+            text = "is gone from the spool: it was deleted there, or its disk is damaged"
+            return Vanished(ErrorClass.LOCAL_FILE, f"{item.name} {text}")
+        except OSError as problem:
+            return OfTheSpool(ErrorClass.UNKNOWN, f"the spool cannot be read: {problem.strerror}")
+
+    def _change_mark(self, item: FileRow) -> tuple[int, int]:
+        try:
+            return self._spool.change_mark(item.ticket, item.position)
+        except OSError:
+            return -1, -1
+
+    def _if_unchanged(self, item: FileRow, before: tuple[int, int], answer: Answer) -> Answer:
+        """The plugin's answer, if what it sent is what was accepted; in doubt the file is sent again."""
+        after = self._change_mark(item)
+        problem = self._problem(item)
+        if problem is not None:
+            return problem
+        if after != before and after[1] == before[1]:
+            return _CHANGED
+        return _IN_DOUBT if after != before and isinstance(answer, (Delivered, InCustody)) else answer
+
+
+def manager_error(problem: Exception) -> Failure:
+    """Return the failure of a file whose batch ended in an error of the manager, which says nothing of the server."""
+    return OfTheSpool(ErrorClass.UNKNOWN, f"the manager cannot send this file: {problem!r}"[:_ERROR_CHARS])
+
+
+def _held(item: FileRow) -> HeldFile:
+    return HeldFile(
+        item.position, item.url, item.name, item.size_bytes, item.mtime_ns, item.inode
+    )  # fmt: skip
+
+
+def job_names(jobs: Iterable[str]) -> str:
+    """Return the jobs of a batch, for plugins that tell them to a service."""
+    names = list(dict.fromkeys(jobs))
+    more = f" and {len(names) - _JOBS_NAMED} more" if len(names) > _JOBS_NAMED else ""
+    return " ".join(names[:_JOBS_NAMED]) + more
+
+
+def utc(wall_s: float) -> str:
+    """A wall clock for people."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(wall_s))
+
+
+def decide_batch(
+    files: Sequence[FileRow],
+    answers: Sequence[Answer],
+    rules: RetryRules,
+    due_since: Callable[[int], float],
+    now: float,
+    renewable: bool = False,
+    answered: bool = False,
+    streams: int = 0,
+) -> BatchOutcome:
+    """Decide about every file of a batch that has ended.
+
+    :param due_since: wall clock from which the time to give up counts, by sandbox. :param now: wall clock.
+    :param renewable: the files are sent with credentials in custody.
+    :param answered: their server has answered another batch meanwhile, so a silence says nothing about it.
+    :param streams: that the plugin was given for each file.
+    """
+    outcome = BatchOutcome()
+    for item, answer in zip(files, answers):
+        if isinstance(answer, InCustody):
+            outcome.handed_over.append(delivered_result(item, answer, now))
+            continue
+        if isinstance(answer, Delivered):
+            outcome.delivered.append(delivered_result(item, answer, now, streams))
+            outcome.delivered_bytes += item.size_bytes
+            continue
+        verdict = decide_retry(rules, answer, item.attempts - 1, item.excused, due_since(item.sandbox), now,
+                        renewable=renewable)  # fmt: skip
+        result = FileResult(
+            item.ticket_id, item.position, verdict.state, verdict.next_attempt, answer.kind.code, verdict.message,
+            excused=verdict.excused,
+        )  # fmt: skip
+        if isinstance(answer, Vanished):
+            outcome.lost.append(result)
+            continue
+        (outcome.failed if verdict.state is FileState.FAILED else outcome.waiting).append(result)
+    failures = [answer for answer in answers if isinstance(answer, Failure)]
+    tried = [answer for answer in answers if not isinstance(answer, OfTheSpool)]
+    outcome.tried = bool(tried)
+    away = UNREACHABLE if answered else SILENT
+    outcome.unreachable = outcome.tried and all(isinstance(one, Failure) and one.kind in away for one in tried)
+    outcome.retry_after_s = max((item.retry_after_s for item in failures), default=0.0)
+    return outcome
+
+
+def delivered_result(item: FileRow, answer: Gone, now: float, streams: int = 0) -> FileResult:
+    """Return the record of a file that has arrived, or is in custody elsewhere.
+
+    The plugin's times count only if they are within the attempt.
+
+    :param now: wall clock. :param streams: that the plugin was given for the file.
+    """
+    if isinstance(answer, InCustody):
+        return FileResult(
+            item.ticket_id, item.position, FileState.HANDED_OVER, verified=CUSTODY, digest=answer.receipt
+        )  # fmt: skip
+    told = answer.facts
+    began_at = told.began_at if item.began_at <= told.began_at <= now else item.began_at
+    ended_at = told.ended_at if began_at <= told.ended_at <= now else int(now)
+    facts = replace(told, began_at=began_at, streams=told.streams or streams)
+    return FileResult(
+        item.ticket_id, item.position, FileState.DELIVERED, verified=answer.verified, digest=answer.digest, facts=facts,
+        ended_at=ended_at,
+    )  # fmt: skip
+
+
+def update_breaker(breakers: Breakers, server: str, outcome: BatchOutcome) -> bool:
+    """Tell a server's breaker what a batch saw. True when a server that was away has come back."""
+    if not outcome.tried:
+        return False
+    if not outcome.unreachable:
+        back = breakers.reached(server)
+        if back:
+            log.event("breaker-closed", server=server)
+        return back
+    reason = next(
+        one.error for one in outcome.waiting + outcome.failed if ErrorClass.from_code(one.error_code) in SILENT
+    )
+    if breakers.unreachable(server, reason, outcome.retry_after_s):
+        probe_in_s = round(breakers.opens_in_s(server))
+        log.warn("breaker-opened", server=server, reason=reason, probe_in_s=probe_in_s)
+    return False
+
+
+def record_arrived(
+    db: sqlite3.Connection, files: Sequence[FileRow], delivered: Mapping[int, Gone],
+    is_open: Callable[[int], bool], limit: int, now: int, streams: int = 0,
+) -> set[int]:  # fmt: skip
+    """Record what of a stopped batch has arrived, and where that leaves its sandboxes. Returns those.
+
+    :param delivered: by index in ``files``. :param is_open: and ``limit`` as of :func:`update_state`.
+    :param streams: that the plugin was given for each file.
+    """
+    arrived = (delivered_result(files[index], answer, now, streams) for index, answer in delivered.items())
+    updates.record_results(db, arrived)
+    sandboxes = {files[index].sandbox for index in delivered}
+    for sandbox in sandboxes:
+        update_state(db, sandbox, is_open, limit, now)
+    return sandboxes
+
+
+def mark_lost(db: sqlite3.Connection, files: Sequence[FileRow], outcome: BatchOutcome, now: int) -> None:
+    """Sandboxes of which the spool has lost a file are LOST: what of them is still on its way is dropped.
+
+    :param files: of the batch.
+    """
+    owners = {(item.ticket_id, item.position): item for item in files}
+    for result in outcome.lost:
+        item = owners[result.ticket_id, result.position]
+        if updates.state_of(db, item.sandbox) is State.MOVING:
+            log.error("sandbox-lost", sandbox=item.sandbox, ticket=item.ticket, file=item.position, reason=result.error,
+                      advice="who deletes files in the spool, or is its disk failing?")  # fmt: skip
+            updates.end(db, item.sandbox, State.LOST, now, result.error, result.error_code)
+
+
+def update_state(db: sqlite3.Connection, sandbox: int, is_open: Callable[[int], bool], limit: int, now: int) -> None:
+    """Put a sandbox into the state that its files ask for, after some of them got an outcome.
+
+    :param is_open: may files be sent to this destination now? :param limit: of attempts, 0 without one.
+    """
+    box = queries.sandbox(db, sandbox)
+    if box is None or box.state is not State.MOVING:
+        return
+    if box.moving:
+        updates.touch(db, sandbox)
+        return
+    if not box.waiting and not box.failed:
+        if box.custody:
+            updates.set_state(db, sandbox, State.HANDED_OVER, now, f"in custody of {_custodians(box.custody)}")
+        else:
+            updates.end(db, sandbox, State.DELIVERED, now)
+        return
+    worst = queries.first_error(db, sandbox)
+    reason, code = (worst.error, worst.error_code) if worst else ("", 0)
+    if not box.waiting:
+        updates.end(db, sandbox, State.FAILED, now, reason, code)
+    elif any(part.ready_at <= now and is_open(part.destination) for part in box.waiting) and not box.paused:
+        # Its turn comes again; meanwhile the place in the data slot is free for others.
+        updates.set_state(db, sandbox, State.CONFIRMED, now, reason, code)
+    else:
+        text = _waits_for(reason, code)
+        updates.set_state(db, sandbox, State.RETRY_WAIT, now, text, code)
+
+
+def _custodians(receipts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(text.split(" ")[0] for text in receipts))
+
+
+def _waits_for(reason: str, code: int) -> str:
+    """Return the reason without the number of the attempt, for which reports have a field of its own."""
+    if code and ErrorClass.from_code(code).advice is Advice.NEEDS_CREDENTIAL:
+        return f"needs credential: {reason}"
+    return reason or "waits for the server"
+
+
+def lease(db: sqlite3.Connection, batch: BatchPlan, now: int) -> Iterator[int]:
+    """Give the batch's sandboxes that wait a place in their data slots. Yield those that got one."""
+    for part in batch.parts:
+        if updates.state_of(db, part.sandbox) in (State.CONFIRMED, State.RETRY_WAIT):
+            updates.set_state(db, part.sandbox, State.LEASED, now)
+            yield part.sandbox
+
+
+def claim_files(
+    db: sqlite3.Connection, batch: BatchPlan, batch_bytes: int, now: int
+) -> tuple[list[FileRow], list[int]]:
+    """Files that the batch moves, MOVING from now on, and the sandboxes that were looked at.
+
+    :param batch_bytes: after so many no further file is taken.
+    """
+    taken: list[FileRow] = []
+    looked_at: list[int] = []
+    room = batch_bytes
+    for part in batch.parts:
+        state = updates.state_of(db, part.sandbox)
+        if state not in ACTIVE or (taken and room <= 0):
+            continue
+        files = updates.take_files(db, part.sandbox, batch.destination, now, part.files, max(room, 0))
+        room -= sum(item.size_bytes for item in files)
+        taken.extend(files)
+        if files and state is State.LEASED:
+            updates.set_state(db, part.sandbox, State.MOVING, now)
+        looked_at.append(part.sandbox)
+    return taken, looked_at
+
+
+def requeue(
+    db: sqlite3.Connection, batch: BatchPlan, is_open: Callable[[int], bool], attempts_limit: int, now: int
+) -> Iterator[int]:
+    """Let undecided files of a batch wait again. Yield the sandboxes that changed.
+
+    :param is_open: whether files may be sent to a destination now.
+    """
+    for part in batch.parts:
+        if updates.moving_back(db, part.sandbox, batch.destination):
+            update_state(db, part.sandbox, is_open, attempts_limit, now)
+            yield part.sandbox
+        elif updates.unlease(db, part.sandbox, now):
+            yield part.sandbox
