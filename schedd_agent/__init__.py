@@ -1,4 +1,5 @@
-"""The schedd agent: makes the job queue of one access point tell the truth about stage-out.
+"""The schedd agent: tracks stage-out for the jobs of one schedd.
 
-``tracker.py`` decides (pure), ``daemon.py`` runs the loop; ``docs/SCHEDD.md`` explains both.
+``daemon.py`` runs the loop, ``agent.py`` is one pass over all jobs, and ``decisions.py`` decides about one job (pure).
+``edits.py`` turns a decision into attributes. ``docs/explanation/agent.md`` explains them.
 """

@@ -1,6 +1,6 @@
-"""One pass of the agent: look, decide, order, edit. Blocking; the daemon runs it in one thread.
+"""One pass of the agent: query, decide, order, edit. Calls block; the daemon runs them in one thread.
 
-Nothing that matters is kept here: after a restart the queue, the records and the reports say everything again.
+The agent's memory may be lost: after a restart the queue, the records and the reports have all facts.
 """
 
 from __future__ import annotations
@@ -10,345 +10,460 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from schedd_agent.custodians import Custodians
+from schedd_agent.collector import CollectorClient, CollectorError
+from schedd_agent.custodians import CustodyTable
+from schedd_agent.decisions import decide
 from schedd_agent.edits import edit_for
-from schedd_agent.factories import Factories
-from schedd_agent.leases import OWN_POOL, View
-from schedd_agent.mail import News, Outbox
+from schedd_agent.factories import FactoryLimits
+from schedd_agent.file_records import FileRecorder
+from schedd_agent.liveness import OWN_POOL, LivenessTracker
+from schedd_agent.mail import MailKind, MailQueue
+from schedd_agent.metrics import AgentCounts, put_pool
 from schedd_agent.model import (
-    HOLDING,
+    HOLD_STATES,
     ClearRequest,
-    Dag,
-    Deliver,
+    DagEnd,
+    DecisionInput,
+    DecisionLimits,
     Effect,
-    Elder,
+    HistoryRecord,
     Job,
-    Limits,
-    MailTo,
-    Note,
-    Past,
-    Record,
+    MailRecipient,
+    MarkDelivered,
+    PreviousRunManager,
+    RecordFailure,
     Remove,
-    Seen,
-    Send,
-    Show,
-    Situation,
-    Told,
+    ReportedSandbox,
+    RestoreHoldReason,
+    RunRecord,
+    SendOrder,
+    Status,
+    UpdateAdState,
     name_of,
 )
-from schedd_agent.notices import CollectorError, Directory
-from schedd_agent.orders import Book, Numbers
-from schedd_agent.queue import Queue, QueueError
-from schedd_agent.receipts import Receipts
-from schedd_agent.reports import Board, Newest, manager_of
-from schedd_agent.tracker import decide
+from schedd_agent.orders import OrderNumbers, OrderOutbox
+from schedd_agent.queue import JobQueue, QueueError
+from schedd_agent.receipts import Receipts, ids_of
+from schedd_agent.reports import NewestReportNumbers, ReportTable, manager_of
 from stageout import __version__
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.durable import step
 from stageout.core.failures import Failure, FailureLog
+from stageout.core.metrics import Readings
 from stageout.core.signing import SigningKey
 from stageout.core.states import FREED, State
 from stageout.wire.custody import Action, AgentNotice, Run, notice_ad, orders_ad
 
-#: Edits of one pass may take so long (s): the next runs that end are waiting for their orders meanwhile.
+#: Seconds for the edits of one pass. Runs that end meanwhile wait for their orders.
 _EDIT_BUDGET_S = 4.0
 _REFUSALS = 3
 _REFUSALS_SHOWN = 10
 _AFTER_CONFIRMATION = frozenset(
     {State.LEASED, State.MOVING, State.RETRY_WAIT, State.DELIVERED, State.RELEASED, State.FAILED, State.LOST}
 )
-_ELDERS = 20
-#: What is said of these stays true when the pilot that said it has ended.
-_AFTER_THE_PILOT = FREED | {State.HANDED_OVER}
-_NO_WORD = "its pilot ended and did not say what became of it"
+_PREVIOUS_RUNS = 20
+_CLEAN_INTERVAL_S = 3600.0
+#: Failures of output without a job that one pass records at most, because each has a record per file.
+_FAILURES_AT_ONCE = 100
+#: Files of records that one pass removes at most: orders must not wait for it.
+_CLEANED_AT_ONCE = 20_000
+#: States that stay true after the end of the pilot that reported them.
+_FINAL_WITHOUT_PILOT = FREED | {State.HANDED_OVER}
+_NO_LAST_REPORT = "its pilot ended and did not say what became of it"
 
 
 @dataclass
 class Agent:
     """State of the agent between two passes.
 
-    :param name: of the schedd, and so of the agent.
-    :param key: signs orders and notices. :param numbers: of notices. :param newest: reports seen, over restarts.
-    :param records_written: the AP has JOB_EPOCH_HISTORY.
-    :param notice_interval_s: seconds between two notices.
-    :param custodians: of output that pilots handed over, None where nobody is asked.
-    :param failures: of output whose job has left the queue, None where they are not recorded.
-    :param outbox: mail to owners, None where nobody is mailed. :param factories: None where no limit is raised.
-    :param credential_port: URL for renewed credentials and SHA-256 of its certificate, empty texts without one.
+    :param name: name of the schedd, which is also the agent's. :param key: key for orders and notices.
+    :param numbers: numbers of notices. :param newest_reports: numbers of managers' reports, over restarts.
+    :param records_written: False without JOB_EPOCH_HISTORY_DIR. :param notice_interval_s: seconds between two notices.
+    :param custody_table: output that pilots handed over, None to ask no custodians.
+    :param failures: log of output that failed after its job had left the queue, None for no log.
+    :param file_recorder: records of files whose delivery has ended, None for no records.
+    :param mail_queue: mail to owners, None for no mail. :param factory_limits: None to raise no limits.
+    :param credential_port: URL of the credential server and SHA-256 of its certificate, empty texts without one.
     """
 
     name: str
     key: SigningKey
-    queue: Queue
-    directory: Directory
+    queue: JobQueue
+    collector_client: CollectorClient
     receipts: Receipts
-    book: Book
-    view: View
+    order_outbox: OrderOutbox
+    liveness: LivenessTracker
     clock: Clock
-    limits: Limits
-    numbers: Numbers
-    newest: Newest = field(default_factory=Newest)
+    limits: DecisionLimits
+    numbers: OrderNumbers
+    newest_reports: NewestReportNumbers = field(default_factory=NewestReportNumbers)
     records_written: bool = True
     notice_interval_s: float = 60.0
     credential_port: tuple[str, str] = ("", "")
-    custodians: Custodians | None = None
+    custody_table: CustodyTable | None = None
     failures: FailureLog | None = None
-    outbox: Outbox | None = None
-    factories: Factories | None = None
-    board: Board = field(init=False)
+    file_recorder: FileRecorder | None = None
+    mail_queue: MailQueue | None = None
+    factory_limits: FactoryLimits | None = None
+    report_table: ReportTable = field(init=False)
+    counts: AgentCounts = field(init=False, default_factory=AgentCounts)
     has_edits_left: bool = field(init=False, default=False)
-    _edited: dict[str, float] = field(default_factory=dict)
-    _past: dict[str, Past] = field(default_factory=dict)
-    _dags: dict[int, Dag] = field(default_factory=dict)
-    _asked: dict[object, float] = field(default_factory=dict)
+    _edited_at_s: dict[str, float] = field(default_factory=dict)
+    _history: dict[str, HistoryRecord] = field(default_factory=dict)
+    _dag_ends: dict[int, DagEnd] = field(default_factory=dict)
+    _asked_at_s: dict[object, float] = field(default_factory=dict)
     _refused: dict[str, str] = field(default_factory=dict)
-    _noticed_s: float = float("-inf")
-    _trouble: str = ""
+    _undecided: dict[str, str] = field(default_factory=dict)
+    _notice_sent_s: float = float("-inf")
+    _records_cleaned_s: float = field(init=False, default=0.0)
+    _problem: str = ""
 
     def __post_init__(self) -> None:
-        self.board = Board(self.name, self.newest)
+        self.report_table = ReportTable(self.name, self.newest_reports)
+        self._records_cleaned_s = self.clock.monotonic_s()  # at the start not all managers have reported yet
 
     def run_pass(self) -> bool:
-        """Do what there is to do now; False when schedd or collector did not answer."""
+        """Run one pass. Return False when the schedd or the collector did not answer."""
+        start_s = self.clock.monotonic_s()
+        is_done = self._try_pass()
+        self.counts.end_pass(is_done, self.clock.monotonic_s() - start_s, self.clock.wall_s())
+        return is_done
+
+    def _try_pass(self) -> bool:
         try:
-            self._look()
-            seen = self._seen()
-            jobs = {job.name: job for job in self.queue.jobs(seen.keys())}
-            if self.factories:
-                self.factories.follow(jobs.values())
-            self.read_receipts()  # after the queue: the record of a job that is Completed there has been written
-            if self.custodians:
-                self.custodians.look_at(jobs, self._past, self._counts)
-            self._work(jobs, seen)
-            if self.outbox:
-                self.outbox.send(self.clock.monotonic_s())
-            self._notify()
+            self._query_collector()
+            reported = self._reported_sandboxes()
+            jobs = {job.name: job for job in self.queue.jobs(reported.keys())}
+            self.counts.count_jobs(jobs.values())
+            if self.factory_limits:
+                self.factory_limits.follow(jobs.values())
+            self.receipts.begin_pass()  # after the queue, so that each Completed job has its record
+            if self.custody_table:
+                self.custody_table.update_from_jobs(jobs, self._history, self._recorded_run)
+            self._decide_all(jobs, reported)
+            if self.mail_queue:
+                self.mail_queue.send(self.clock.monotonic_s())
+            self._publish_notice()
+            self._forget_records(reported)
         except (QueueError, CollectorError, OSError) as problem:
-            self._say_trouble(str(problem))
+            self._log_trouble(str(problem))
             return False
-        self._say_trouble("")
+        self._log_trouble("")
         return True
 
-    def _seen(self) -> dict[str, list[Seen]]:
-        """Return the reports of managers and custodians, adapted for managers that have ended as announced."""
-        seen = self.board.by_job()
-        if self.custodians:
-            seen = self.custodians.completed(seen, self._is_gone)
-        return {job: [self._as_of_its_end(item) for item in items] for job, items in seen.items()}
+    def _reported_sandboxes(self) -> dict[str, list[ReportedSandbox]]:
+        """Return the reports of managers and custodians. Managers that ended as announced have lost the rest."""
+        reported = self.report_table.by_job()
+        if self.custody_table:
+            reported = self.custody_table.with_answers(reported, self._is_gone)
+        return {job: [self._as_ended(item) for item in items] for job, items in reported.items()}
 
     def _is_gone(self, manager: str) -> bool:
-        return self.view.has_ended(manager) or self.view.silent_s(manager) >= self.limits.lease_s
+        return self.liveness.has_ended(manager) or self.liveness.silent_s(manager) >= self.limits.lease_s
 
-    def _as_of_its_end(self, item: Seen) -> Seen:
-        if item.sandbox.state in _AFTER_THE_PILOT or not self.view.has_ended(item.manager):
+    def _as_ended(self, item: ReportedSandbox) -> ReportedSandbox:
+        if item.sandbox.state in _FINAL_WITHOUT_PILOT or not self.liveness.has_ended(item.manager):
             return item
-        return replace(item, sandbox=replace(item.sandbox, state=State.LOST.value, reason=_NO_WORD))
+        return replace(item, sandbox=replace(item.sandbox, state=State.LOST.value, reason=_NO_LAST_REPORT))
 
-    def read_receipts(self) -> int:
-        """Follow the AP's records; returns how many new receipts came."""
+    def has_new_receipts(self) -> bool:
+        """Tell whether runs with receipts may have ended since the last call."""
         try:
-            return self.receipts.read_new() if self.records_written else 0
+            return self.records_written and self.receipts.has_news()
         except OSError as problem:
-            log.error("records-unreadable", problem=problem, advice="let the agent's user read JOB_EPOCH_HISTORY")
-            return 0
+            log.error("records-read-failed", problem=problem, advice="let the agent's user read JOB_EPOCH_HISTORY")
+            return False
 
-    def _look(self) -> None:
-        try:
-            look = self.directory.look()
-        except CollectorError:
-            self.view.failed()
-            raise
-        self.board.update([*look.ads, *(ad for other in look.others.values() for ad in other.ads)])
+    def _forget_records(self, reported: Iterable[str]) -> None:
+        """Remove records of jobs that left the queue, two leases after the last one, unless a manager reports them."""
         now_s = self.clock.monotonic_s()
-        self._view_pool(OWN_POOL, look.ads, now_s, look.collector_age_s)
-        for pool, other in look.others.items():
+        if not self.receipts.is_own or now_s - self._records_cleaned_s < _CLEAN_INTERVAL_S:
+            return
+        # A node that cannot be reached may come back with its report until its lease has ended.
+        old = self.receipts.files_before(self.clock.wall_s() - max(_CLEAN_INTERVAL_S, 2 * self.limits.lease_s))
+        clusters = [cluster for cluster, _ in old.values()]
+        kept = self.queue.ids(min(clusters), max(clusters)) if old else set()
+        kept |= {ids_of(name) for name in reported}
+        unneeded = [path for path, ids in old.items() if ids not in kept]
+        self.receipts.forget(unneeded[:_CLEANED_AT_ONCE])
+        if len(unneeded) <= _CLEANED_AT_ONCE:
+            self._records_cleaned_s = now_s
+
+    def _query_collector(self) -> None:
+        try:
+            snapshot = self.collector_client.query_reports()
+        except CollectorError:
+            self.liveness.record_failure()
+            raise
+        self.report_table.update([*snapshot.ads, *(ad for other in snapshot.others.values() for ad in other.ads)])
+        now_s = self.clock.monotonic_s()
+        self._update_liveness(OWN_POOL, snapshot.ads, now_s, snapshot.collector_age_s)
+        for pool, other in snapshot.others.items():
             if other.is_answering:
-                self._view_pool(pool, other.ads, other.at_s, other.collector_age_s)
+                self._update_liveness(pool, other.ads, other.at_s, other.collector_age_s)
             else:
-                self.view.failed(pool)
-        self.view.disputed(self.board.disputed)
-        for manager, (number, ends_in_s) in self.board.endings.items():
-            self.view.ending(manager, number, ends_in_s)
-        self.newest.store(now_s)
-        for manager, number in self.board.acknowledged(self.book.numbering).items():
-            for key in self.book.acknowledged(manager, number):
-                log.event("order-done", manager=name_of(manager), action=key.action.value, job=key.job, run=key.run)
+                self.liveness.record_failure(pool)
+        self.liveness.restart_silence(self.report_table.disputed)
+        for manager, (number, ends_in_s) in self.report_table.endings.items():
+            self.liveness.record_announced_end(manager, number, ends_in_s)
+        self.newest_reports.store(now_s)
+        for manager, number in self.report_table.acknowledged(self.order_outbox.numbering).items():
+            for key in self.order_outbox.acknowledged(manager, number):
+                log.event(
+                    "order-acknowledged", manager=name_of(manager), action=key.action.value, job=key.job, run=key.run
+                )
 
-    def _view_pool(self, pool: str, ads: Iterable[Mapping[str, Any]], at_s: float, collector_age_s: float) -> None:
+    def _update_liveness(
+        self, pool: str, ads: Iterable[Mapping[str, Any]], at_s: float, collector_age_s: float
+    ) -> None:
         names = {manager_of(ad) for ad in ads}
-        shown = (pair for pair in self.board.shown() if name_of(pair[0]) in names)
-        managers = (manager for manager in self.board.numbers if name_of(manager) in names)
-        self.view.looked(at_s, collector_age_s, shown, managers, pool)
+        reported_jobs = (pair for pair in self.report_table.reported_jobs() if name_of(pair[0]) in names)
+        managers = (manager for manager in self.report_table.numbers if name_of(manager) in names)
+        self.liveness.record_snapshot(at_s, collector_age_s, reported_jobs, managers, pool)
 
-    def _work(self, jobs: Mapping[str, Job], seen: Mapping[str, Sequence[Seen]]) -> None:
-        names = jobs.keys() | seen.keys()
+    def _decide_all(self, jobs: Mapping[str, Job], reported: Mapping[str, Sequence[ReportedSandbox]]) -> None:
+        names = jobs.keys() | reported.keys()
         self._keep_only(names)
-        self._ask_history([name for name in seen if name not in jobs])
-        self._ask_dags({job.dag for job in jobs.values() if job.dag and job.settling})
+        self._ask_history([name for name in reported if name not in jobs])
+        self._ask_dags({job.dag for job in jobs.values() if job.dag and job.has_final_handoff})
         plans: list[tuple[Job, list[Effect]]] = []
-        sends: list[tuple[str, Send]] = []
-        notes: list[tuple[str, Note]] = []
+        sends: list[tuple[str, SendOrder]] = []
+        late_failures: list[tuple[str, RecordFailure]] = []
         for name in sorted(names):
             job = jobs.get(name)
-            effects = decide(self._situation(name, job, seen.get(name, ())), self.limits)
+            effects = self._decide(name, job, reported.get(name, ()))
             if Run(name, 0).schedd != self.name:
                 effects = self._under_another_name(name, job, effects)
-            sends += [(name, effect) for effect in effects if isinstance(effect, Send)]
-            notes += [(name, effect) for effect in effects if isinstance(effect, Note)]
+            sends += [(name, effect) for effect in effects if isinstance(effect, SendOrder)]
+            late_failures += [(name, effect) for effect in effects if isinstance(effect, RecordFailure)]
             if job:
-                plans.append((job, [effect for effect in effects if not isinstance(effect, Send)]))
-        unrecorded = self._record_failures(notes)
-        if self._order([(name, send) for name, send in sends if name not in unrecorded]):
+                plans.append((job, [effect for effect in effects if not isinstance(effect, SendOrder)]))
+        unrecorded = self._record_failures(late_failures, reported)
+        waiting = self._record_files(sends, reported)
+        if self._order([one for one in sends if one[0] not in unrecorded and one not in waiting]):
             self._publish_orders()
         self._edit_all(plans)
 
-    def _record_failures(self, notes: Sequence[tuple[str, Note]]) -> set[str]:
-        """Record and mail what failed after its job had left.
+    def _decide(self, name: str, job: Job | None, reported: Sequence[ReportedSandbox]) -> list[Effect]:
+        """Decide on one job. An error in that is logged once, and other jobs go on.
 
-        :returns: jobs of which nothing may be forgotten yet.
+        :raises OSError: the records cannot be read.
         """
-        if not self.failures or not notes:
-            return set()
-        now_s = int(self.clock.wall_s())
-        found = [Failure(name, self._past[name].owner, n.run, n.state, n.reason, now_s) for name, n in notes]
+        given = self._decision_input(name, job, reported)
         try:
-            new = self.failures.add(found)
+            effects = decide(given, self.limits)
+        except Exception as problem:
+            if self._undecided.get(name) != repr(problem):
+                log.error("decision-failed", job=name, problem=repr(problem), advice="report this as a bug")
+                self._undecided[name] = repr(problem)
+            return []
+        self._undecided.pop(name, None)
+        return effects
+
+    def _record_files(
+        self, sends: Iterable[tuple[str, SendOrder]], reported: Mapping[str, Sequence[ReportedSandbox]]
+    ) -> set[tuple[str, SendOrder]]:
+        """Record the files of output that managers may now forget. Return the orders that must wait for that."""
+        if self.file_recorder is None:
+            return set()
+        forgets = [one for one in sends if one[1].action is Action.FORGET and self.order_outbox.is_new(*one)]
+        return self.file_recorder.record([one for one in forgets if not self._had_failed(*one)], reported)
+
+    def _had_failed(self, name: str, send: SendOrder) -> bool:
+        """Tell whether the files were recorded when they failed, after their job had left the queue."""
+        known = self.failures.get(name, send.run) if self.failures else None
+        return known is not None and known.state == State.FAILED
+
+    def _record_failed_files(self, found: Iterable[Failure], reported: Mapping[str, Sequence[ReportedSandbox]]) -> bool:
+        """Record the files of output whose failure is not recorded yet. Return False when that fails."""
+        if self.file_recorder is None or self.failures is None:
+            return True
+        new = {
+            (one.job, one.run) for one in found
+            if one.state == State.FAILED and self.failures.get(one.job, one.run) is None
+        }  # fmt: skip
+        return self.file_recorder.record_failed(
+            item for name, run in sorted(new) for item in reported.get(name, ())
+            if (item.sandbox.number, item.sandbox.state) == (run, State.FAILED)
+        )  # fmt: skip
+
+    def _record_failures(
+        self,
+        late_failures: Sequence[tuple[str, RecordFailure]],
+        reported: Mapping[str, Sequence[ReportedSandbox]],
+    ) -> set[str]:
+        """Record and mail failures of output whose job has left the queue.
+
+        :returns: jobs whose managers must keep their records, because the failure is not stored.
+        """
+        if not self.failures or not late_failures:
+            return set()
+        unknown = [name for name, one in late_failures if self.failures.get(name, one.run) is None]
+        later = set(unknown[_FAILURES_AT_ONCE:])
+        late_failures = [one for one in late_failures if one[0] not in later]
+        return later | self._record_some_failures(self.failures, late_failures, reported)
+
+    def _record_some_failures(
+        self,
+        failures: FailureLog,
+        late_failures: Sequence[tuple[str, RecordFailure]],
+        reported: Mapping[str, Sequence[ReportedSandbox]],
+    ) -> set[str]:
+        now_s = int(self.clock.wall_s())
+        found = [
+            Failure(name, self._history[name].owner, one.run, one.state, one.reason, now_s)
+            for name, one in late_failures
+        ]
+        if not self._record_failed_files(found, reported):
+            return {failure.job for failure in found}
+        try:
+            new = failures.add(found)
         except OSError as problem:
-            log.error("failures-not-stored", failures=len(found), problem=problem, advice="make room in SPOOL")
+            log.error("failures-write-failed", failures=len(found), problem=problem, advice="make room in SPOOL")
             return {failure.job for failure in found}
         for one in new:
-            log.warn("output-failed-late", job=one.job, run=one.run, state=one.state, reason=one.reason)
-            self._post(self._past[one.job].mail, Run(one.job, 0).job_id, News.FAILED, one.reason)
+            log.warn("late-output-failed", job=one.job, run=one.run, state=one.state, reason=one.reason)
+            self._post(self._history[one.job].mail, Run(one.job, 0).job_id, MailKind.FAILED, one.reason)
         return set()
 
-    def _post(self, to: MailTo, job_id: str, news: News, reason: str) -> None:
-        if self.outbox:
-            self.outbox.post(to, job_id, news, reason)
+    def _post(self, to: MailRecipient, job_id: str, kind: MailKind, reason: str) -> None:
+        if self.mail_queue:
+            self.mail_queue.post(to, job_id, kind, reason)
 
-    def _tell(self, job: Job, effect: Effect) -> None:
-        """Mail the owner what an edit has just made true."""
+    def _mail_owner(self, job: Job, effect: Effect) -> None:
+        """Mail the owner the result of an edit."""
         job_id = f"{job.cluster}.{job.proc}"
-        if isinstance(effect, Told):
-            self._post(job.mail, job_id, News.HELD, effect.reason)
-        elif isinstance(effect, Deliver):
-            self._post(job.mail, job_id, News.DELIVERED, effect.shown.reason)
-        elif isinstance(effect, Show) and effect.shown.state in HOLDING and effect.shown.state != job.shown.state:
-            self._post(job.mail, job_id, News.FAILED, effect.shown.reason)
+        if isinstance(effect, RestoreHoldReason):
+            self._post(job.mail, job_id, MailKind.HELD, effect.reason)
+        elif isinstance(effect, MarkDelivered):
+            self._post(job.mail, job_id, MailKind.DELIVERED, effect.ad_state.reason)
+        elif (
+            isinstance(effect, UpdateAdState)
+            and effect.ad_state.state in HOLD_STATES
+            and effect.ad_state.state != job.ad_state.state
+        ):
+            self._post(job.mail, job_id, MailKind.FAILED, effect.ad_state.reason)
 
     def _under_another_name(self, name: str, job: Job | None, effects: Sequence[Effect]) -> list[Effect]:
-        """Decide on a job from before the schedd was renamed: its managers cannot be asked.
+        """Decide on a job from before the schedd was renamed. Its managers cannot get orders.
 
-        They obey only the name in its id. One order about it, and they would refuse the whole sheet.
+        Managers obey only the schedd named in the job's id, and would refuse the whole sheet.
         """
         if job is None:
             return []
         reason = f"its id names the schedd {Run(name, 0).schedd}, and managers obey only that: set SCHEDD_NAME back"
         reason += f" (from {self.name}) until this job has left the queue, or remove it"
-        shown = [Show(replace(one.shown, reason=reason)) if isinstance(one, Show) else one for one in effects]
-        return [one for one in shown if not isinstance(one, Send) and one != Show(job.shown)]
+        changed = [
+            UpdateAdState(replace(one.ad_state, reason=reason)) if isinstance(one, UpdateAdState) else one
+            for one in effects
+        ]
+        return [one for one in changed if not isinstance(one, SendOrder) and one != UpdateAdState(job.ad_state)]
 
-    def _situation(self, name: str, job: Job | None, seen: Sequence[Seen]) -> Situation:
+    def _decision_input(self, name: str, job: Job | None, reported: Sequence[ReportedSandbox]) -> DecisionInput:
         now_s = self.clock.monotonic_s()
-        past = None if job else self._past.get(name)
-        run = job.run if job else past.run if past else 0
-        ended = job if job and job.settling else past
-        counts = self.receipts.last_transfer(name, ended) if ended else run
-        record = self.receipts.get(name, counts, job.owner if job else "", ended.executing_since if ended else 0)
-        if job and job.settling:
-            self.view.waiting(name, run)
-        record = adopted(record, seen)
+        history = None if job else self._history.get(name)
+        run = job.run if job else history.run if history else 0
+        ended = job if job and job.has_final_handoff else history
+        recorded_run = self.receipts.last_transfer(name, ended) if ended else run
+        record = self.receipts.get(name, recorded_run, job.owner if job else "")
+        if job and job.has_final_handoff:
+            self.liveness.start_waiting(name, run)
+        record = with_report_keys(record, reported)
         managers = record.managers if record else ()
         has_flocked = job is None or job.has_flocked
         if job and record:
-            self._name_impostors(name, record, seen)
-        return Situation(
+            self._refuse_unrecorded(name, record, reported)
+        return DecisionInput(
             name=name,
             job=job,
-            past=past,
+            history=history,
             record=record,
-            counts=counts,
+            recorded_run=recorded_run,
             records_written=self.records_written,
-            seen=tuple(seen),
-            absent_s={manager: self.view.absent_s(manager, name, run, has_flocked) for manager in managers},
-            waited_s=self.view.waited_s(name, run, has_flocked),
-            elders=self._elders(name, counts or run),
-            edited_s_ago=now_s - self._edited.get(name, float("-inf")),
-            dag=self._dags.get(job.dag, Dag.UNKNOWN) if job else Dag.UNKNOWN,
-            done=self.book.done(name),
+            reported=tuple(reported),
+            absent_s={manager: self.liveness.absent_s(manager, name, run, has_flocked) for manager in managers},
+            waited_s=self.liveness.waited_s(name, run, has_flocked),
+            previous_managers=self._previous_managers(name, recorded_run or run),
+            edited_s_ago=now_s - self._edited_at_s.get(name, float("-inf")),
+            dag=self._dag_ends.get(job.dag, DagEnd.UNKNOWN) if job else DagEnd.UNKNOWN,
+            done=self.order_outbox.done(name),
+            requests_done=self.order_outbox.requests_done(name),
             wall_s=self.clock.wall_s(),
         )
 
-    def _counts(self, job: Job) -> int:
-        """Number of the run that counts, 0 while it is not known."""
-        if not (job.settling and self.records_written):
+    def _recorded_run(self, job: Job) -> int:
+        """Return the number of a job's final run in the records, 0 while unknown."""
+        if not (job.has_final_handoff and self.records_written):
             return job.run
         return self.receipts.last_transfer(job.name, job)
 
-    def _name_impostors(self, name: str, record: Record, seen: Sequence[Seen]) -> None:
-        """Log reports on the run by managers that its record does not name; they are not believed."""
-        for item in seen:
+    def _refuse_unrecorded(self, name: str, record: RunRecord, reported: Sequence[ReportedSandbox]) -> None:
+        """Log and ignore reports of managers that the run's record does not name."""
+        for item in reported:
             tickets = {ticket.name for ticket in record.of(item.manager)}
             if item.sandbox.state in _AFTER_CONFIRMATION and not tickets & set(item.sandbox.tickets):
                 named = ", ".join(f"{ticket.manager_name} {ticket.key}".strip() for ticket in record.tickets[:3])
                 problem = f"{item.sandbox.state} of run {item.sandbox.number} of {name} is not believed: the run's "
                 problem += f"record names {named or 'nobody'}"
-                self.board.refuse(f"{item.manager_name} {item.key or '(unsigned)'}", problem)
+                self.report_table.refuse(f"{item.manager_name} {item.key or '(unsigned)'}", problem)
 
-    def _elders(self, name: str, run: int) -> dict[Elder, float]:
-        """Managers that took over output of earlier runs, and for how long each has not been heard of."""
+    def _previous_managers(self, name: str, run: int) -> dict[PreviousRunManager, float]:
+        """Return the managers that accepted output of earlier runs, with their seconds of silence."""
         found = {}
-        for number in range(max(1, run - _ELDERS), run):
+        for number in range(max(1, run - _PREVIOUS_RUNS), run):
             record = self.receipts.get(name, number)
             for manager in record.managers if record else ():
-                silent_s = self.limits.lease_s if self.view.has_ended(manager) else self.view.silent_s(manager)
-                found[Elder(manager, number)] = silent_s
+                silent_s = self.limits.lease_s if self.liveness.has_ended(manager) else self.liveness.silent_s(manager)
+                found[PreviousRunManager(manager, number)] = silent_s
         return found
 
-    # ---- what the schedd is asked beside the queue ---------------------------------------------------------------
+    # ---- queries of the history and of DAGs -------- ---------------------------------------------------------------
 
     def _ask_history(self, gone: Iterable[str]) -> None:
-        """Read how jobs left the queue that managers still report; seldom, because reading the history is dear."""
-        unknown = [name for name in gone if name not in self._past and self._may_ask(name)]
+        """Read the history for reported jobs outside the queue, seldom, because reading it is expensive."""
+        unknown = [name for name in gone if name not in self._history and self._may_ask(name)]
         if unknown:
-            self._past.update(self.queue.past(unknown))
+            self._history.update(self.queue.history_records(unknown))
 
     def _ask_dags(self, clusters: Set[int]) -> None:
-        unknown = [cluster for cluster in clusters if cluster not in self._dags and self._may_ask(cluster)]
+        unknown = [cluster for cluster in clusters if cluster not in self._dag_ends and self._may_ask(cluster)]
         if unknown:
-            self._dags.update(self.queue.dags(unknown))
+            self._dag_ends.update(self.queue.dags(unknown))
 
     def _may_ask(self, what: object) -> bool:
         now_s = self.clock.monotonic_s()
-        if now_s - self._asked.get(what, float("-inf")) < self.limits.history_s:
+        if now_s - self._asked_at_s.get(what, float("-inf")) < self.limits.history_s:
             return False
-        self._asked[what] = now_s
+        self._asked_at_s[what] = now_s
         return True
 
     def _keep_only(self, names: Set[str]) -> None:
-        self.book.keep_only(set(names))
-        self.view.keep_only(set(names))
-        for memory in (self._edited, self._past):
+        self.order_outbox.keep_only(set(names))
+        self.liveness.keep_only(set(names))
+        if self.failures:
+            self.failures.keep_only(names)
+        for memory in (self._edited_at_s, self._history, self._undecided):
             for name in memory.keys() - names:
                 del memory[name]
         now_s = self.clock.monotonic_s()
-        self._asked = {what: at for what, at in self._asked.items() if now_s - at < 2 * self.limits.history_s}
+        self._asked_at_s = {what: at for what, at in self._asked_at_s.items() if now_s - at < 2 * self.limits.history_s}
 
     # ---- orders --------------------------------------------------------------------------------------------------
 
-    def _order(self, sends: Sequence[tuple[str, Send]]) -> bool:
-        """Take orders up. False when they cannot be stored: then no manager gets a lease without them either."""
+    def _order(self, sends: Sequence[tuple[str, SendOrder]]) -> bool:
+        """Store new orders. Return False when that fails: then no manager gets a lease without them."""
         forgets = any(send.action is Action.FORGET for _, send in sends)
         try:
-            # An end is in the job's ad before its record may go: see docs/ORDERING.md.
+            # The end is in the job's ad before a manager may forget its record (docs/reference/durable-steps.md).
             with step("orders-forget") if forgets else nullcontext():
-                new = self.book.add(sends)
+                new = self.order_outbox.add(sends)
         except OSError as problem:
-            log.error("orders-not-stored", orders=len(sends), problem=problem, advice="make room in SPOOL")
+            log.error("orders-write-failed", orders=len(sends), problem=problem, advice="make room in SPOOL")
             return False
         for name, send in new:
             log.event(
-                "order",
+                "order-sent",
                 action=send.action.value,
                 manager=name_of(send.manager),
                 job=name,
@@ -359,36 +474,43 @@ class Agent:
 
     def _publish_orders(self) -> None:
         now_s = self.clock.monotonic_s()
-        sheets = self.book.due(now_s, self.clock.wall_s(), self.board.numbers, self.board.busy(), self.board.unleased())
+        sheets = self.order_outbox.due(
+            now_s,
+            self.clock.wall_s(),
+            self.report_table.numbers,
+            self.report_table.busy(),
+            self.report_table.unleased(),
+        )
         if not sheets:
             return
         with step("orders-advertise"):
-            self.directory.publish([orders_ad(sheet, self.key) for sheet in sheets])
+            self.collector_client.publish([orders_ad(sheet, self.key) for sheet in sheets])
         for sheet in sheets:
-            self.book.published(sheet, now_s)
+            self.order_outbox.published(sheet, now_s)
 
-    def _notify(self) -> None:
-        """Say that the agent is alive: managers take output over only while they hear that."""
+    def _publish_notice(self) -> None:
+        """Publish that the agent is alive: managers accept output only while they see this."""
         now_s = self.clock.monotonic_s()
-        if len(self._refused) >= _REFUSALS or now_s - self._noticed_s < self.notice_interval_s:
+        if len(self._refused) >= _REFUSALS or now_s - self._notice_sent_s < self.notice_interval_s:
             return
         sent_at = int(self.clock.wall_s())
-        refused = [f"{what}: {problem}" for what, problem in self.board.refused[-_REFUSALS_SHOWN:]]
+        refused = [f"{what}: {problem}" for what, problem in self.report_table.refused[-_REFUSALS_SHOWN:]]
         facts = {"version": __version__, "records": self.records_written, "refused": refused}
         facts["leave_limit_s"] = self.limits.leave_s
+        facts["history_problem"] = self.file_recorder.problem if self.file_recorder else ""
         (number,) = self.numbers.take(1)
         notice = AgentNotice(
             self.name, self.name, self.key.public, number, sent_at, *self.credential_port, facts, self.key.vouches
         )
-        self.directory.publish([notice_ad(notice, self.key)])
-        self._noticed_s = now_s
+        self.collector_client.publish([notice_ad(notice, self.key)])
+        self._notice_sent_s = now_s
 
     # ---- edits ---------------------------------------------------------------------------------------------------
 
     def _edit_all(self, plans: Iterable[tuple[Job, Sequence[Effect]]]) -> None:
-        """Carry out edits for a limited time, ends before progress; what is left is decided again in the next pass."""
+        """Make edits for a limited time, ends before progress. The next pass decides on the rest again."""
         until_s = self.clock.monotonic_s() + _EDIT_BUDGET_S
-        wanted = sorted((plan for plan in plans if plan[1]), key=lambda plan: isinstance(plan[1][-1], Show))
+        wanted = sorted((plan for plan in plans if plan[1]), key=lambda plan: isinstance(plan[1][-1], UpdateAdState))
         self.has_edits_left = False
         for job, effects in wanted:
             if self.clock.monotonic_s() > until_s:
@@ -398,31 +520,45 @@ class Agent:
                 self._refused.clear()
 
     def _edit_job(self, job: Job, effects: Sequence[Effect]) -> bool:
-        """Carry out the effects of one job in their order, up to the first that is refused (the job has moved on)."""
-        self._edited[job.name] = self.clock.monotonic_s()
+        """Apply the effects of one job in order, up to the first that is refused because the job has changed."""
+        self._edited_at_s[job.name] = self.clock.monotonic_s()
         for effect in effects:
             try:
-                self._carry_out(job, effect)
+                self._apply_effect(job, effect)
             except QueueError as problem:
                 self._refuse(job, type(effect).__name__, str(problem))
                 return False
-            shown = getattr(effect, "shown", None)
-            state, reason = (shown.state, shown.reason) if shown else ("", "")
+            ad_state = getattr(effect, "ad_state", None)
+            state, reason = (ad_state.state, ad_state.reason) if ad_state else ("", "")
             kind = type(effect).__name__
-            log.event("edit", job=job.name, run=job.run, effect=kind, state=state, reason=reason)
-            self._tell(job, effect)
+            self._count_edit(job, effect)
+            log.event("job-edited", job=job.name, run=job.run, effect=kind, state=state, reason=reason)
+            self._mail_owner(job, effect)
         return True
 
+    def _count_edit(self, job: Job, effect: Effect) -> None:
+        self.counts.edits[type(effect).__name__] += 1
+        if isinstance(effect, MarkDelivered) and job.status == Status.COMPLETED and job.entered_at:
+            self.counts.delays.observe(max(0.0, self.clock.wall_s() - job.entered_at))
+
+    def readings(self) -> Readings:
+        """Return the metrics of this moment. Call it in the thread of the passes."""
+        found = self.counts.readings()
+        found.put("stageout_agent_orders_outstanding", len(self.order_outbox.open))
+        put_pool(found, self.report_table.reports_by_collector_clock(), self.clock.wall_s())
+        return found
+
     def _refuse(self, job: Job, effect: str, problem: str) -> None:
-        """One job that cannot be edited has moved on; several in a row and none that can: the agent has no right to."""
+        """Log a refused edit. One refusal means that the job has changed, several that the agent lacks the right."""
+        self.counts.edit_failures += 1
         if self._refused.get(job.name) != problem:
-            log.warn("edit-refused", job=job.name, run=job.run, effect=effect, problem=problem)
+            log.warn("job-edit-refused", job=job.name, run=job.run, effect=effect, problem=problem)
         known = len(self._refused)
         self._refused[job.name] = problem
         if known < _REFUSALS <= len(self._refused):
-            log.error("edits-refused", jobs=known + 1, advice="the agent's user must be in QUEUE_SUPER_USERS")
+            log.error("all-edits-refused", jobs=known + 1, advice="the agent's user must be in QUEUE_SUPER_USERS")
 
-    def _carry_out(self, job: Job, effect: Effect) -> None:
+    def _apply_effect(self, job: Job, effect: Effect) -> None:
         if isinstance(effect, Remove):
             self.queue.remove(job, effect.reason)
             return
@@ -430,23 +566,23 @@ class Agent:
         if edit:
             self.queue.apply(edit)
         if isinstance(effect, ClearRequest):
-            self.book.again(job.name)
+            self.order_outbox.allow_again(job.name)
 
-    def _say_trouble(self, problem: str) -> None:
-        if problem != self._trouble:
+    def _log_trouble(self, problem: str) -> None:
+        if problem != self._problem:
             if problem:
                 log.warn("pass-failed", problem=problem)
             else:
-                log.event("pass-well-again")
-        self._trouble = problem
+                log.event("pass-recovered")
+        self._problem = problem
 
 
-def adopted(record: Record | None, seen: Sequence[Seen]) -> Record | None:
-    """The record, with keys for receipts of managers that did not sign when they gave them and sign now."""
+def with_report_keys(record: RunRecord | None, reported: Sequence[ReportedSandbox]) -> RunRecord | None:
+    """Return the record, with keys for receipts of managers that began to sign after the hand-off."""
     if record is None or all(ticket.key for ticket in record.tickets):
         return record
-    keys = {(item.manager_name, name): item.key for item in seen for name in item.sandbox.tickets}
-    return Record(
+    keys = {(item.manager_name, name): item.key for item in reported for name in item.sandbox.tickets}
+    return RunRecord(
         tuple(
             replace(ticket, key=ticket.key or keys.get((ticket.manager_name, ticket.name), ""))
             for ticket in record.tickets

@@ -1,4 +1,4 @@
-"""Fresh credentials of jobs in this queue, for the managers that hold their output and for nobody else."""
+"""Renewed credentials of jobs in this queue, only for the managers that hold their output."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple
 
-from schedd_agent.model import Record, Status
-from schedd_agent.reader import NoCredential, Reader
+from schedd_agent.credential_reader import CredentialReader, NoCredential
+from schedd_agent.model import RunRecord, Status
 from stageout.core import log
 from stageout.core.signing import BadSignature, check
 from stageout.wire.renewal import KIND, Answer, Ask, BadRenewal, Request
@@ -19,15 +19,15 @@ _READY = (Status.COMPLETED, Status.HELD)
 
 
 def services_of(needed: str) -> frozenset[str]:
-    """OAuthServicesNeeded as names of files: ``service*handle`` is ``service_handle.use``."""
+    """Return the file names of OAuthServicesNeeded: ``service*handle`` is ``service_handle.use``."""
     return frozenset(item.replace("*", "_") for item in needed.replace(",", " ").split())
 
 
-class Owner(NamedTuple):
-    """The queue's facts about a job.
+class CredentialOwner(NamedTuple):
+    """The job to which a credential belongs, as the queue has it.
 
-    :param run: NumShadowStarts. :param proxy: its x509userproxy, "" for none.
-    :param services: that it asked for (OAuthServicesNeeded), as their files are called.
+    :param run: NumShadowStarts. :param proxy: x509userproxy, "" for none.
+    :param services: requested services (OAuthServicesNeeded), by file name.
     """
 
     user: str
@@ -38,28 +38,28 @@ class Owner(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Keeper:
-    """Answers requests. Blocking; in the thread of the agent's passes.
+class CredentialIssuer:
+    """Issuer of credentials. Calls block, and run in the thread of the agent's passes.
 
-    :param agent: name of the agent and its schedd. :param certificate: SHA-256 of the port's certificate.
-    :param record: GlobalJobId, run and owner to the OUTPUT record of the run, None where there is none.
-    :param owners: facts about the jobs with these GlobalJobIds that are in the queue.
+    :param agent: name of the agent and its schedd. :param certificate: SHA-256 of the server's certificate.
+    :param record: finds the OUTPUT record of a run by GlobalJobId, run and owner.
+    :param owners: finds the jobs with these GlobalJobIds in the queue.
     """
 
     agent: str
     certificate: str
-    record: Callable[[str, int, str], Record | None]
-    owners: Callable[[Collection[str]], Mapping[str, Owner]]
-    reader: Reader
+    record: Callable[[str, int, str], RunRecord | None]
+    owners: Callable[[Collection[str]], Mapping[str, CredentialOwner]]
+    reader: CredentialReader
 
     def answer(self, request: Request) -> list[Answer]:
-        """One answer per ask. :raises BadRenewal: the request was made for somebody else."""
+        """Return one answer per credential asked for. :raises BadRenewal: the request is for another agent."""
         if request.agent != self.agent or request.certificate != self.certificate:
             raise BadRenewal("the request was made for another agent")
         owners = self.owners({item.job for item in request.asks if _ID.fullmatch(item.job)})
         return [self._one(request, item, owners) for item in request.asks]
 
-    def _one(self, request: Request, ask: Ask, owners: Mapping[str, Owner]) -> Answer:
+    def _one(self, request: Request, ask: Ask, owners: Mapping[str, CredentialOwner]) -> Answer:
         try:
             owner = owners.get(ask.job)
             self._check_receipt(request, ask, owner.user if owner else "")
@@ -72,12 +72,12 @@ class Keeper:
             return Answer(None, str(no))
         if sha256(content).hexdigest() == ask.digest:
             return Answer(None, "there is no newer one on the access point")
-        log.event("credential-given", job=ask.job, run=ask.run_number, manager=request.manager, kind=ask.kind,
+        log.event("credential-sent", job=ask.job, run=ask.run_number, manager=request.manager, kind=ask.kind,
                   service=ask.service)  # fmt: skip
         return Answer(content)
 
     def _check_receipt(self, request: Request, ask: Ask, owner: str) -> None:
-        """The manager must hold this very hand-off: the AP's own record of the run names its key."""
+        """Check that the access point's record of the run names the manager's key for this hand-off."""
         if not _ID.fullmatch(ask.job):
             raise NoCredential("this is no job")
         record = self.record(ask.job, ask.run_number, owner)

@@ -1,10 +1,10 @@
-"""Output that pilots handed over to routers of the overlay: what became of it, after the pilots are gone.
+"""Output that pilots handed over to routers of the overlay, after the pilots ended.
 
-A pilot's last report says HandedOver and carries receipts. They are kept here, durably, until the job has its end. A
-pilot that is about to hand over says so before, with the receipts: should it end without a last report, what it may
-have handed over is asked for all the same, and withdrawn unless all of it arrives. The custodians are asked in a thread
-of its own; what they say turns the report that the decisions see into Delivered, Failed or Lost. Nobody's silence
-counts: only an answer, or the end of the time in which a custodian delivers.
+A pilot's last report says HandedOver and carries receipts. The agent keeps the receipts on disk until the job has its
+end. A pilot reports its intention and the receipts before it hands over. If it ends without a last report, the agent
+asks for that output all the same, and withdraws it unless all of it arrives. A thread asks the custodians. Their
+answers turn the report for the decisions into Delivered, Failed or Lost. Silence is no evidence: only an answer counts,
+or the end of the time in which a custodian delivers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from schedd_agent.model import Job, Past, Request, Seen, Status
+from schedd_agent.model import HistoryRecord, Job, OwnerRequest, ReportedSandbox, Status
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.durable import link, read_file, write_file
@@ -28,342 +28,364 @@ from stageout.core.states import FREED, State
 from stageout.wire.custody import SandboxReport, sandbox_of
 from stageout.wire.deposits import MOST_EXPIRES_AFTER_S, BadReceipt, Receipt, is_seed_of, read_receipt
 
-#: A custodian keeps results for an hour beyond the expiry; after that nobody can say anything any more.
+#: A custodian keeps results for an hour after the expiry. After that nobody knows the result.
 _KEPT_S = 3600
 _ASK_INTERVAL_S = 10.0
-_OVER_KEPT = 10_000
+_ENDED_KEPT = 10_000
 _VERIFIED = "digests, by the overlay"
-#: Sandboxes of which nobody sends anything any more but custodians.
+#: Sandboxes of which only custodians still send anything.
 _GIVEN_AWAY = FREED | {State.HANDED_OVER}
 _UNDER_WAY = ("custody", "pending")
-#: Sandboxes that a pilot hands over, or is about to.
+#: Sandboxes that a pilot hands over, or is about to hand over.
 _HANDING_OVER = frozenset({State.CONFIRMED, State.LEASED, State.MOVING, State.RETRY_WAIT})
 _GIVEN_UP_THERE = frozenset({State.LOST, State.SUPERSEDED, State.CANCELLED})
 _CUT_OFF = "its pilot ended while it handed it over"
-_GIVEN_UP = (State.CANCELLED.value, State.LOST.value)
+_GIVEN_UP_STATES = (State.CANCELLED.value, State.LOST.value)
 _ADVICE = (
     "nobody asks the custodians for that output: its jobs run again when STAGEOUT_LEASE is over; to have them asked,"
     " stop the agent, mend the file, start it again"
 )
 _LOST = ("lost", "expired", "unknown", "cancelled", "stale")
-Ask = Callable[[str, Sequence[str], bool], Mapping[str, "tuple[str, str]"]]
+CustodianQuery = Callable[[str, Sequence[str], bool], Mapping[str, "tuple[str, str]"]]
 """(custodian, names of deposits, whether to cancel them) -> name -> (outcome, reason); "custody" while on its way."""
 
 
 @dataclass
-class Kept:
+class HandedOverSandbox:
     """One sandbox that was handed over.
 
-    :param given_up: its job does without it: the state that is told when nothing is on its way any more, "" if not.
-    :param finals: name of a deposit -> outcome. :param heard: name -> custodian -> outcome, where several have it.
-    :param others: names in its receipts that are another sandbox's. :ivar until_s: when it expires, by the monotonic
-        clock: a wall clock that is set must not make output lost that routers still deliver.
+    :param given_up: state to report when all parts have ended, if the job no longer wants the output; "" if it does.
+    :param outcomes: final outcomes by name of a deposit.
+    :param answers_by_custodian: name -> custodian -> outcome, for deposits that several custodians have.
+    :param others: names in the receipts that belong to another sandbox.
+    :ivar until_s: expiry by the monotonic clock, so that a change of the wall clock loses no output.
     """
 
-    seen: Seen
+    reported: ReportedSandbox
     receipts: tuple[Receipt, ...]
     given_up: str = ""
-    finals: dict[str, tuple[str, str]] = field(default_factory=dict)
-    heard: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)
+    outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    answers_by_custodian: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)
     problem: str = ""
     others: Set[str] = frozenset()
     until_s: float = 0.0
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Custodian of the run, job and number."""
-        return self.seen.manager, self.seen.sandbox.job, self.seen.sandbox.number
+        """Return the manager's identity, the job and the run's number."""
+        return self.reported.manager, self.reported.sandbox.job, self.reported.sandbox.number
 
     @property
-    def is_at_work(self) -> bool:
-        """Tell whether its pilot has neither reported its end nor ended itself."""
-        return self.seen.sandbox.state not in _GIVEN_AWAY
+    def is_pilot_active(self) -> bool:
+        """Tell whether the pilot still runs and has not reported an end of this sandbox."""
+        return self.reported.sandbox.state not in _GIVEN_AWAY
 
     @property
     def is_presumed(self) -> bool:
-        """Tell whether its pilot ended before it heard that the custodians have it."""
-        return self.seen.sandbox.state == State.HANDED_OVER and self.seen.sandbox.files_left > 0
+        """Tell whether the pilot ended before the custodians confirmed the hand-over."""
+        return self.reported.sandbox.state == State.HANDED_OVER and self.reported.sandbox.files_left > 0
 
     def cut_off(self) -> None:
-        """Its pilot has ended: all that is left may be in custody, or some of it certainly is not."""
-        box = self.seen.sandbox
-        all_of_it = box.state in _HANDING_OVER and not box.files_only_here
+        """Record the end of the pilot. All remaining files may be in custody, or some certainly are not."""
+        sandbox = self.reported.sandbox
+        all_of_it = sandbox.state in _HANDING_OVER and not sandbox.files_only_here
         state = State.HANDED_OVER if all_of_it and not self.is_presumed else State.LOST
-        self.seen = replace(self.seen, sandbox=replace(box, state=state.value, reason=_CUT_OFF))
+        self.reported = replace(self.reported, sandbox=replace(sandbox, state=state.value, reason=_CUT_OFF))
 
     @property
     def open(self) -> list[tuple[str, str]]:
-        """(custodian, name) of deposits of which the end is not known."""
-        known = self.finals.keys() | self.others
+        """Return custodian and name of each deposit without a final outcome."""
+        known = self.outcomes.keys() | self.others
         return [
-            (place, name) for one in self.receipts for name in one.names() if name not in known for place in one.places
+            (address, name)
+            for one in self.receipts
+            for name in one.names()
+            if name not in known
+            for address in one.places
         ]
 
     @property
     def expires(self) -> int:
-        """Wall clock after which nobody delivers any more."""
+        """Return the time (wall clock) after which no custodian delivers."""
         return max((one.expires for one in self.receipts), default=0)
 
     @property
     def is_bad(self) -> bool:
-        """Tell whether a part of it will not arrive: then the rest must not either."""
-        if self.given_up or self.seen.sandbox.state != State.HANDED_OVER:
+        """Tell whether a part of the output will not arrive. Then the rest must not arrive either."""
+        if self.given_up or self.reported.sandbox.state != State.HANDED_OVER:
             return True
-        return any(outcome != "done" for outcome, _ in self.finals.values())
+        return any(outcome != "done" for outcome, _ in self.outcomes.values())
 
-    def learn(self, name: str, answer: tuple[str, str], custodian: str) -> None:
-        """Record a custodian's answer about a deposit. Where several have it, one that delivered it is enough."""
+    def record_answer(self, name: str, answer: tuple[str, str], custodian: str) -> None:
+        """Record a custodian's answer about a deposit. If several have the deposit, one delivery is enough."""
         outcome, _ = answer
         others = self._others_of(name, custodian)
         if others:
-            said = self.heard.setdefault(name, {})
-            said.pop(custodian, None)
+            given = self.answers_by_custodian.setdefault(name, {})
+            given.pop(custodian, None)
             if outcome not in _UNDER_WAY:
-                said[custodian] = answer
+                given[custodian] = answer
             if outcome != "done":
-                if not said.keys() >= {custodian, *others}:
+                if not given.keys() >= {custodian, *others}:
                     return
-                answer = next((one for one in said.values() if one[0] != "unknown"), answer)
+                answer = next((one for one in given.values() if one[0] != "unknown"), answer)
                 outcome, _ = answer
         if outcome == "unknown" and self.is_presumed and not self.is_bad:
-            self.cut_off()  # it never got there: the rest is withdrawn
+            self.cut_off()  # the deposit never arrived there, so the rest is withdrawn
         elif outcome == "unknown" and not self.is_bad:
-            # It said that it has it. If it is asked with another key, it may deliver yet.
+            # The custodian had confirmed the deposit. It may still deliver: the agent may have asked with another key.
             advice = "has STAGEOUT_CUSTODIAN_KEY the key that pilots deposit with?"
             self.problem = f"{custodian} knows nothing of it: {advice}"
         elif outcome not in _UNDER_WAY:
-            self.finals[name] = answer
+            self.outcomes[name] = answer
 
     def _others_of(self, name: str, custodian: str) -> set[str]:
         seed = name.partition("/")[0]
-        return {place for one in self.receipts if one.seed == seed for place in one.places} - {custodian}
+        return {address for one in self.receipts if one.seed == seed for address in one.places} - {custodian}
 
 
-class Custodians:
-    """All that was handed over for the jobs of one schedd.
+class CustodyTable:
+    """All output that was handed over for the jobs of one schedd.
 
-    :param path: file in which it is kept. :param allowed: addresses of custodians that are asked. :param ask: one of
-        them; blocking. :param clock: for expiries.
+    :param path: file of the table. :param allowed: addresses of the custodians that are asked.
+    :param ask: asks a custodian; it blocks. :param clock: clock for expiries.
     """
 
-    def __init__(self, path: Path, allowed: Collection[str], ask: Ask, clock: Clock) -> None:
+    def __init__(self, path: Path, allowed: Collection[str], ask: CustodianQuery, clock: Clock) -> None:
         self._path, self.allowed, self._ask, self._clock = path, frozenset(allowed), ask, clock
         found, self._unread = _read(path)
-        self._kept = {kept.key: self._timed(kept, None) for kept in found}
+        self._handed_over = {held.key: self._timed(held, None) for held in found}
         self._is_stored = True
-        self._over: dict[tuple[str, str, int], SandboxReport] = {}
+        self._ended: dict[tuple[str, str, int], SandboxReport] = {}
         self._reported: set[tuple[str, str, int]] = set()
-        self._tell_apart()
+        self._separate_shared_names()
         self._lock = threading.Lock()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="custodians")
         self._asking: Future[None] | None = None
         self._asked_s = float("-inf")
 
-    def completed(
-        self, seen: Mapping[str, Sequence[Seen]], is_gone: Callable[[str], bool] = lambda manager: False
-    ) -> dict[str, list[Seen]]:
-        """Reports as decisions shall see them: with what is kept, and with what custodians said. Begins to ask.
+    def with_answers(
+        self, reported: Mapping[str, Sequence[ReportedSandbox]], is_gone: Callable[[str], bool] = lambda manager: False
+    ) -> dict[str, list[ReportedSandbox]]:
+        """Return the reports with the custodians' answers, and start the next query. On return receipts are on disk.
 
-        On return all receipts are on the disk. :param is_gone: whether a manager gives nothing away any more.
-        :raises OSError: they are not.
+        :param is_gone: tells whether a manager has ended. :raises OSError: the receipts cannot be stored.
         """
-        every = [item for items in seen.values() for item in items]
+        every = [item for items in reported.values() for item in items]
         self._reported = {(item.manager, item.sandbox.job, item.sandbox.number) for item in every}
-        self._keep(every, is_gone)
-        found = {job: [self._as_it_ended(item) for item in items] for job, items in seen.items()}
+        self._store_reported(every, is_gone)
+        found = {job: [self._with_end(item) for item in items] for job, items in reported.items()}
         with self._lock:
-            for kept in self._kept.values():
-                items = found.setdefault(kept.seen.sandbox.job, [])
-                others = [item for item in items if (item.manager, item.sandbox.number) != (kept.key[0], kept.key[2])]
-                items[:] = [*others, replace(kept.seen, sandbox=self._told(kept))]
+            for held in self._handed_over.values():
+                items = found.setdefault(held.reported.sandbox.job, [])
+                others = [item for item in items if (item.manager, item.sandbox.number) != (held.key[0], held.key[2])]
+                items[:] = [*others, replace(held.reported, sandbox=self._report_of(held))]
         self._ask_again()
         return found
 
-    def _as_it_ended(self, item: Seen) -> Seen:
-        ended = self._over.get((item.manager, item.sandbox.job, item.sandbox.number))
+    def _with_end(self, item: ReportedSandbox) -> ReportedSandbox:
+        ended = self._ended.get((item.manager, item.sandbox.job, item.sandbox.number))
         return replace(item, sandbox=ended) if ended and item.sandbox.state == State.HANDED_OVER else item
 
-    def look_at(
-        self, jobs: Mapping[str, Job], past: Mapping[str, Past], counts: Callable[[Job], int] = lambda job: job.run
+    def update_from_jobs(
+        self,
+        jobs: Mapping[str, Job],
+        history: Mapping[str, HistoryRecord],
+        recorded_run: Callable[[Job], int] = lambda job: job.run,
     ) -> None:
-        """Give up what no job wants any more, and forget what has its end in the job's ad (or has no job).
+        """Give up output that no job wants, and forget output whose end is in the job's ad (or without a job).
 
-        :param past: how jobs left the queue that are not in it, as far as that is known. :param counts: number of the
-        run that counts, 0 while it is not known.
+        :param history: records of jobs that left the queue, where known.
+        :param recorded_run: number of a job's final run, 0 while unknown.
         """
         now_s = self._clock.monotonic_s()
         with self._lock:
-            for key, kept in list(self._kept.items()):
-                name = kept.seen.sandbox.job
-                given_up = kept.given_up or _given_up(kept.seen.sandbox.number, jobs.get(name), past.get(name), counts)
-                is_over = key not in self._reported and _is_over(kept, jobs.get(name))
-                self._is_stored &= given_up == kept.given_up and not is_over
-                kept.given_up = given_up
-                if is_over or now_s > kept.until_s + 2 * _KEPT_S:
-                    del self._kept[key]
-                    self._over[key] = self._told(kept)  # its pilot's report may come back
-                    while len(self._over) > _OVER_KEPT:
-                        del self._over[next(iter(self._over))]
+            for key, held in list(self._handed_over.items()):
+                name = held.reported.sandbox.job
+                given_up = held.given_up or _given_up_state(
+                    held.reported.sandbox.number, jobs.get(name), history.get(name), recorded_run
+                )
+                is_ended = key not in self._reported and _is_ended(held, jobs.get(name))
+                self._is_stored &= given_up == held.given_up and not is_ended
+                held.given_up = given_up
+                if is_ended or now_s > held.until_s + 2 * _KEPT_S:
+                    del self._handed_over[key]
+                    self._ended[key] = self._report_of(held)  # its pilot's report may come back
+                    while len(self._ended) > _ENDED_KEPT:
+                        del self._ended[next(iter(self._ended))]
                     self._is_stored = False
             if not self._is_stored:
                 self._store()
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop the queries."""
         self._worker.shutdown(wait=False)
 
-    def _timed(self, kept: Kept, before: Kept | None) -> Kept:
-        """The same with its end. :param before: what was known of it, whose end was found by the clock of then."""
+    def _timed(self, held: HandedOverSandbox, before: HandedOverSandbox | None) -> HandedOverSandbox:
+        """Set the expiry. :param before: earlier entry of the same sandbox, whose expiry the clock of then gave."""
         if before is not None:
-            kept.until_s = before.until_s + kept.expires - before.expires
+            held.until_s = before.until_s + held.expires - before.expires
         else:
-            left_s = kept.expires - self._clock.wall_s()
-            kept.until_s = self._clock.monotonic_s() + min(left_s, MOST_EXPIRES_AFTER_S)
-        return kept
+            left_s = held.expires - self._clock.wall_s()
+            held.until_s = self._clock.monotonic_s() + min(left_s, MOST_EXPIRES_AFTER_S)
+        return held
 
-    def _keep(self, items: Iterable[Seen], is_gone: Callable[[str], bool]) -> None:
+    def _store_reported(self, items: Iterable[ReportedSandbox], is_gone: Callable[[str], bool]) -> None:
         with self._lock:
             for item in items:
-                self._keep_one(item)
-            for kept in self._kept.values():
-                if kept.is_at_work and is_gone(kept.seen.manager):
-                    kept.cut_off()
+                self._take_report(item)
+            for held in self._handed_over.values():
+                if held.is_pilot_active and is_gone(held.reported.manager):
+                    held.cut_off()
                     self._is_stored = False
-                    box = kept.seen.sandbox
-                    log.warn("hand-over-cut-off", job=box.job, run=box.number, manager=kept.seen.manager_name,
-                             custodians=",".join(_places(kept.receipts)), taken_for=box.state)  # fmt: skip
+                    sandbox = held.reported.sandbox
+                    log.warn(
+                        "handover-interrupted",
+                        job=sandbox.job,
+                        run=sandbox.number,
+                        manager=held.reported.manager_name,
+                        custodians=",".join(_places(held.receipts)),
+                        taken_for=sandbox.state,
+                    )
             if not self._is_stored:
-                self._tell_apart()
+                self._separate_shared_names()
                 self._store()
 
-    def _keep_one(self, item: Seen) -> None:
-        box = item.sandbox
-        known = self._kept.get((item.manager, box.job, box.number))
-        if known is not None and known.seen.sandbox.change >= box.change:
+    def _take_report(self, item: ReportedSandbox) -> None:
+        sandbox = item.sandbox
+        known = self._handed_over.get((item.manager, sandbox.job, sandbox.number))
+        if known is not None and known.reported.sandbox.change >= sandbox.change:
             return
-        if not box.custody and known is not None and known.is_at_work and box.state in _HANDING_OVER | _GIVEN_UP_THERE:
-            # Its manager was started again and hands nothing over (yet): what it had begun may be on its way.
-            only_here = known.seen.sandbox.files_only_here
-            box = replace(box, custody=known.seen.sandbox.custody, files_only_here=only_here)
-            item = replace(item, sandbox=box)
-        if not box.custody:
-            if known is not None and known.is_at_work:  # it has come to an end at its node
-                del self._kept[known.key]
+        if (
+            not sandbox.custody
+            and known is not None
+            and known.is_pilot_active
+            and sandbox.state in _HANDING_OVER | _GIVEN_UP_THERE
+        ):
+            # Its manager was restarted and hands nothing over yet. Earlier deposits may be on their way.
+            only_here = known.reported.sandbox.files_only_here
+            sandbox = replace(sandbox, custody=known.reported.sandbox.custody, files_only_here=only_here)
+            item = replace(item, sandbox=sandbox)
+        if not sandbox.custody:
+            if known is not None and known.is_pilot_active:  # it has ended on its node
+                del self._handed_over[known.key]
                 self._is_stored = False
             return
-        if (item.manager, box.job, box.number) in self._over:
+        if (item.manager, sandbox.job, sandbox.number) in self._ended:
             return
         try:
             receipts = _receipts(item)
         except BadReceipt as problem:
-            log.warn("receipt-refused", manager=item.manager_name, job=box.job, problem=problem)
+            log.warn("receipt-refused", manager=item.manager_name, job=sandbox.job, problem=problem)
             return
-        if known is None and box.state not in _GIVEN_AWAY and not self._may_ask(item, receipts):
-            return  # all of it is said when it has come to its end
-        kept = self._timed(Kept(item, receipts), known)
+        if known is None and sandbox.state not in _GIVEN_AWAY and not self._may_ask(item, receipts):
+            return  # its last report says everything
+        held = self._timed(HandedOverSandbox(item, receipts), known)
         if known is not None:
-            kept.finals, kept.given_up = known.finals, known.given_up
-        self._kept[kept.key] = kept
+            held.outcomes, held.given_up = known.outcomes, known.given_up
+        self._handed_over[held.key] = held
         self._is_stored = False
-        if known is None or known.is_at_work != kept.is_at_work:
-            name = "handing-over" if kept.is_at_work else "handed-over"
-            log.event(name, job=box.job, run=box.number, custodians=",".join(_places(receipts)))
+        if known is None or known.is_pilot_active != held.is_pilot_active:
+            name = "handover-started" if held.is_pilot_active else "handover-finished"
+            log.event(name, job=sandbox.job, run=sandbox.number, custodians=",".join(_places(receipts)))
 
-    def _may_ask(self, item: Seen, receipts: Iterable[Receipt]) -> bool:
+    def _may_ask(self, item: ReportedSandbox, receipts: Iterable[Receipt]) -> bool:
         return item.sandbox.state in _HANDING_OVER and self.allowed.issuperset(_places(receipts))
 
-    def _tell_apart(self) -> None:
-        """Files of many sandboxes share a seed: what a lost one may have given is not what another one has given."""
+    def _separate_shared_names(self) -> None:
+        """Find names in a lost sandbox's receipts that belong to others: sandboxes of one manager share a seed."""
         given: dict[str, set[str]] = {}
-        for kept in self._kept.values():
-            if kept.seen.sandbox.state != State.LOST:
-                given.setdefault(kept.seen.manager, set()).update(name for one in kept.receipts for name in one.names())
-        for kept in self._kept.values():
-            if kept.seen.sandbox.state == State.LOST:
-                kept.others = given.get(kept.seen.manager, frozenset())
+        for held in self._handed_over.values():
+            if held.reported.sandbox.state != State.LOST:
+                given.setdefault(held.reported.manager, set()).update(
+                    name for one in held.receipts for name in one.names()
+                )
+        for held in self._handed_over.values():
+            if held.reported.sandbox.state == State.LOST:
+                held.others = given.get(held.reported.manager, frozenset())
 
-    def _told(self, kept: Kept) -> SandboxReport:
-        """The report, with the state that the custodians' answers give it."""
-        box = kept.seen.sandbox
-        if box.state not in _GIVEN_AWAY:
-            return box
-        bad = [(outcome, why) for outcome, why in kept.finals.values() if outcome != "done"]
-        over = self._clock.monotonic_s() > kept.until_s + _KEPT_S
-        if kept.open and not over:
-            return replace(box, state=State.HANDED_OVER.value, reason=self._reason(kept))
-        if box.state != State.HANDED_OVER:
-            return box
-        if not kept.open and not bad:
-            files = tuple(replace(one, state=State.DELIVERED.value, verified=_VERIFIED) for one in box.files)
-            return replace(box, state=State.DELIVERED.value, reason="", files=files)
-        if kept.given_up == State.CANCELLED:
-            return replace(box, state=kept.given_up, reason="given up by its owner")
+    def _report_of(self, held: HandedOverSandbox) -> SandboxReport:
+        """Return the report, with the state that the custodians' answers give it."""
+        sandbox = held.reported.sandbox
+        if sandbox.state not in _GIVEN_AWAY:
+            return sandbox
+        bad = [(outcome, why) for outcome, why in held.outcomes.values() if outcome != "done"]
+        over = self._clock.monotonic_s() > held.until_s + _KEPT_S
+        if held.open and not over:
+            return replace(sandbox, state=State.HANDED_OVER.value, reason=self._reason(held))
+        if sandbox.state != State.HANDED_OVER:
+            return sandbox
+        if not held.open and not bad:
+            files = tuple(replace(one, state=State.DELIVERED.value, verified=_VERIFIED) for one in sandbox.files)
+            return replace(sandbox, state=State.DELIVERED.value, reason="", files=files)
+        if held.given_up == State.CANCELLED:
+            return replace(sandbox, state=held.given_up, reason="given up by its owner")
         failed = next(((outcome, why) for outcome, why in bad if outcome not in _LOST), None)
-        if failed and not kept.open:
+        if failed and not held.open:
             text = f"the overlay could not deliver it: {failed[1] or failed[0]}"
-            return replace(box, state=State.FAILED.value, reason=text, error_code=ErrorClass.PERMISSION_DENIED.code)
+            return replace(sandbox, state=State.FAILED.value, reason=text, error_code=ErrorClass.PERMISSION_DENIED.code)
         words = next((f"{outcome} {why}".strip() for outcome, why in bad), "nothing was heard of it until it expired")
-        return replace(box, state=State.LOST.value, reason=f"{', '.join(_places(kept.receipts))}: {words}")
+        return replace(sandbox, state=State.LOST.value, reason=f"{', '.join(_places(held.receipts))}: {words}")
 
-    def _reason(self, kept: Kept) -> str:
-        strangers = [place for place in _places(kept.receipts) if place not in self.allowed]
+    def _reason(self, held: HandedOverSandbox) -> str:
+        strangers = [address for address in _places(held.receipts) if address not in self.allowed]
         if strangers:
             return f"handed over to {', '.join(strangers)}, which STAGEOUT_CUSTODIANS does not name: nobody is asked"
-        return kept.problem or f"in custody of {', '.join(_places(kept.receipts))}"
+        return held.problem or f"in custody of {', '.join(_places(held.receipts))}"
 
     def _ask_again(self) -> None:
         now_s = self._clock.monotonic_s()
         busy = self._asking is not None and not self._asking.done()
-        if busy or now_s - self._asked_s < _ASK_INTERVAL_S or not self._kept:
+        if busy or now_s - self._asked_s < _ASK_INTERVAL_S or not self._handed_over:
             return
         self._asked_s = now_s
         self._asking = self._worker.submit(self._ask_all)
 
     def _ask_all(self) -> None:
         with self._lock:
-            todo: dict[tuple[str, bool], list[tuple[Kept, str]]] = {}
-            for kept in self._kept.values():
-                for place, name in () if kept.is_at_work else kept.open:
-                    if place in self.allowed:
-                        todo.setdefault((place, kept.is_bad), []).append((kept, name))
-        for (place, cancel), wanted in todo.items():
-            answers, problem = self._answers(place, [name for _, name in wanted], cancel)
+            todo: dict[tuple[str, bool], list[tuple[HandedOverSandbox, str]]] = {}
+            for held in self._handed_over.values():
+                for address, name in () if held.is_pilot_active else held.open:
+                    if address in self.allowed:
+                        todo.setdefault((address, held.is_bad), []).append((held, name))
+        for (address, cancel), wanted in todo.items():
+            answers, problem = self._answers(address, [name for _, name in wanted], cancel)
             with self._lock:
-                for kept, _ in wanted:
-                    kept.problem = problem
-                for kept, name in wanted:
+                for held, _ in wanted:
+                    held.problem = problem
+                for held, name in wanted:
                     if name in answers:
-                        kept.learn(name, answers[name], place)
+                        held.record_answer(name, answers[name], address)
 
-    def _answers(self, place: str, names: Sequence[str], cancel: bool) -> tuple[Mapping[str, tuple[str, str]], str]:
+    def _answers(self, address: str, names: Sequence[str], cancel: bool) -> tuple[Mapping[str, tuple[str, str]], str]:
         try:
-            return self._ask(place, names, cancel), ""
+            return self._ask(address, names, cancel), ""
         except TransferFailure as failure:
-            return {}, f"{place} does not answer: {failure}"
-        except Exception as problem:  # one that cannot be asked must not keep the others from being asked
-            return {}, f"{place} cannot be asked: {problem!r}"
+            return {}, f"{address} does not answer: {failure}"
+        except Exception as problem:  # the other custodians must be asked all the same
+            return {}, f"{address} cannot be asked: {problem!r}"
 
     def _store(self) -> None:
-        """On return what is known is on the disk. :raises OSError: it is not; the next call tries it again."""
+        """Write the table. On return it is on disk. :raises OSError: the disk refuses it. The next call tries again."""
         rows: list[object] = [
             {
-                "manager": one.seen.manager_name,
-                "key": one.seen.key,
-                "sandbox": asdict(one.seen.sandbox),
+                "manager": one.reported.manager_name,
+                "key": one.reported.key,
+                "sandbox": asdict(one.reported.sandbox),
                 "given_up": one.given_up,
             }
-            for one in self._kept.values()
+            for one in self._handed_over.values()
         ]
         write_file("custody-keep", self._path, json.dumps([*rows, *self._unread]).encode("utf-8", "surrogateescape"))
         self._is_stored = True
 
 
 def _places(receipts: Iterable[Receipt]) -> list[str]:
-    return list(dict.fromkeys(place for one in receipts for place in one.places))
+    return list(dict.fromkeys(address for one in receipts for address in one.places))
 
 
-def _receipts(item: Seen) -> tuple[Receipt, ...]:
-    """:raises BadReceipt: they are none, or were made by somebody else than who signed the report."""
+def _receipts(item: ReportedSandbox) -> tuple[Receipt, ...]:
+    """Return a report's receipts. :raises BadReceipt: one cannot be read, or the report's key did not make it."""
     found = tuple(read_receipt(text) for text in item.sandbox.custody)
     for one in found:
         if not is_seed_of(one.seed, item.key):
@@ -371,25 +393,27 @@ def _receipts(item: Seen) -> tuple[Receipt, ...]:
     return found
 
 
-def _given_up(number: int, job: Job | None, past: Past | None, counts: Callable[[Job], int]) -> str:
-    """Return the decision on a run that nobody waits for any more; "" while somebody does."""
+def _given_up_state(
+    number: int, job: Job | None, history: HistoryRecord | None, recorded_run: Callable[[Job], int]
+) -> str:
+    """Return the end of a run whose output nobody wants; "" while its job wants it."""
     if job is None:
-        return State.CANCELLED.value if past is not None and past.wants_nothing else ""
-    newest = counts(job)
-    if job.status == Status.REMOVED or (job.request == Request.CANCEL and job.ended and newest == number):
+        return State.CANCELLED.value if history is not None and history.wants_nothing else ""
+    newest = recorded_run(job)
+    if job.status == Status.REMOVED or (job.request == OwnerRequest.CANCEL and job.ended and newest == number):
         return State.CANCELLED.value
     return State.LOST.value if newest > number and not job.reconnects else ""
 
 
-def _is_over(kept: Kept, job: Job | None) -> bool:
-    if kept.open:
+def _is_ended(held: HandedOverSandbox, job: Job | None) -> bool:
+    if held.open:
         return False
-    ended = job is not None and job.shown.state in (State.DELIVERED, State.CANCELLED)
-    return job is None or (ended and job.shown.run >= kept.seen.sandbox.number)
+    ended = job is not None and job.ad_state.state in (State.DELIVERED, State.CANCELLED)
+    return job is None or (ended and job.ad_state.run >= held.reported.sandbox.number)
 
 
-def _read(path: Path) -> tuple[list[Kept], list[object]]:
-    """Read the file; keep unknown rows as they are, for a release that knows them."""
+def _read(path: Path) -> tuple[list[HandedOverSandbox], list[object]]:
+    """Read the file. Keep unknown rows for a release that knows them."""
     try:
         rows: Any = json.loads(read_file(path))
         if not isinstance(rows, list):
@@ -397,34 +421,34 @@ def _read(path: Path) -> tuple[list[Kept], list[object]]:
     except FileNotFoundError:
         return [], []
     except (OSError, ValueError) as problem:
-        log.error("custody-unreadable", path=_kept_aside(path), problem=problem, advice=f"{_ADVICE} as {path}")
+        log.error("custody-file-read-failed", path=_kept_aside(path), problem=problem, advice=f"{_ADVICE} as {path}")
         return [], []
-    found: list[Kept] = []
+    found: list[HandedOverSandbox] = []
     unread: list[object] = []
     for row in rows:
         try:
-            found.append(_kept(copy.deepcopy(row)))
+            found.append(_read_row(copy.deepcopy(row)))
         except (ValueError, KeyError, TypeError) as problem:
             unread.append(row)
-            log.error("custody-row-unreadable", path=path, row=f"{row!r:.200}", problem=repr(problem), advice=_ADVICE)
+            log.error("custody-row-read-failed", path=path, row=f"{row!r:.200}", problem=repr(problem), advice=_ADVICE)
     return found, unread
 
 
 def _kept_aside(path: Path) -> Path:
-    """Another name of the file, which the next hand-over replaces; its own where it can have no other."""
+    """Link the file to another name, because the next hand-over replaces it. Return the name that can be linked."""
     try:
         aside = path.with_name(f"{path.name}.unreadable-{path.stat().st_ino}")
-        with suppress(FileExistsError):  # at an earlier start
+        with suppress(FileExistsError):  # made at an earlier start
             link("custody-keep", path, aside)
     except OSError:
         return path
     return aside
 
 
-def _kept(row: Any) -> Kept:
-    """A row of the file; it is changed. :raises ValueError, KeyError, TypeError: it is none."""
+def _read_row(row: Any) -> HandedOverSandbox:
+    """Return the sandbox of a row, which is changed. :raises ValueError, KeyError, TypeError: the row is damaged."""
     texts = row["manager"], row["key"], row["given_up"]
-    if not all(isinstance(text, str) for text in texts) or row["given_up"] not in ("", *_GIVEN_UP):
+    if not all(isinstance(text, str) for text in texts) or row["given_up"] not in ("", *_GIVEN_UP_STATES):
         raise ValueError(f"manager, key and given_up are {texts!r:.100}")
-    item = Seen(row["manager"], row["key"], sandbox_of(row["sandbox"]))
-    return Kept(item, _receipts(item), row["given_up"])
+    item = ReportedSandbox(row["manager"], row["key"], sandbox_of(row["sandbox"]))
+    return HandedOverSandbox(item, _receipts(item), row["given_up"])

@@ -1,79 +1,94 @@
-"""The process: settings, signals and the loop. An ordinary child of condor_master."""
+"""``stageout-schedd-agent``: the loop of one schedd's agent, an ordinary child of condor_master."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
-import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Callable, TypeVar
 
 from schedd_agent.agent import Agent
-from schedd_agent.asking import Asker, custodians_of
-from schedd_agent.credentials import Keeper
-from schedd_agent.custodians import Custodians
-from schedd_agent.factories import Factories
-from schedd_agent.flocking import FlockDirectory, OtherPool
-from schedd_agent.leases import View
-from schedd_agent.mail import CondorMailer, Outbox
-from schedd_agent.model import Limits
-from schedd_agent.notices import CondorDirectory
-from schedd_agent.orders import Book, Numbers
-from schedd_agent.port import CERTIFICATE_FILE, Certificate, Port, addresses_of
-from schedd_agent.queue import CondorQueue, QueueError
-from schedd_agent.reader import Reader, open_reader
-from schedd_agent.receipts import Receipts
-from schedd_agent.reports import Newest
-from stageout import __version__
-from stageout.core import log
+from schedd_agent.collector import CondorCollectorClient
+from schedd_agent.credential_reader import CredentialReader, open_reader
+from schedd_agent.credential_server import CERTIFICATE_FILE, Certificate, CredentialServer, addresses_of
+from schedd_agent.credentials import CredentialIssuer
+from schedd_agent.custodian_client import CustodianClient, custodians_of
+from schedd_agent.custodians import CustodyTable
+from schedd_agent.factories import FactoryLimits
+from schedd_agent.file_records import FileRecorder, key_of
+from schedd_agent.flocking import FlockedPool, FlockingCollectorClient
+from schedd_agent.liveness import LivenessTracker
+from schedd_agent.mail import MailQueue, mailer_of
+from schedd_agent.model import DecisionLimits
+from schedd_agent.orders import OrderNumbers, OrderOutbox
+from schedd_agent.queue import CondorJobQueue, QueueError
+from schedd_agent.receipts import DIRECTORY, Receipts
+from schedd_agent.reports import NewestReportNumbers
+from stageout.core import daemon, log
 from stageout.core.clock import SystemClock
-from stageout.core.config import ConfigError, Settings, condor_settings, flocked_to, reload_condor
+from stageout.core.config import ConfigError, Settings, flocked_to
 from stageout.core.failures import FILE_NAME, FailureLog
+from stageout.core.history import FILE_NAME as HISTORY_FILE_NAME
+from stageout.core.history import HistoryFile
+from stageout.core.metrics import Readings
 from stageout.core.signing import KeyUnusable, SigningKey, load_key, load_or_make_key
 
-EXIT_NO_RESTART = 99
-"""condor_master does not start a daemon again that exits with this status."""
-
+PROGRAM = daemon.Program(
+    name="stageout-schedd-agent",
+    subsystem="SCHEDD_AGENT",
+    log_file="ScheddAgentLog",
+    metrics="STAGEOUT_AGENT_METRICS",
+    about="Track stage-out for the jobs of one schedd and edit these jobs to match. condor_master starts the agent.",
+)
 _LOOK_AT_RECORDS_S = 0.5
 _EARLIEST_S = 1.0
-#: The agent asks the history about the same job or DAG at every twelfth look at the queue, and once a minute at least.
+#: Seconds for which a scrape waits for the end of a pass.
+_SCRAPE_S = 5.0
+#: The agent queries the history about a job or DAG at every twelfth pass, and at least once a minute.
 _HISTORY_POLLS = 12
 _HISTORY_MAX_S = 60.0
 T = TypeVar("T")
 
 
-def limits_of(settings: Settings) -> Limits:
-    """Limits of decisions. :raises ConfigError: a knob cannot be used."""
-    return Limits(
+def limits_of(settings: Settings) -> DecisionLimits:
+    """Return the limits of decisions. :raises ConfigError: a knob cannot be used."""
+    return DecisionLimits(
         lease_s=settings.number("STAGEOUT_LEASE"),
         max_reruns=settings.count("STAGEOUT_MAX_RERUNS"),
         edit_interval_s=settings.number("STAGEOUT_EDIT_INTERVAL"),
         leave_s=settings.number("STAGEOUT_LEAVE_LIMIT"),
         history_s=min(_HISTORY_MAX_S, _HISTORY_POLLS * settings.number("STAGEOUT_POLL_INTERVAL")),
+        docs_url=settings.text("STAGEOUT_DOCS_URL").rstrip("/"),
     )
 
 
-def lease_of_managers(limits: Limits) -> float:
-    """For how long a manager may send after a report that was heard: it must have stopped before it counts as lost."""
+def history_limits_of(settings: Settings) -> tuple[int, int]:
+    """Return the largest size, in bytes, and the rotated parts of the history of files.
+
+    :raises ConfigError: a knob cannot be used.
+    """
+    return settings.count("MAX_STAGEOUT_HISTORY_LOG"), settings.count("MAX_STAGEOUT_HISTORY_ROTATIONS")
+
+
+def lease_of_managers(limits: DecisionLimits) -> float:
+    """Return the seconds for which a manager may send after a report: it must stop before it counts as lost."""
     return 0.75 * limits.lease_s
 
 
 class Daemon:
-    """The loop round one agent.
+    """The loop that runs one agent.
 
     :param load: reads the settings (again).
-    :param make: makes the agent, once, when the schedd answers; QueueError until then.
-    :param reader: of credentials, where a port is wanted for them.
+    :param make: makes the agent when the schedd answers, and raises QueueError until then.
+    :param reader: reader of credentials, None without a credential server.
     """
 
     def __init__(
-        self, load: Callable[[], Settings], make: Callable[[Settings], Agent], reader: Reader | None = None
+        self, load: Callable[[], Settings], make: Callable[[Settings], Agent], reader: CredentialReader | None = None
     ) -> None:
         self._load = load
         self._make = make
@@ -81,176 +96,186 @@ class Daemon:
         self._poll_s = self._settings.number("STAGEOUT_POLL_INTERVAL")
         limits_of(self._settings)
         self._stop: asyncio.Event
-        self._reload = False
+        self._reloaded = False
         self._agent: Agent | None = None
-        self._port: Port | None = None
+        self._scrape: asyncio.Future[Readings] | None = None
+        self._readings = Readings()
+        self._credential_server: CredentialServer | None = None
         self._reader = reader
-        # The bindings are not made for threads: one at a time, whatever blocks.
+        # HTCondor's bindings are not safe for threads, so one thread makes all blocking calls.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="condor")
 
-    async def run(self) -> None:
-        """Work until told to stop."""
-        loop = asyncio.get_running_loop()
+    async def serve(self, started: Callable[..., None] = daemon.log_started) -> None:
+        """Work until :meth:`stop`. :raises ConfigError, KeyUnusable: a setting or the key cannot be used."""
         self._stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self._ask_reload)
-        log.event("start", version=__version__, pid=os.getpid())
+        started()
         try:
             while not self._stop.is_set():
                 await self._one_round()
-        except (ConfigError, KeyUnusable):
-            raise  # it is said with what to do, and condor_master does not start it again
-        except Exception:
-            # condor_master starts it again; the reason must not be lost with stderr.
-            log.error("unexpected", trace=traceback.format_exc())
-            raise
         finally:
-            if self._port is not None:
-                await self._port.close()
-            if self._agent and self._agent.outbox:
-                self._agent.outbox.send(0.0, at_once=True)
-            if self._agent and isinstance(self._agent.directory, FlockDirectory):
-                self._agent.directory.close()
+            if self._credential_server is not None:
+                await self._credential_server.close()
+            if self._agent and self._agent.mail_queue:
+                self._agent.mail_queue.send(0.0, at_once=True)
+            if self._agent and isinstance(self._agent.collector_client, FlockingCollectorClient):
+                self._agent.collector_client.close()
             self._worker.shutdown(wait=False)
-        log.event("stop")
 
-    def _ask_reload(self) -> None:
-        self._reload = True
+    def stop(self, fast: bool) -> None:
+        """Ask the daemon to end. :param fast: makes no difference, a pass over the queue is short."""
+        self._stop.set()
+
+    async def metrics(self) -> Readings:
+        """Return the values of this moment, or of the last scrape while a pass takes long."""
+        agent = self._agent
+        if agent is not None and (self._scrape is None or self._scrape.done()):
+            self._scrape = asyncio.ensure_future(self._call(agent.readings))
+        if self._scrape is not None:
+            await asyncio.wait({self._scrape}, timeout=_SCRAPE_S)
+            if self._scrape.done():
+                self._readings = self._scrape.result()
+        return self._readings
+
+    async def reload(self) -> Settings:
+        """Read the settings again. :raises ConfigError, KeyUnusable: they cannot be used, the old ones stay."""
+        settings = await self._call(self._read_settings)
+        self._reloaded = True
+        return settings
 
     async def _one_round(self) -> None:
-        if self._reload:
-            self._reload = False
-            await self._call(self._read_settings)
-        agent = self._agent or await self._made()
-        start_s = asyncio.get_running_loop().time()
+        self._reloaded = False
+        if self._agent is None:
+            await self._make_agent()
+        agent, start_s = self._agent, asyncio.get_running_loop().time()
         if agent is not None:
-            if self._agent is None:
-                await self._open_port(agent)
-            self._agent = agent
             await self._call(agent.run_pass)
         await self._pause(agent, asyncio.get_running_loop().time() - start_s)
 
-    async def _made(self) -> Agent | None:
+    async def _make_agent(self) -> None:
+        def make() -> Agent:
+            # In the worker, where settings are read, too: those that come meanwhile must find the agent.
+            self._agent = self._make(self._settings)
+            return self._agent
+
         try:
-            return await self._call(lambda: self._make(self._settings))
+            agent = await self._call(make)
         except QueueError as problem:
-            log.warn("no-schedd", problem=problem)
-            return None
+            log.warn("schedd-query-failed", problem=problem)
+        else:
+            await self._open_port(agent)
 
     async def _open_port(self, agent: Agent) -> None:
-        """Offer renewed credentials where the administrator wants it. The agent goes on without when it cannot be."""
+        """Start the credential server if a port is set. If that fails, the agent runs without it."""
         number, reader = self._settings.count("STAGEOUT_CREDENTIAL_PORT"), self._reader
         if not number or reader is None:
             return
         try:
             certificate = Certificate(spool_of(self._settings) / CERTIFICATE_FILE)
-            keeper = Keeper(agent.name, certificate.digest, agent.receipts.get, agent.queue.owners, reader)
+            issuer = CredentialIssuer(agent.name, certificate.digest, agent.receipts.get, agent.queue.owners, reader)
             address, listen = addresses_of(self._settings)
-            port = Port(listen, number, certificate, lambda asked: self._call(lambda: keeper.answer(asked)))
-            await port.open()
+            server = CredentialServer(
+                listen, number, certificate, lambda asked: self._call(lambda: issuer.answer(asked))
+            )
+            await server.open()
         except ConfigError as problem:
-            log.error("no-credential-port", problem=problem)
+            log.error("credential-port-failed", problem=problem)
             return
-        self._port = port
+        self._credential_server = server
         agent.credential_port = (f"https://{address}:{number}", certificate.digest)
 
     async def _pause(self, agent: Agent | None, pass_s: float) -> None:
-        """Wait for the next round: a poll interval; less when a run with receipts has just ended, or edits are left.
+        """Wait for the next pass: a poll interval, or less after a run with receipts ended or when edits are left.
 
-        :param pass_s: seconds that the last pass took; a long queue is not asked all the time.
+        :param pass_s: seconds that the last pass took. A schedd with a long queue is queried less often.
         """
         loop = asyncio.get_running_loop()
         start = loop.time()
         longest_s = _EARLIEST_S if agent is not None and agent.has_edits_left else self._poll_s
-        while not self._stop.is_set() and not self._reload and loop.time() - start < longest_s:
+        while not self._stop.is_set() and not self._reloaded and loop.time() - start < longest_s:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), min(_LOOK_AT_RECORDS_S, self._poll_s))
-            early = agent is not None and await self._call(agent.read_receipts) > 0
+            early = agent is not None and await self._call(agent.has_new_receipts)
             if early and not self._stop.is_set():
-                # The record is written just before the job is marked as completed.
+                # HTCondor writes the record just before it marks the job as completed.
                 await asyncio.sleep(max(0.0, start + max(_EARLIEST_S, 2 * pass_s) - loop.time()))
                 return
 
     async def _call(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function)
 
-    def _read_settings(self) -> None:
-        """Settings as they are now; the old ones stay when the new ones cannot be used."""
-        try:
-            settings = self._load()
-            limits, poll_s = limits_of(settings), settings.number("STAGEOUT_POLL_INTERVAL")
-            custodians = custodians_of(settings)
-            notice_s = settings.number("STAGEOUT_NOTICE_INTERVAL")
-            mail_s = settings.number("STAGEOUT_MAIL_INTERVAL")
-        except ConfigError as problem:
-            log.error("reconfig-refused", problem=problem)
-            return
+    def _read_settings(self) -> Settings:
+        settings = self._load()
+        limits, poll_s = limits_of(settings), settings.number("STAGEOUT_POLL_INTERVAL")
+        custodians = frozenset(custodians_of(settings))
+        notice_s, mail_s = settings.number("STAGEOUT_NOTICE_INTERVAL"), settings.number("STAGEOUT_MAIL_INTERVAL")
+        history = history_limits_of(settings)
+        agent = self._agent
+        if agent is not None:
+            mailer = mailer_of(settings, agent.name)
+            agent.key = read_key(settings)  # the last that can fail
+            agent.limits, agent.notice_interval_s = limits, notice_s
+            agent.order_outbox.lease_s = lease_of_managers(limits)
+            if agent.custody_table:
+                agent.custody_table.allowed = custodians
+            if isinstance(agent.collector_client, FlockingCollectorClient):
+                agent.collector_client.follow(flocked_to(settings))
+            if agent.file_recorder:
+                agent.file_recorder.history.max_bytes, agent.file_recorder.history.rotations = history
+            if agent.mail_queue:
+                agent.mail_queue.interval_s = mail_s
+                agent.mail_queue.replace_mailer(mailer)
         self._settings, self._poll_s = settings, poll_s
-        if self._agent:
-            try:
-                self._agent.key = read_key(settings)
-            except (ConfigError, KeyUnusable) as problem:
-                log.error("reconfig-refused", problem=problem)
-            if self._agent.custodians:
-                self._agent.custodians.allowed = frozenset(custodians)
-            self._agent.limits, self._agent.notice_interval_s = limits, notice_s
-            if isinstance(self._agent.directory, FlockDirectory):
-                self._agent.directory.follow(flocked_to(settings))
-            if self._agent.outbox:
-                self._agent.outbox.interval_s = mail_s
-                self._agent.outbox.mailer = CondorMailer(settings, self._agent.name)
-            self._agent.book.lease_s = lease_of_managers(limits)
-        log.event("reconfig")
+        return settings
 
 
 def make_agent(settings: Settings) -> Agent:
-    """An agent for the schedd of this machine.
+    """Return an agent for the schedd of this machine.
 
     :raises QueueError: the schedd does not answer (yet). :raises ConfigError: a knob cannot be used.
     """
-    queue = CondorQueue(Path(settings.condor("BIN", "/usr/bin")))
+    directory = records_of(settings)  # first: shadows that start before it is there write no records
+    queue = CondorJobQueue(Path(settings.condor("BIN", "/usr/bin")))
     name = queue.name()
     clock = SystemClock()
-    history = settings.condor("JOB_EPOCH_HISTORY")
-    if not history:
-        log.warn("no-records", advice="set JOB_EPOCH_HISTORY: without it managers are believed without receipts")
     limits = limits_of(settings)
     spool = spool_of(settings)
-    numbers, newest = kept_in(spool, clock.wall_s())
+    numbers, newest_reports = kept_in(spool, clock.wall_s())
     key = read_key(settings)
-    log.event("key", schedd=name, key=key.public)
+    log.event("agent-key-loaded", schedd=name, key=key.public)
+    receipts = Receipts(directory or Path(os.devnull), Path(settings.condor("JOB_EPOCH_HISTORY") or os.devnull))
+    history = HistoryFile(spool / HISTORY_FILE_NAME, key_of, clock.wall_s, *history_limits_of(settings))
     return Agent(
         name=name,
         key=key,
         queue=queue,
-        directory=FlockDirectory(
-            CondorDirectory(name),
-            lambda host: OtherPool(host, name, settings.number("STAGEOUT_POLL_INTERVAL")), flocked_to(settings),
+        collector_client=FlockingCollectorClient(
+            CondorCollectorClient(name),
+            lambda host: FlockedPool(host, name, settings.number("STAGEOUT_POLL_INTERVAL")), flocked_to(settings),
         ),
-        receipts=Receipts(Path(history or os.devnull), spool / "stageout_agent_readings"),
-        book=Book(name, numbers, lease_of_managers(limits)),
-        view=View(hole_s=3 * settings.number("STAGEOUT_POLL_INTERVAL") + 60.0),
+        receipts=receipts,
+        order_outbox=OrderOutbox(name, numbers, lease_of_managers(limits)),
+        liveness=LivenessTracker(hole_s=3 * settings.number("STAGEOUT_POLL_INTERVAL") + 60.0),
         clock=clock,
         limits=limits,
         numbers=numbers,
-        newest=newest,
-        records_written=bool(history),
+        newest_reports=newest_reports,
+        records_written=directory is not None,
         notice_interval_s=settings.number("STAGEOUT_NOTICE_INTERVAL"),
-        custodians=Custodians(
+        custody_table=CustodyTable(
             spool / "stageout_agent_custody", custodians_of(settings),
-            Asker(Path(settings.text("STAGEOUT_CUSTODIAN_KEY"))), clock,
+            CustodianClient(Path(settings.text("STAGEOUT_CUSTODIAN_KEY"))), clock,
         ),
         failures=FailureLog(spool / FILE_NAME),
-        outbox=Outbox(CondorMailer(settings, name), settings.number("STAGEOUT_MAIL_INTERVAL")),
-        factories=Factories(queue),
+        file_recorder=FileRecorder(history, receipts, clock, directory is not None),
+        mail_queue=MailQueue(mailer_of(settings, name), settings.number("STAGEOUT_MAIL_INTERVAL")),
+        factory_limits=FactoryLimits(queue),
     )  # fmt: skip
 
 
-def kept_in(spool: Path, wall_s: float) -> tuple[Numbers, Newest]:
-    """Read the state that survives a restart. :raises ConfigError: it may not be read."""
+def kept_in(spool: Path, wall_s: float) -> tuple[OrderNumbers, NewestReportNumbers]:
+    """Read the state that survives a restart. :raises ConfigError: a file of it cannot be read."""
     try:
-        return Numbers(spool / "stageout_agent", wall_s), Newest(spool / "stageout_agent_seen")
+        return OrderNumbers(spool / "stageout_agent", wall_s), NewestReportNumbers(spool / "stageout_agent_seen")
     except (IsADirectoryError, PermissionError) as problem:
         which = f"{spool}/stageout_agent, stageout_agent_seen"
         raise ConfigError(f"{which}: {problem}; they must be files of the agent's user: chown them") from None
@@ -262,60 +287,75 @@ def key_path(settings: Settings) -> Path:
 
 
 def spool_of(settings: Settings) -> Path:
-    """HTCondor's directory, where the agent keeps all that it must not lose. :raises ConfigError: it is not set."""
+    """Return SPOOL, which holds the agent's durable state. :raises ConfigError: SPOOL is not set."""
     spool = settings.condor("SPOOL")
     if not spool:
         raise ConfigError("SPOOL is not set: the agent keeps its key there. Set it in HTCondor's configuration")
     return Path(spool)
 
 
+def records_of(settings: Settings) -> Path | None:
+    """Return the directory with the records of each job's runs, None without one. Create it where it is the agent's.
+
+    :raises ConfigError: it is not there and cannot be created.
+    """
+    name = settings.condor("JOB_EPOCH_HISTORY_DIR")
+    if not name:
+        log.warn(
+            "epoch-history-disabled",
+            advice="set JOB_EPOCH_HISTORY_DIR: without it managers are believed without receipts",
+        )
+        return None
+    path = Path(name)
+    try:
+        if path.name == DIRECTORY:
+            Receipts(path).create()
+        if not path.is_dir():
+            raise FileNotFoundError("it does not exist, so HTCondor writes no records there")
+    except OSError as problem:
+        raise ConfigError(
+            f"JOB_EPOCH_HISTORY_DIR = {path} cannot be used: {problem}. Create it for the user that HTCondor runs as"
+        ) from None
+    return path
+
+
 def read_key(settings: Settings) -> SigningKey:
-    """The agent's key, made at the first start.
+    """Return the agent's key, which is made at the first start.
 
     :raises KeyUnusable: it cannot be read or stored. :raises ConfigError: SPOOL is not set.
     """
     key = load_or_make_key("agent-key", key_path(settings))
-    told = settings.text("STAGEOUT_AGENT_KEY")
-    if told and told != key.public:
+    configured = settings.text("STAGEOUT_AGENT_KEY")
+    if configured and configured != key.public:
         advice = (
             "jobs tell nodes STAGEOUT_AGENT_KEY, which must be this key: set it, condor_reconfig; until then nodes "
         )
         advice += "take nothing over"
-        log.error("other-key-told", told=told, key=key.public, advice=advice)
+        log.error("agent-key-misconfigured", told=configured, key=key.public, advice=advice)
     return key
 
 
-def _load(local_name: str) -> Settings:
-    reload_condor()
-    return condor_settings(local_name)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the agent (``stageout-schedd-agent``); condor_master starts it."""
-    parser = argparse.ArgumentParser("stageout-schedd-agent", description="Keeps the job queue true about stage-out.")
-    parser.add_argument("-local-name", "--local-name", default="", help="read NAME.KNOB before KNOB")
-    parser.add_argument("-f", "-t", dest="ignored", action="store_true", help=argparse.SUPPRESS)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the agent. :returns: the exit status."""
+    parser = daemon.command_line(PROGRAM)
     parser.add_argument("--key", action="store_true", help="print the agent's public key, for STAGEOUT_AGENT_KEY(S)")
-    parser.add_argument("--new-key", action="store_true", help="replace the key; the old one vouches for it")
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument("--new-key", action="store_true", help="replace the key; the old key signs the new one")
     options = parser.parse_args(argv)
-    try:
-        if options.key or options.new_key:
-            _print_key(_load(options.local_name), options.new_key)
-            return
-        settings = _load(options.local_name)
+
+    def prepare(settings: Settings, load: daemon.Load) -> Callable[[], Daemon]:
         reader = open_reader(settings) if settings.count("STAGEOUT_CREDENTIAL_PORT") else None
-        log.open_daemon_log(settings, "SCHEDD_AGENT_LOG", "ScheddAgentLog")
-        daemon = Daemon(lambda: _load(options.local_name), make_agent, reader)
-        asyncio.run(daemon.run())
-    except (ConfigError, KeyUnusable) as problem:
-        log.error("bad-configuration", problem=problem)
-        print(f"stageout-schedd-agent: {problem}", file=sys.stderr)
-        sys.exit(EXIT_NO_RESTART)
+        return lambda: Daemon(load, make_agent, reader)
+
+    wants_key = options.key or options.new_key
+    command = (lambda settings: _print_key(settings, options.new_key)) if wants_key else None
+    return daemon.run(PROGRAM, options, prepare, command)
 
 
-def _print_key(settings: Settings, anew: bool) -> None:
-    """The public key, after a new one was made where that is wanted. The running agent takes it on condor_reconfig."""
+def _print_key(settings: Settings, anew: bool) -> int:
+    """Print the public key, after a new one was made where that is wanted.
+
+    The running agent takes the new key on condor_reconfig. :raises KeyUnusable: there is none, or it cannot be stored.
+    """
     path = key_path(settings)
     if anew:
         old = load_or_make_key("agent-key", path)
@@ -330,7 +370,8 @@ def _print_key(settings: Settings, anew: bool) -> None:
     if key is None:
         raise KeyUnusable(f"there is no key in {path} yet: start the agent first")
     print(key.public)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

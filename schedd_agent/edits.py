@@ -1,7 +1,8 @@
-"""Recipes: which attributes of a job an effect changes, in which order. Pure.
+"""The attributes that each effect changes in a job's ad, and their order. Pure.
 
-Found by trial on unmodified HTCondor (``docs/SCHEDD.md``, "Edits"). All that decides about a job's life goes in one
-transaction that happens only while the job still is what the decision was about; everything else may be repeated.
+The order was found by trial on unmodified HTCondor (``docs/developer/queue-edits.md``). Attributes that decide about a
+job's life go into one transaction, which applies only while the job is in the state that was decided on. All others may
+be written again.
 """
 
 from __future__ import annotations
@@ -14,34 +15,34 @@ from schedd_agent.model import (
     HOLD_NAME,
     ClearRequest,
     Complete,
-    Deliver,
     Effect,
     Hold,
     Job,
-    Keep,
-    LetGo,
+    JobAdState,
+    KeepInQueue,
+    LeaveQueue,
+    MarkDelivered,
     Rerun,
-    Show,
-    Shown,
+    RestoreHoldReason,
     Status,
-    Told,
+    UpdateAdState,
 )
 from stageout.core.classads import quote, unparse
 
 Pair = tuple[str, str]
 
-# The last one is what the guard and `stageout wait` look at: everything else is there before it.
+# LeaveJobInQueue and `stageout wait` read the last one. All other attributes are written before it.
 _LOGGED = ("StageOutReason", "StageOutState")
 _COMPLETED = int(Status.COMPLETED)
-# The release writes event 013, clears the reason of the hold and never lets the job be idle.
+# The release writes event 013, clears the hold reason, and the job is never idle.
 _COMPLETED_ON_RELEASE = (("TerminationPending", "true"), ("JobStatusOnRelease", str(_COMPLETED)))
 
 
 @dataclass(frozen=True)
-class Act:
+class ToolCommand:
     """A command of HTCondor that writes an event into the job's log.
 
-    :param tool: its name. :param options: beside the reason. :param condition: jobs that it concerns.
+    :param tool: name of the command. :param options: options beside the reason. :param condition: its constraint.
     """
 
     tool: str
@@ -52,12 +53,12 @@ class Act:
 
 @dataclass(frozen=True)
 class Edit:
-    """Changes of one job, in this order.
+    """Changes of one job's ad, in this order.
 
-    :param label: durable step. :param plain: attribute and literal, one by one.
-    :param logged: likewise, with an event 033 in the job's log.
-    :param atomic: in one transaction, only if ``condition`` holds.
-    :param act: after that; a refusal costs only the event.
+    :param label: durable step. :param plain: attributes and literals, written one by one.
+    :param logged: likewise, with event 033 in the job's log.
+    :param atomic: attributes and literals in one transaction, only if ``condition`` holds.
+    :param command: command to run after that. If it fails, only its event is missing.
     """
 
     label: str
@@ -67,50 +68,55 @@ class Edit:
     logged: tuple[Pair, ...] = ()
     atomic: tuple[Pair, ...] = ()
     condition: str = ""
-    act: Act | None = None
+    command: ToolCommand | None = None
 
     @property
     def job_id(self) -> str:
-        """``cluster.proc``."""
+        """Return ``cluster.proc``."""
         return f"{self.cluster}.{self.proc}"
 
 
 def edit_for(job: Job, effect: Effect, wall_s: float) -> Edit | None:
-    """The edit that an effect asks for; None for effects that are no edit.
+    """Return the edit of an effect; None for effects that change no ad.
 
-    :param wall_s: becomes EnteredCurrentStatus, always as a literal.
+    :param wall_s: wall clock, which becomes EnteredCurrentStatus as a literal.
     """
-    if isinstance(effect, Show):
-        return _edit(job, "edit-progress", effect.shown)
-    if isinstance(effect, Deliver):
-        return _edit(job, "edit-delivered", effect.shown, more=(("StageOutStats", unparse(effect.stats)),))
+    if isinstance(effect, UpdateAdState):
+        return _edit(job, "edit-progress", effect.ad_state)
+    if isinstance(effect, MarkDelivered):
+        return _edit(job, "edit-delivered", effect.ad_state, more=(("StageOutStats", unparse(effect.stats)),))
     if isinstance(effect, Hold):
-        return _edit(job, "edit-hold", effect.shown, atomic=_held(job, effect, wall_s), act=_hold_event(job, effect))
-    if isinstance(effect, Told):
-        return replace(_edit(job, "edit-hold-told", atomic=_told(job, effect)), condition=_held_run(job))
+        return _edit(
+            job, "edit-hold", effect.ad_state, atomic=_held_state(job, effect, wall_s), command=_hold_event(job, effect)
+        )
+    if isinstance(effect, RestoreHoldReason):
+        return replace(_edit(job, "edit-hold-told", atomic=_restored_hold(job, effect)), condition=_held_run(job))
     if isinstance(effect, Rerun):
-        return _edit(job, "edit-rerun", effect.shown, atomic=_idle(job, wall_s))
+        return _edit(job, "edit-rerun", effect.ad_state, atomic=_idle_state(job, wall_s))
     if isinstance(effect, Complete):
-        release = Act("condor_release", effect.reason, f"{_held_run(job)} && JobStatusOnRelease =?= {_COMPLETED}")
-        return _edit(job, "edit-complete", atomic=_COMPLETED_ON_RELEASE, act=release)
-    if isinstance(effect, LetGo):
+        release = ToolCommand(
+            "condor_release", effect.reason, f"{_held_run(job)} && JobStatusOnRelease =?= {_COMPLETED}"
+        )
+        return _edit(job, "edit-complete", atomic=_COMPLETED_ON_RELEASE, command=release)
+    if isinstance(effect, LeaveQueue):
         return _edit(job, "edit-let-go", more=(("LeaveJobInQueue", "(StageOutUserLeave ?: false)"),))
-    if isinstance(effect, Keep):
+    if isinstance(effect, KeepInQueue):
         return _edit(job, "edit-keep", more=(("StageOutKeptUntil", str(effect.until)),))
     if isinstance(effect, ClearRequest):
-        return _edit(job, "edit-request", more=(("StageOutRequest", "undefined"),))
+        answer = (("StageOutRefused", quote(effect.refused)),) if effect.refused else ()
+        return _edit(job, "edit-request", more=(*answer, ("StageOutRequest", "undefined")))
     return None
 
 
 def _edit(
     job: Job,
     label: str,
-    shown: Shown | None = None,
+    ad_state: JobAdState | None = None,
     more: tuple[Pair, ...] = (),
     atomic: tuple[Pair, ...] = (),
-    act: Act | None = None,
+    command: ToolCommand | None = None,
 ) -> Edit:
-    changed = tuple(_changes(job.shown, shown)) if shown else ()
+    changed = tuple(_changes(job.ad_state, ad_state)) if ad_state else ()
     return Edit(
         label,
         job.cluster,
@@ -119,11 +125,11 @@ def _edit(
         logged=tuple(pair for name in _LOGGED for pair in changed if pair[0] == name),
         atomic=atomic,
         condition=_run_in(job, job.status),
-        act=act,
+        command=command,
     )
 
 
-def _changes(old: Shown, new: Shown) -> Iterator[Pair]:
+def _changes(old: JobAdState, new: JobAdState) -> Iterator[Pair]:
     for name, before, after in (
         ("StageOutRun", old.run, new.run),
         ("StageOutBytesLeft", old.bytes_left, new.bytes_left),
@@ -151,7 +157,7 @@ def _held_run(job: Job) -> str:
     return _run_in(job, Status.HELD)
 
 
-def _hold_facts(effect: Hold | Told) -> tuple[Pair, ...]:
+def _hold_facts(effect: Hold | RestoreHoldReason) -> tuple[Pair, ...]:
     return (
         ("HoldReason", quote(effect.reason)),
         ("HoldReasonCode", str(HOLD_CODE)),
@@ -159,7 +165,7 @@ def _hold_facts(effect: Hold | Told) -> tuple[Pair, ...]:
     )
 
 
-def _held(job: Job, effect: Hold, wall_s: float) -> tuple[Pair, ...]:
+def _held_state(job: Job, effect: Hold, wall_s: float) -> tuple[Pair, ...]:
     return (
         *_hold_facts(effect),
         ("StageOutUntold", str(job.run)),
@@ -169,14 +175,14 @@ def _held(job: Job, effect: Hold, wall_s: float) -> tuple[Pair, ...]:
     )
 
 
-def _hold_event(job: Job, effect: Hold) -> Act:
-    """Hold the held job once more: the schedd allows that to a user's command, and writes event 012 for it."""
-    escaped = quote(effect.reason)[1:-1]  # the schedd puts it between quotes as it is
-    return Act("condor_hold", escaped, _held_run(job), ("-subcode", str(effect.subcode)))
+def _hold_event(job: Job, effect: Hold) -> ToolCommand:
+    """Return the command that holds the held job again: the schedd writes event 012 only for such a command."""
+    escaped = quote(effect.reason)[1:-1]  # the schedd adds quotes and escapes nothing
+    return ToolCommand("condor_hold", escaped, _held_run(job), ("-subcode", str(effect.subcode)))
 
 
-def _told(job: Job, effect: Told) -> tuple[Pair, ...]:
-    """Restore what condor_hold has overwritten: its code 1, its user's name, and the hold that it counted again."""
+def _restored_hold(job: Job, effect: RestoreHoldReason) -> tuple[Pair, ...]:
+    """Restore the code, the reason and the number of holds that condor_hold has overwritten."""
     counts = {**job.hold_counts, HOLD_NAME: job.hold_counts.get(HOLD_NAME, 0) + (job.status != Status.HELD)}
     return (
         *_hold_facts(effect),
@@ -186,7 +192,7 @@ def _told(job: Job, effect: Told) -> tuple[Pair, ...]:
     )
 
 
-def _idle(job: Job, wall_s: float) -> tuple[Pair, ...]:
+def _idle_state(job: Job, wall_s: float) -> tuple[Pair, ...]:
     return (
         ("TerminationPending", "false"),
         ("CompletionDate", "0"),

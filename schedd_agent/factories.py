@@ -1,9 +1,9 @@
-"""Factories: a job that waits for its output takes no place of ``max_materialize``.
+"""Limits of factories: a job that waits for its output takes no place of ``max_materialize``.
 
 The schedd makes new jobs of a factory while its cluster has fewer than ``JobMaterializeLimit`` jobs in the queue,
-completed ones among them (``JobMaterializeTimerCallback`` in HTCondor's ``qmgmt.cpp``). The agent raises that limit by
+completed ones included (``JobMaterializeTimerCallback`` in HTCondor's ``qmgmt.cpp``). The agent raises that limit by
 the number of jobs that have ended and wait. The raised limit is an expression. It holds until the factory has made the
-jobs for which there is a place, and is the owner's again after that, whether the agent runs or not.
+jobs for the free places. After that it equals the owner's limit, whether the agent runs or not.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from stageout.core import log
 from stageout.core.errors import StageoutError
 
 _RAISED = re.compile(r"\(?JobMaterializeNextProcId < (\d+)\)? \? (\d+) : (\d+)")
-#: The schedd looks at each job of its queue for an edit of a cluster. So places are given away when this part is free.
+#: For an edit of a cluster the schedd searches its whole queue. So the agent waits until one part in so many is free.
 _PART_FREE = 20
 
 
 @dataclass(frozen=True)
-class Limit:
+class MaterializeLimit:
     """JobMaterializeLimit of a cluster.
 
     :param own: the owner's limit, in jobs.
@@ -42,48 +42,48 @@ class Limit:
         return f"JobMaterializeNextProcId < {self.until} ? {self.raised} : {self.own}"
 
 
-def read_limit(text: str) -> Limit | None:
-    """Read the attribute's text; None for an expression of the owner's own, which is left alone."""
+def read_limit(text: str) -> MaterializeLimit | None:
+    """Read the attribute's text. Return None for an owner's expression, which the agent does not change."""
     if text.isdigit():
-        return Limit(int(text))
+        return MaterializeLimit(int(text))
     found = _RAISED.fullmatch(text)
     if not found:
         return None
     until, raised, own = map(int, found.groups())
-    return Limit(own, until, raised)
+    return MaterializeLimit(own, until, raised)
 
 
 @dataclass(frozen=True)
 class Factory:
     """A cluster whose jobs the schedd makes one after the other.
 
-    :param made: number of jobs made so far. :param total: number of all its jobs, 0 when that is not known.
+    :param made: number of jobs made so far. :param total: number of all jobs, 0 when unknown.
     """
 
     cluster: int
-    limit: Limit
+    limit: MaterializeLimit
     made: int
     total: int = 0
     is_paused: bool = False
 
     @property
     def ends(self) -> bool:
-        """True when the limit has no effect: there is none, or no more jobs to make, or none above it."""
+        """Tell whether the limit has no effect: none is set, or the factory can make all its jobs."""
         return self.limit.own <= 0 or 0 < self.total <= max(self.made, self.limit.own)
 
 
-def limit_for(factory: Factory, waiting: int, active: int) -> Limit:
+def limit_for(factory: Factory, waiting: int, active: int) -> MaterializeLimit:
     """Return the limit that a factory should have now.
 
     :param waiting: its jobs that wait for their output. :param active: all others in the queue.
     """
-    own = Limit(factory.limit.own)
+    own = MaterializeLimit(factory.limit.own)
     if factory.ends or factory.is_paused or not waiting:
         return own
     free = own.own - active
     if free <= 0 or free * _PART_FREE < own.own:
         return factory.limit if factory.limit.until <= factory.made else own
-    return Limit(own.own, factory.made + free, own.own + waiting)
+    return MaterializeLimit(own.own, factory.made + free, own.own + waiting)
 
 
 class FactoryQueue(Protocol):
@@ -99,18 +99,18 @@ class FactoryQueue(Protocol):
         """Change the JobMaterializeLimit of a cluster's own ad. On return it is in the schedd's log."""
 
 
-class Factories:
-    """Keeps the limits of one schedd's factories."""
+class FactoryLimits:
+    """The limits of one schedd's factories."""
 
     def __init__(self, queue: FactoryQueue) -> None:
         self._queue = queue
-        self._has_raised = True  # by an agent before this one, as far as is known
+        self._has_raised = True  # an earlier agent may have raised one
         self._refused: set[int] = set()
 
     def follow(self, jobs: Iterable[Job]) -> None:
         """Adapt all limits to the jobs in the queue.
 
-        :param jobs: among them all that wait for their output. :raises QueueError: the schedd does not answer.
+        :param jobs: jobs in the queue, with all that wait for output. :raises QueueError: the schedd does not answer.
         """
         waiting = {(job.cluster, job.proc) for job in jobs if job.waits_in_factory}
         if not waiting and not self._has_raised:
@@ -128,7 +128,7 @@ class Factories:
     def _procs(self, clusters: Collection[int]) -> list[tuple[int, int]]:
         return self._queue.procs(clusters) if clusters else []
 
-    def _change(self, factory: Factory, limit: Limit) -> None:
+    def _change(self, factory: Factory, limit: MaterializeLimit) -> None:
         if limit == factory.limit:
             return
         self._has_raised = self._has_raised or limit.until > 0

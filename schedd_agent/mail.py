@@ -1,37 +1,41 @@
-"""Mail to the owners of jobs: through HTCondor's mailer, by the job's ``notification``, one mail for many jobs.
+"""Mail to the owners of jobs, through HTCondor's mailer, as the job's ``notification`` asks.
 
-HTCondor sends one mail per job. A destination that is full fails thousands of jobs at once, so an address gets at most
-one mail per ``STAGEOUT_MAIL_INTERVAL`` here, which sums up. What waits for its mail is lost when the agent dies: the
-hold, the job's log and ``stageout history`` say the same.
+HTCondor sends one mail per job. A full destination fails thousands of jobs at once. So the agent sends an address at
+most one mail per ``STAGEOUT_MAIL_INTERVAL``, with all news in it. Mail that waits is lost when the agent dies. The
+hold, the job's log and ``stageout history`` tell the same.
 """
 
 from __future__ import annotations
 
 import enum
+import json
 import re
 import shutil
 import subprocess
+import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from schedd_agent.model import MailTo
+from schedd_agent.model import MailRecipient
 from stageout.core import log
-from stageout.core.config import Settings
+from stageout.core.config import Settings, checked_path
 
 _JOBS_NAMED = 50
 _REASON_CHARS = 500
 _MAILERS = 4
+#: Messages of one program that wait for its turn at most.
+_MOST_WAITING = 1000
 _MAILER_TIMEOUT_S = 60.0
 _MOST_ADDRESSES = 5
-#: Owners choose the address, and it becomes an argument of the mailer: never an option, a pipe or a file.
+#: Owners choose the address, which becomes an argument of the mailer. It must not be an option, a pipe or a file.
 _ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=-]*@[A-Za-z0-9][A-Za-z0-9.-]*\Z")
 
 
-class News(enum.Enum):
-    """Kinds of news for an owner, in the words of the subject."""
+class MailKind(enum.Enum):
+    """Kinds of news for an owner, in the words of a mail's subject."""
 
     HELD = "put on hold"
     FAILED = "stage-out failed"
@@ -47,89 +51,163 @@ class Notification(enum.IntEnum):
     ERROR = 3
 
 
-def wants(notification: int, news: News) -> bool:
-    """Tell whether the owner wants this mail: `Complete` gets failures too, as HTCondor mailed at the hand-off."""
+def is_wanted(notification: int, kind: MailKind) -> bool:
+    """Tell whether the owner wants this mail. `Complete` includes failures: HTCondor sent its mail at the hand-off."""
     if notification in (Notification.ALWAYS, Notification.COMPLETE):
         return True
-    return notification == Notification.ERROR and news is not News.DELIVERED
+    return notification == Notification.ERROR and kind is not MailKind.DELIVERED
 
 
 class Mailer(Protocol):
-    """Sends one mail."""
+    """Interface to a program that sends mail."""
 
-    def addresses(self, to: MailTo) -> tuple[str, ...]:
-        """Full addresses of an owner; none where mail cannot be sent there."""
+    def addresses(self, to: MailRecipient) -> tuple[str, ...]:
+        """Return the full addresses of an owner; none where no mail can be sent."""
 
     def send(self, addresses: Sequence[str], subject: str, body: str) -> None:
-        """Send it, without waiting for its end."""
+        """Start to send a mail, without waiting for its end."""
 
-    def look_after(self, now_s: float) -> None:
-        """Say which mails could not be sent."""
+    def reap(self, now_s: float, at_once: bool = False) -> bool:
+        """Log mails that could not be sent, and start those that wait. Return False when nothing is left.
+
+        :param at_once: start all that wait.
+        """
 
 
 @dataclass
-class _Waiting:
+class _PendingMail:
     lines: list[str] = field(default_factory=list)
-    counts: Counter[News] = field(default_factory=Counter)
+    counts: Counter[MailKind] = field(default_factory=Counter)
     subject: str = ""
 
 
-class Outbox:
-    """Mail that waits for its turn.
+class MailQueue:
+    """Mail that waits for the next mail to its address.
 
     :param interval_s: least seconds between two mails to one address.
     """
 
     def __init__(self, mailer: Mailer, interval_s: float) -> None:
         self.mailer = mailer
+        self._former: list[Mailer] = []
         self.interval_s = interval_s
-        self._waiting: dict[tuple[str, ...], _Waiting] = {}
+        self._pending: dict[tuple[str, ...], _PendingMail] = {}
         self._sent_s: dict[tuple[str, ...], float] = {}
 
-    def post(self, to: MailTo, job_id: str, news: News, reason: str) -> None:
-        """Put a piece of news into the owner's next mail, if the job's ``notification`` asks for it."""
-        if not wants(to.notification, news):
+    def replace_mailer(self, mailer: Mailer) -> None:
+        """Send with another mailer from now on. Programs of the former one are still collected."""
+        self._former.append(self.mailer)
+        self.mailer = mailer
+
+    def post(self, to: MailRecipient, job_id: str, kind: MailKind, reason: str) -> None:
+        """Add news to the owner's next mail, if the job's ``notification`` asks for it."""
+        if not is_wanted(to.notification, kind):
             return
         addresses = self.mailer.addresses(to)
         if not addresses:
             return
-        waiting = self._waiting.setdefault(addresses, _Waiting())
-        waiting.counts[news] += 1
-        waiting.subject = f"Condor Job {job_id} {news.value}"
-        if len(waiting.lines) < _JOBS_NAMED:
-            waiting.lines.append(f"Job {job_id}: {news.value}\n    {_printable(reason)}\n")
+        pending = self._pending.setdefault(addresses, _PendingMail())
+        pending.counts[kind] += 1
+        pending.subject = f"Condor Job {job_id} {kind.value}"
+        if len(pending.lines) < _JOBS_NAMED:
+            pending.lines.append(f"Job {job_id}: {kind.value}\n    {_printable(reason)}\n")
 
     def send(self, now_s: float, at_once: bool = False) -> None:
-        """Send what is due. :param at_once: everything."""
-        self.mailer.look_after(now_s)
+        """Send the mails that are due. :param at_once: send all mails."""
+        self._former = [mailer for mailer in self._former if mailer.reap(now_s)]
         self._sent_s = {who: at_s for who, at_s in self._sent_s.items() if now_s - at_s < self.interval_s}
-        for addresses in [who for who in self._waiting if at_once or who not in self._sent_s]:
-            waiting = self._waiting.pop(addresses)
+        for addresses in [who for who in self._pending if at_once or who not in self._sent_s]:
+            pending = self._pending.pop(addresses)
             self._sent_s[addresses] = now_s
-            self.mailer.send(addresses, _subject(waiting), _body(waiting))
+            self.mailer.send(addresses, _subject(pending), _body(pending))
+        self.mailer.reap(now_s, at_once)
 
 
 def _printable(text: str) -> str:
-    """One line of a mail: reasons are words of servers."""
+    """Return one line of a mail. Reasons are texts of servers."""
     return "".join(char if char.isprintable() else " " for char in text)[:_REASON_CHARS]
 
 
-def _subject(waiting: _Waiting) -> str:
-    jobs = sum(waiting.counts.values())
+def _subject(pending: _PendingMail) -> str:
+    jobs = sum(pending.counts.values())
     if jobs == 1:
-        return f"[Condor] {waiting.subject}"
-    counted = ", ".join(f"{count} {news.value}" for news, count in waiting.counts.items())
+        return f"[Condor] {pending.subject}"
+    counted = ", ".join(f"{count} {kind.value}" for kind, count in pending.counts.items())
     return f"[Condor] {jobs} Condor jobs: {counted}"
 
 
-def _body(waiting: _Waiting) -> str:
-    more = sum(waiting.counts.values()) - len(waiting.lines)
-    lines = [*waiting.lines, *([f"and {more} more jobs\n"] if more else [])]
+def _body(pending: _PendingMail) -> str:
+    more = sum(pending.counts.values()) - len(pending.lines)
+    lines = [*pending.lines, *([f"and {more} more jobs\n"] if more else [])]
     return "\n".join([*lines, "`stageout status` shows jobs in the queue, `stageout history` those that have left it."])
 
 
+@dataclass(frozen=True)
+class _Message:
+    """A program's arguments, its standard input, and facts for the log."""
+
+    argv: Sequence[str]
+    text: str
+    to: str
+    subject: str
+
+
+class Programs:
+    """Programs that send messages, a few at once. :param advice: for the log when one cannot be started."""
+
+    def __init__(self, advice: str) -> None:
+        self._advice = advice
+        self._running: list[tuple[subprocess.Popen[bytes], float]] = []
+        self._waiting: deque[_Message] = deque()
+
+    def start(self, argv: Sequence[str], text: str, addresses: Sequence[str], subject: str) -> None:
+        """Start a program with a text on standard input, now or when others have ended, without waiting for its end."""
+        message = _Message(argv, text, " ".join(addresses), subject)
+        if len(self._waiting) >= _MOST_WAITING:
+            log.warn("mail-dropped", to=message.to, advice=f"{argv[0]} is slow or hangs")
+            return
+        self._waiting.append(message)
+        self._start_waiting(_MAILERS)
+
+    def _start_waiting(self, most: int) -> None:
+        while self._waiting and len(self._running) < most:
+            message = self._waiting.popleft()
+            to, program = message.to, message.argv[0]
+            try:
+                self._running.append((_started(message), time.monotonic()))
+            except OSError as problem:
+                log.warn("mail-failed", to=to, program=program, problem=problem, advice=self._advice)
+            else:
+                log.event("mail-sent", to=to, program=program, subject=message.subject)
+
+    def reap(self, at_once: bool = False) -> bool:
+        """Collect programs that have ended, kill those that hang, and start those that wait.
+
+        :param at_once: start all that wait. :returns: False when nothing runs and waits.
+        """
+        for process, started_s in self._running:
+            if process.poll() is None and time.monotonic() - started_s > _MAILER_TIMEOUT_S:
+                process.kill()
+            elif process.poll():
+                log.warn("mail-failed", problem=f"{process.args!r} exited with {process.returncode}")
+        self._running = [one for one in self._running if one[0].poll() is None]
+        self._start_waiting(_MAILERS + (_MOST_WAITING if at_once else 0))
+        return bool(self._running)
+
+
+def _started(message: _Message) -> subprocess.Popen[bytes]:
+    """Start a program. Its input is a file, because a pipe would block until the program reads.
+
+    :raises OSError: it cannot be started, or there is no room for the file.
+    """
+    with tempfile.TemporaryFile() as stream:
+        stream.write(message.text.encode("utf-8", "replace"))
+        stream.seek(0)
+        return subprocess.Popen(message.argv, stdin=stream, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 class CondorMailer:
-    """HTCondor's own mailer, as its configuration names it: SENDMAIL, or else MAIL."""
+    """HTCondor's own mailer: SENDMAIL, or else MAIL."""
 
     def __init__(self, settings: Settings, name: str) -> None:
         sendmail = settings.condor("SENDMAIL").strip()
@@ -141,51 +219,69 @@ class CondorMailer:
         contact = settings.condor("CONDOR_SUPPORT_EMAIL") or settings.condor("CONDOR_ADMIN")
         self._end = settings.condor("EMAIL_SIGNATURE") or (f"Questions? Ask {contact}." if contact else "")
         self._head = f"This is an automated mail of stageout on the access point {name}. Do not reply.\n"
-        self._running: list[tuple[subprocess.Popen[str], float]] = []
+        self._programs = Programs("set MAIL or SENDMAIL")
 
-    def addresses(self, to: MailTo) -> tuple[str, ...]:
-        """Full addresses of an owner; a domain is added as HTCondor does."""
+    def addresses(self, to: MailRecipient) -> tuple[str, ...]:
+        """Return the full addresses of an owner, with the domain that HTCondor would add."""
         domain = self._email_domain or to.domain or self._uid_domain
         named = to.address.replace(",", " ").split()[:_MOST_ADDRESSES]
         full = (name if "@" in name else f"{name}@{domain}" for name in named)
         return tuple(address for address in full if _ADDRESS.match(address))
 
     def send(self, addresses: Sequence[str], subject: str, body: str) -> None:
-        """Start the mailer. At most a few run at once; further mails are dropped, and the log says so."""
+        """Start the mailer. At most a few run at once. Further mails wait."""
         argv, head = self._command(addresses, subject)
-        if not argv:
-            return
-        if len(self._running) >= _MAILERS:
-            log.warn("mail-dropped", to=" ".join(addresses), advice="HTCondor's mailer (MAIL) is slow or hangs")
-            return
-        text = f"{head}{self._head}\n{body}\n\n{self._end}\n"
-        try:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True
-            )
-            self._running.append((process, time.monotonic()))
-            assert process.stdin is not None
-            with process.stdin as stream:
-                stream.write(text)  # less than a pipe holds
-        except OSError as problem:
-            log.warn("mail-failed", to=" ".join(addresses), problem=problem, advice="set MAIL or SENDMAIL")
-            return
-        log.event("mail-sent", to=" ".join(addresses), subject=subject)
+        if argv:
+            self._programs.start(argv, f"{head}{self._head}\n{body}\n\n{self._end}\n", addresses, subject)
 
-    def look_after(self, now_s: float) -> None:
-        """Collect mailers that have ended, and end those that hang."""
-        for process, started_s in self._running:
-            if process.poll() is None and time.monotonic() - started_s > _MAILER_TIMEOUT_S:
-                process.kill()
-            elif process.poll():
-                log.warn("mail-failed", problem=f"{process.args!r} exited with {process.returncode}")
-        self._running = [one for one in self._running if one[0].poll() is None]
+    def reap(self, now_s: float, at_once: bool = False) -> bool:
+        """Collect mailers that have ended, kill those that hang, and start those that wait."""
+        return self._programs.reap(at_once)
 
     def _command(self, addresses: Sequence[str], subject: str) -> tuple[list[str], str]:
-        """The mailer's arguments, and the head that it wants to read."""
+        """Return the mailer's arguments, and the mail's header where the mailer reads one."""
         if self._sendmail:
             sender = f"From: {self._sender}\n" if self._sender else ""
             head = f"{sender}Subject: {subject}\nTo: {', '.join(addresses)}\n\n"
             return [self._sendmail, "-t", "-i"], head
         sender_option = ["-r", self._sender] if self._sender else []
         return ([self._mail, "-s", subject, *sender_option, *addresses] if self._mail else []), ""
+
+
+class MailerWithCommand:
+    """HTCondor's mailer, and beside it the administrator's program (STAGEOUT_NOTIFY_COMMAND), with the same messages.
+
+    :param command: absolute path. It gets an object of JSON on standard input: ``to``, ``subject`` and ``text``.
+    """
+
+    def __init__(self, mailer: Mailer, command: str) -> None:
+        self._mailer = mailer
+        self._command = command
+        self._programs = Programs("correct STAGEOUT_NOTIFY_COMMAND")
+
+    def addresses(self, to: MailRecipient) -> tuple[str, ...]:
+        """Return the full addresses of an owner."""
+        return self._mailer.addresses(to)
+
+    def send(self, addresses: Sequence[str], subject: str, body: str) -> None:
+        """Start both, without waiting for their end."""
+        self._mailer.send(addresses, subject, body)
+        message = {"to": list(addresses), "subject": subject, "text": f"{subject}\n\n{body}"}
+        text = json.dumps(message, ensure_ascii=False)
+        self._programs.start([self._command], text, addresses, subject)
+
+    def reap(self, now_s: float, at_once: bool = False) -> bool:
+        """Collect programs that have ended, kill those that hang, and start those that wait."""
+        is_mailing = self._mailer.reap(now_s, at_once)
+        return self._programs.reap(at_once) or is_mailing
+
+
+def mailer_of(settings: Settings, name: str) -> Mailer:
+    """Return the mailer that the settings ask for.
+
+    :param name: of the access point. :raises ConfigError: the command is no absolute path.
+    """
+    mailer, command = CondorMailer(settings, name), settings.text("STAGEOUT_NOTIFY_COMMAND").strip()
+    if not command:
+        return mailer
+    return MailerWithCommand(mailer, checked_path("STAGEOUT_NOTIFY_COMMAND", command, "the path of a program"))

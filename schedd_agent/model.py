@@ -21,26 +21,26 @@ HOLD_SUBCODE_BASE = 20000
 
 POLICY_HOLD_CODE = 3
 USER_HOLD_CODE = 1
-HOLDING = (State.FAILED, State.LOST)
+HOLD_STATES = (State.FAILED, State.LOST)
 """Ends for which we hold a job."""
 
 NOTHING_YET = "None"
-"""StageOutState of a job that has handed nothing off."""
+"""StageOutState of a job that has not handed anything off."""
 
 
-def custodian(manager: str, key: str) -> str:
-    """One manager with one key. A name can be taken by anybody, so all that is decided goes by this."""
+def manager_identity(manager: str, key: str) -> str:
+    """Return the identity of a manager: its name and its key. Anybody can take a name, so decisions use this."""
     return f"{manager} {key}".rstrip()
 
 
-def name_of(custodian: str) -> str:
-    """The manager's name."""
-    return custodian.partition(" ")[0]
+def name_of(identity: str) -> str:
+    """Return the name in an identity."""
+    return identity.partition(" ")[0]
 
 
-def key_of(custodian: str) -> str:
-    """The manager's public key; "" when its reports are not signed."""
-    return custodian.partition(" ")[2]
+def key_of(identity: str) -> str:
+    """Return the public key in an identity; "" for a manager that does not sign."""
+    return identity.partition(" ")[2]
 
 
 class Status(enum.IntEnum):
@@ -55,22 +55,23 @@ class Status(enum.IntEnum):
     SUSPENDED = 7
 
 
-class Request(str, enum.Enum):
-    """The owner's request by StageOutRequest; the schedd has made sure that it is the owner."""
+class OwnerRequest(str, enum.Enum):
+    """Request in StageOutRequest. The schedd has checked that it comes from the owner."""
 
     RETRY = "retry"
     CANCEL = "cancel"
     PAUSE = "pause"
     RESUME = "resume"
+    REDIRECT = "redirect"
 
 
 @dataclass(frozen=True)
-class Shown:
+class JobAdState:
     """The job ad's attributes about stage-out.
 
     :param run: StageOutRun. :param next_attempt_at: wall clock, seconds; 0 when none is planned.
-    :param keys: public keys of the managers that the run's record named.
-    :param custody: what routers of the overlay have (:class:`stageout.wire.deposits.Holding`), apart by "; ".
+    :param keys: public keys of the managers in the run's record.
+    :param custody: holdings of the overlay's routers (:class:`stageout.wire.deposits.Holding`), separated by "; ".
     """
 
     state: str = NOTHING_YET
@@ -86,8 +87,8 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class MailTo:
-    """The person who gets mail about a job.
+class MailRecipient:
+    """Recipient of mail about a job.
 
     :param notification: JobNotification. :param address: NotifyUser, or the owner. :param domain: UidDomain.
     """
@@ -101,19 +102,21 @@ class MailTo:
 class Job:
     """A job in the queue.
 
-    :param name: GlobalJobId. :param run: NumShadowStarts. :param handed_off: files that its last run handed off.
-    :param owner: Owner, "" when it is not known.
-    :param held_at_exit: held by its own on_exit_hold, where HTCondor delivers output too.
-    :param shadow_since: ShadowBday, wall clock, seconds. :param executing_since: when its last run began to execute,
-    likewise. :param transferred_at: end of its last transfer of output, likewise, 0 when it had none.
-    :param dag: cluster of its DAGMan job, 0 when it is no node.
-    :param untold: run that we held, until its log says so. :param hold_counts: NumHoldsByReason.
-    :param is_kept: a node that DAGMan removed after its end, and that counts as completed.
-    :param has_ended: its last run has ended for good: the next shadow, if there is one, only says so again.
-    :param has_shadow: something of its last run still goes on (RemoteHost).
-    :param kept_until: the queue keeps it until then, wall clock, seconds; 0: for the limit after its end.
-    :param has_flocked: its last run was in another pool. :param in_factory: its cluster makes jobs one after the other.
-    :param is_left_by_owner: its owner's own expression may keep it in the queue.
+    Times are wall clock, in seconds.
+
+    :param name: GlobalJobId. :param run: NumShadowStarts. :param handed_off: files that the last run handed off.
+    :param owner: Owner, "" when unknown. :param dag: cluster of the DAGMan job, 0 for a job outside DAGs.
+    :param held_at_exit: held by its on_exit_hold; HTCondor delivers the output of such jobs too.
+    :param shadow_since: ShadowBday. :param executing_since: start of the last run's program.
+    :param transferred_at: end of the last transfer of output, 0 for none.
+    :param unlogged_hold_run: run that the agent held, until the job's log has the event (StageOutUntold).
+    :param hold_counts: NumHoldsByReason.
+    :param is_kept: DAG node that DAGMan removed after its end; it counts as completed.
+    :param has_ended: the last run has ended for good. Another shadow would only confirm that.
+    :param has_shadow: the last run still has a shadow (RemoteHost).
+    :param kept_until: time until which the queue keeps the job; 0 for the default limit after its end.
+    :param has_flocked: the last run was in another pool. :param in_factory: the job comes from a factory.
+    :param is_left_by_owner: the owner's own expression may keep the job in the queue.
     """
 
     name: str
@@ -138,11 +141,11 @@ class Job:
     is_kept: bool = False
     has_ended: bool = False
     has_shadow: bool = False
-    shown: Shown = field(default_factory=Shown)
-    untold: int = 0
+    ad_state: JobAdState = field(default_factory=JobAdState)
+    unlogged_hold_run: int = 0
     hold_counts: Mapping[str, int] = field(default_factory=dict)
     owner: str = ""
-    mail: MailTo = MailTo()
+    mail: MailRecipient = MailRecipient()
     kept_until: int = 0
     has_flocked: bool = False
     in_factory: bool = False
@@ -150,47 +153,48 @@ class Job:
 
     @property
     def held_by_us(self) -> bool:
-        """True when a failed stage-out is the reason of its hold."""
-        code = self.hold_code == HOLD_CODE or (self.hold_code == USER_HOLD_CODE and self.hold_untold)
+        """Tell whether the job is held because its stage-out failed."""
+        code = self.hold_code == HOLD_CODE or (self.hold_code == USER_HOLD_CODE and self.is_hold_unlogged)
         return self.status == Status.HELD and code and self.hold_subcode > HOLD_SUBCODE_BASE
 
     @property
-    def hold_untold(self) -> bool:
-        """True when a crash came between our hold of this run and its event."""
-        return self.untold == self.run and self.shown.run == self.run and self.shown.state in HOLDING
+    def is_hold_unlogged(self) -> bool:
+        """Tell whether the agent died between its hold of this run and the event in the job's log."""
+        return (
+            self.unlogged_hold_run == self.run and self.ad_state.run == self.run and self.ad_state.state in HOLD_STATES
+        )
 
     @property
     def ended(self) -> bool:
-        """True when its last run is the one that counts."""
+        """Tell whether the last run is the final one."""
         return self.status == Status.COMPLETED or self.held_by_us or (self.status == Status.HELD and self.held_at_exit)
 
     @property
     def runs_anew_after_hold(self) -> bool:
-        """True when it is held and its release starts a new run.
+        """Tell whether the job is held and its release starts a new run.
 
-        The policy's code may stand for an on_exit_hold that is no longer true.
+        The policy's hold code may come from an on_exit_hold that is no longer true.
         """
         return self.status == Status.HELD and not (self.ended or self.has_shadow or self.hold_code == POLICY_HOLD_CODE)
 
     @property
-    def settling(self) -> bool:
-        """True when output of its last run was handed off and the run counts."""
+    def has_final_handoff(self) -> bool:
+        """Tell whether the last run is the final one and handed output off."""
         return self.ended and self.handed_off > 0
 
     @property
     def waits_in_factory(self) -> bool:
-        """True when only its output keeps it, as a completed job of a factory, in the queue."""
+        """Tell whether a factory's completed job is in the queue only because of its output."""
         return self.in_factory and self.status == Status.COMPLETED and self.handed_off > 0 and not self.is_left_by_owner
 
 
 @dataclass(frozen=True)
-class Past:
-    """The way in which a job left the queue.
+class HistoryRecord:
+    """A job's ad in the history. The fields have the meaning of :class:`Job`'s.
 
-    :param status: JobStatus in the history. :param run: NumShadowStarts there. :param executing_since: as of a
-    :class:`Job`, and so is ``transferred_at``: they do not tell two ends apart.
-    :param given_up: its owner has done without its output: StageOutState says Cancelled.
-    :param failed: its ad says that its output failed or was lost. :param reconnects: as of a :class:`Job`.
+    :param status: JobStatus. :param run: NumShadowStarts.
+    :param given_up: the owner cancelled the output (StageOutState is Cancelled).
+    :param failed: StageOutState says that the output failed or was lost.
     """
 
     status: int
@@ -201,17 +205,17 @@ class Past:
     failed: bool = field(default=False, compare=False)
     reconnects: int = field(default=0, compare=False)
     owner: str = field(default="", compare=False)
-    mail: MailTo = field(default=MailTo(), compare=False)
+    mail: MailRecipient = field(default=MailRecipient(), compare=False)
 
     @property
     def wants_nothing(self) -> bool:
-        """Tell whether files that are still on their way must not arrive."""
+        """Tell whether output that is not delivered yet must not be delivered."""
         return self.status == Status.REMOVED or self.given_up
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """One receipt out of the record of a run. :param key: "" from a manager that did not sign."""
+    """A receipt in the record of a run. :param key: "" from a manager that did not sign."""
 
     name: str
     manager_name: str
@@ -221,15 +225,15 @@ class Ticket:
 
     @property
     def manager(self) -> str:
-        """The custodian."""
-        return custodian(self.manager_name, self.key)
+        """Return the manager's identity."""
+        return manager_identity(self.manager_name, self.key)
 
 
 @dataclass(frozen=True)
-class Record:
-    """Hand-offs of one run, by the AP's own record (OUTPUT).
+class RunRecord:
+    """Hand-offs of one run in the access point's OUTPUT record.
 
-    :param written_at: wall clock, seconds. :param job: GlobalJobId, "" from 23.x; ``owner`` likewise.
+    :param written_at: wall clock, seconds. :param job: GlobalJobId; "" from 23.x, like ``owner``.
     """
 
     tickets: tuple[Ticket, ...] = ()
@@ -239,36 +243,40 @@ class Record:
 
     @property
     def managers(self) -> tuple[str, ...]:
-        """Custodians, in order of first mention."""
+        """Return the managers' identities, in the order of their first receipts."""
         return tuple(dict.fromkeys(ticket.manager for ticket in self.tickets))
 
     def of(self, manager: str) -> tuple[Ticket, ...]:
-        """Receipts of one custodian."""
+        """Return the receipts of one manager. :param manager: its identity."""
         return tuple(ticket for ticket in self.tickets if ticket.manager == manager)
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A sandbox as its manager reports it. :param key: public key that the report was checked with."""
+class ReportedSandbox:
+    """A sandbox in a manager's report.
+
+    :param key: public key that verified the report. :param redirects: the manager knows the order REDIRECT.
+    """
 
     manager_name: str
     key: str
     sandbox: SandboxReport
+    redirects: bool = False
 
     @property
     def manager(self) -> str:
-        """The custodian."""
-        return custodian(self.manager_name, self.key)
+        """Return the manager's identity."""
+        return manager_identity(self.manager_name, self.key)
 
 
-class Elder(NamedTuple):
-    """A manager that took over output of an earlier run."""
+class PreviousRunManager(NamedTuple):
+    """A manager that accepted output of an earlier run. :param manager: its identity."""
 
     manager: str
     run: int
 
 
-class Dag(enum.Enum):
+class DagEnd(enum.Enum):
     """The end of a node's DAG."""
 
     UNKNOWN = "unknown"
@@ -277,41 +285,48 @@ class Dag(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Situation:
-    """All that a decision about one job depends on.
+class DecisionInput:
+    """The facts on which the decision about one job depends.
 
-    :param job: None when it is not in the queue; then ``past`` says how it left, None when that is not known.
-    :param record: of the run that counts, None when there is none (yet). :param counts: the number of that run in the
-    records, 0 when it is not known. It is lower than the job's after a shadow that only said that the job is done.
-    :param records_written: False on an AP that writes no records of transfers.
-    :param absent_s: custodian -> for how long it has not shown this run, in a view without holes.
-    :param waited_s: for how long this run has been waiting, in a view without holes.
-    :param elders: managers of earlier runs -> for how long nothing was heard of each, in a view without holes.
-    :param edited_s_ago: since the last edit of this job by this agent.
-    :param done: orders about this job that were acknowledged: (custodian, action, run number).
+    Managers are identities. Silence and waiting count only while the agent could have received reports
+    (:class:`schedd_agent.liveness.LivenessTracker`).
+
+    :param job: job in the queue, None after it left. :param history: its ad in the history, None when unknown.
+    :param record: record of the final run, None while there is none.
+    :param recorded_run: number of the final run in the records, 0 when unknown. It is lower than the job's number after
+        a shadow that only confirmed the end of the job.
+    :param records_written: False on an access point that writes no records of transfers.
+    :param reported: sandboxes of the job in managers' reports.
+    :param absent_s: manager -> seconds without a report of this run. :param waited_s: seconds since this run's end.
+    :param previous_managers: managers of earlier runs -> seconds without a report.
+    :param edited_s_ago: seconds since the agent's last edit of the job.
+    :param done: acknowledged orders about the job: (manager, action, run number).
+    :param requests_done: acknowledged redirects: (manager, run number, request).
     """
 
     name: str
     job: Job | None
-    past: Past | None = None
-    record: Record | None = None
-    counts: int = 0
+    history: HistoryRecord | None = None
+    record: RunRecord | None = None
+    recorded_run: int = 0
     records_written: bool = True
-    seen: tuple[Seen, ...] = ()
+    reported: tuple[ReportedSandbox, ...] = ()
     absent_s: Mapping[str, float] = field(default_factory=dict)
     waited_s: float = 0.0
-    elders: Mapping[Elder, float] = field(default_factory=dict)
+    previous_managers: Mapping[PreviousRunManager, float] = field(default_factory=dict)
     edited_s_ago: float = float("inf")
-    dag: Dag = Dag.UNKNOWN
+    dag: DagEnd = DagEnd.UNKNOWN
     done: frozenset[tuple[str, Action, int]] = frozenset()
+    requests_done: frozenset[tuple[str, int, str]] = frozenset()
     wall_s: float = 0.0
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Knobs that decisions depend on, in seconds and counts.
+class DecisionLimits:
+    """Knobs of decisions, in seconds and counts.
 
-    :param history_s: least between two questions about the same job that has left the queue, or the same DAG.
+    :param history_s: least seconds between two queries of the history about the same job or DAG.
+    :param docs_url: address of the documentation, without a slash at its end; "" for none.
     """
 
     lease_s: float = 7200.0
@@ -321,11 +336,12 @@ class Limits:
     shadow_settle_s: float = 60.0
     leave_s: float = 604800.0
     history_s: float = 60.0
+    docs_url: str = ""
 
 
 @dataclass(frozen=True)
-class Send:
-    """Order a manager to do something about one run of the job. :param manager: custodian."""
+class SendOrder:
+    """Send a manager an order about one run of the job. :param manager: its identity."""
 
     manager: str
     action: Action
@@ -333,23 +349,26 @@ class Send:
     tickets: tuple[str, ...] = ()
     files: int = 0
     priority: int = 0
+    request: str = ""
+    new_url: str = ""
+    only_file: str = ""
 
 
 @dataclass(frozen=True)
-class Show:
-    """Write into the job's ad what is going on."""
+class UpdateAdState:
+    """Write the progress of the stage-out into the job's ad."""
 
-    shown: Shown
+    ad_state: JobAdState
 
 
 @dataclass(frozen=True)
-class Deliver:
-    """Write that the output arrived; a completed job leaves the queue after that.
+class MarkDelivered:
+    """Write that the output is delivered, so that a completed job can leave the queue.
 
-    :param stats: StageOutStats: real bytes, files, seconds, and how it was verified.
+    :param stats: StageOutStats: bytes, files, seconds and kind of verification.
     """
 
-    shown: Shown
+    ad_state: JobAdState
     stats: Mapping[str, int | str]
 
 
@@ -357,14 +376,14 @@ class Deliver:
 class Hold:
     """Hold the completed job, with an event in its log. :param subcode: HoldReasonSubCode."""
 
-    shown: Shown
+    ad_state: JobAdState
     subcode: int
     reason: str
 
 
 @dataclass(frozen=True)
-class Told:
-    """The log of the job that was held says so: its ad gets reason and codes of the hold again."""
+class RestoreHoldReason:
+    """Restore the reason and codes of a hold, after condor_hold wrote its event and replaced them."""
 
     subcode: int
     reason: str
@@ -372,20 +391,20 @@ class Told:
 
 @dataclass(frozen=True)
 class Rerun:
-    """Put the completed job back to idle: its output was lost."""
+    """Put the completed job back to idle because its output was lost."""
 
-    shown: Shown
+    ad_state: JobAdState
 
 
 @dataclass(frozen=True)
 class Complete:
-    """Release the job that we held into being completed, with an event in its log."""
+    """Release the job that the agent held, so that it is completed, with an event in its log."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class LetGo:
+class LeaveQueue:
     """Let the completed job leave the queue without its output."""
 
 
@@ -397,7 +416,7 @@ class Remove:
 
 
 @dataclass(frozen=True)
-class Keep:
+class KeepInQueue:
     """Keep the completed job in the queue for longer. :param until: wall clock, seconds."""
 
     until: int
@@ -405,11 +424,16 @@ class Keep:
 
 @dataclass(frozen=True)
 class ClearRequest:
-    """The owner's request was carried out, or cannot be."""
+    """Clear the owner's request, which was carried out or cannot be.
+
+    :param refused: id of a redirect, and the reason why it was not carried out; "" without one.
+    """
+
+    refused: str = ""
 
 
 @dataclass(frozen=True)
-class Note:
+class RecordFailure:
     """Record that output failed after its job had left the queue."""
 
     run: int
@@ -417,6 +441,19 @@ class Note:
     reason: str
 
 
-Effect = Union[Send, Show, Deliver, Hold, Told, Rerun, Complete, LetGo, Remove, ClearRequest, Keep, Note]
+Effect = Union[
+    SendOrder,
+    UpdateAdState,
+    MarkDelivered,
+    Hold,
+    RestoreHoldReason,
+    Rerun,
+    Complete,
+    LeaveQueue,
+    Remove,
+    ClearRequest,
+    KeepInQueue,
+    RecordFailure,
+]
 
 GOOD_ENDS = (State.DELIVERED, State.RELEASED)

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import math
 import subprocess
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from schedd_agent.credentials import Owner, services_of
-from schedd_agent.edits import Act, Edit
+from schedd_agent.credentials import CredentialOwner, services_of
+from schedd_agent.edits import Edit, ToolCommand
 from schedd_agent.factories import Factory, read_limit
 from schedd_agent.model import (
     HOLD_CODE,
+    HOLD_STATES,
     HOLD_SUBCODE_BASE,
-    HOLDING,
     NOTHING_YET,
     POLICY_HOLD_CODE,
-    Dag,
+    DagEnd,
+    HistoryRecord,
     Job,
-    MailTo,
-    Past,
-    Shown,
+    JobAdState,
+    MailRecipient,
     Status,
 )
 from stageout.core import log
+from stageout.core.condor_ads import UNDECODABLE, SkippedAttributes, decoded, value_of
 from stageout.core.dagman import is_kept_node, is_with_its_dag
 from stageout.core.durable import step
 from stageout.core.errors import StageoutError
@@ -38,7 +39,7 @@ _IDS_AT_ONCE = 200
 _CLUSTER_CHANGE = 1 << 7
 _OF_A_CLUSTER = "(ProcId ?: -1) < 0"
 
-#: Jobs that the agent may have to do with. Idle and running ones matter only after they showed something.
+#: Jobs that may need a decision. Idle and running ones matter only after their ads showed a stage-out.
 CANDIDATES = (
     f"StageOutGuard =?= true && (JobStatus == {int(Status.COMPLETED)} || JobStatus == {int(Status.REMOVED)} "
     f'|| StageOutState =!= "{NOTHING_YET}" || StageOutRequest isnt undefined || (JobStatus == {int(Status.HELD)} '
@@ -60,49 +61,52 @@ PROJECTION = [
 
 
 class QueueError(StageoutError):
-    """The schedd did not answer, or refused."""
+    """The schedd did not answer, or it refused the request."""
 
 
-class Queue(Protocol):
+class JobQueue(Protocol):
     """The agent's interface to a schedd. All calls block and raise QueueError."""
 
     def jobs(self, reported: Collection[str]) -> list[Job]:
-        """Candidates, and the jobs with these GlobalJobIds that are in the queue."""
+        """Return the candidates, and the jobs with these GlobalJobIds that are in the queue."""
 
-    def past(self, names: Collection[str]) -> dict[str, Past]:
-        """Return how jobs left the queue, for those in the history."""
+    def history_records(self, names: Collection[str]) -> dict[str, HistoryRecord]:
+        """Return the history's records of these jobs."""
 
-    def dags(self, clusters: Collection[int]) -> dict[int, Dag]:
+    def dags(self, clusters: Collection[int]) -> dict[int, DagEnd]:
         """Return the ends of these DAGMan jobs."""
 
-    def owners(self, names: Collection[str]) -> dict[str, Owner]:
+    def owners(self, names: Collection[str]) -> dict[str, CredentialOwner]:
         """Return the owners of these jobs' credentials, for jobs in the queue."""
 
+    def ids(self, first: int, last: int) -> set[tuple[int, int]]:
+        """Return cluster and process of all jobs in the queue whose clusters lie between these, both included."""
+
     def apply(self, edit: Edit) -> None:
-        """Change a job. On return it is in the schedd's log. :raises QueueError: it is not."""
+        """Change a job. On return the change is in the schedd's log. :raises QueueError: the job is not changed."""
 
     def remove(self, job: Job, reason: str) -> None:
-        """condor_rm. :raises QueueError: the job stays."""
+        """Remove a job, as condor_rm does. :raises QueueError: the job stays."""
 
 
 def parse_job(ad: Mapping[str, Any], candidate: bool) -> Job:
-    """A job's ad as the agent sees it.
+    """Return a job from its ad.
 
-    :param candidate: the ad matched CANDIDATES, which looks at OnExitHold.
+    :param candidate: the ad matches CANDIDATES, which tests OnExitHold.
     """
 
     def number(name: str) -> int:
         value = ad.get(name)
         if not isinstance(value, (int, float)) or not math.isfinite(value):
             return 0
-        return max(-MOST_NUMBER, min(MOST_NUMBER, int(value)))  # an order with more would be refused, and all with it
+        return max(-MOST_NUMBER, min(MOST_NUMBER, int(value)))  # a manager refuses a sheet with a larger number
 
     def text(name: str) -> str:
         value = ad.get(name)
         return value if isinstance(value, str) else ""
 
     stats: Any = ad.get("TransferOutputStats")
-    handed_off = stats.get("STAGEOUTFilesCountLastRun") if hasattr(stats, "get") else 0
+    handed_off = value_of(stats, "STAGEOUTFilesCountLastRun") if hasattr(stats, "get") else 0
     has_ended = ad.get("TerminationPending") is True
     is_kept = is_kept_node(number("JobStatus"), "DAGManJobId" in ad, has_ended, text("RemoveReason"))
     return Job(
@@ -113,27 +117,27 @@ def parse_job(ad: Mapping[str, Any], candidate: bool) -> Job:
         priority=number("JobPrio"), dag=number("DAGManJobId"), entered_at=number("EnteredCurrentStatus"),
         completions=number("NumJobCompletions"), reconnects=number("NumJobReconnects"),
         shadow_since=number("ShadowBday"), executing_since=number("JobCurrentStartExecutingDate"),
-        # A reconnect of the shadow loses the one or the other.
+        # A reconnect of the shadow loses one of the two.
         transferred_at=max(number("TransferOutFinished"), number("JobCurrentFinishTransferOutputDate")),
         hold_code=number("HoldReasonCode"), hold_subcode=number("HoldReasonSubCode"),
         held_at_exit=candidate and number("HoldReasonCode") == POLICY_HOLD_CODE,
         request=text("StageOutRequest"), reruns=number("StageOutReruns"),
-        shown=Shown(
+        ad_state=JobAdState(
             state=text("StageOutState") or NOTHING_YET, run=number("StageOutRun"), reason=text("StageOutReason"),
             bytes_left=number("StageOutBytesLeft"), files_left=number("StageOutFilesLeft"),
             attempts=number("StageOutAttempts"), next_attempt_at=number("StageOutNextAttempt"),
             manager=text("StageOutManager"), keys=text("StageOutKeys"), custody=text("StageOutCustody"),
         ),
-        untold=number("StageOutUntold"), hold_counts=_counts(ad.get("NumHoldsByReason")),
+        unlogged_hold_run=number("StageOutUntold"), hold_counts=_counts(ad.get("NumHoldsByReason")),
         owner=text("Owner"),
-        mail=MailTo(number("JobNotification"), text("NotifyUser") or text("Owner"), text("UidDomain")),
+        mail=MailRecipient(number("JobNotification"), text("NotifyUser") or text("Owner"), text("UidDomain")),
         kept_until=number("StageOutKeptUntil"), has_flocked="RemotePool" in ad or "LastRemotePool" in ad,
         in_factory="JobMaterializeNextProcId" in ad, is_left_by_owner=ad.get("StageOutUserLeave", False) is not False,
     )  # fmt: skip
 
 
 def parse_factory(ad: Any) -> Factory | None:
-    """Return a factory out of its cluster's ad; None when its limit is an expression of the owner's own."""
+    """Return a factory from its cluster's ad; None when its limit is an owner's expression."""
     limit = read_limit(str(ad.lookup("JobMaterializeLimit")))
     if limit is None:
         return None
@@ -144,16 +148,19 @@ def parse_factory(ad: Any) -> Factory | None:
 
 
 def _counts(found: Any) -> dict[str, int]:
-    """Counts by name out of a nested ad."""
-    pairs = found.items() if hasattr(found, "items") else ()
-    return {str(name): value for name, value in pairs if isinstance(value, int)}
+    """Return the counts in a nested ad, by name."""
+    try:
+        pairs = found.items() if hasattr(found, "items") else ()
+        return {str(name): value for name, value in pairs if isinstance(value, int)}
+    except UNDECODABLE:
+        return {}
 
 
-class CondorQueue:
+class CondorJobQueue:
     """The schedd on this machine.
 
-    :param tools: directory of HTCondor's commands. condor_qedit is the only way to change several attributes in one
-        transaction, and condor_hold the only one to give a sub-code.
+    :param tools: directory of HTCondor's commands. Only condor_qedit changes several attributes in one transaction, and
+        only condor_hold sets a sub-code.
     """
 
     def __init__(self, tools: Path = Path("/usr/bin")) -> None:
@@ -161,69 +168,70 @@ class CondorQueue:
 
         self._condor = htcondor2
         self._tools = tools
-        # 23.x raises OSError and the like where 25.x has a class of its own.
+        self._skipped = SkippedAttributes()
+        # 25.x has a class of its own for errors, 23.x has not.
         own = getattr(htcondor2, "HTCondorException", None)
         self._errors: tuple[type[Exception], ...] = (
             OSError, RuntimeError, ValueError, TypeError, *([own] if own else [])
         )  # fmt: skip
 
     def name(self) -> str:
-        """Name of the schedd: the first part of its jobs' GlobalJobIds. :raises QueueError: there is none here."""
+        """Return the schedd's name, the first part of GlobalJobIds. :raises QueueError: no schedd runs here."""
         try:
             return str(self._condor.Collector().locate(self._condor.DaemonType.Schedd)["Name"])
         except self._errors as problem:
             raise QueueError(f"no schedd on this machine: {problem}") from None
 
     def jobs(self, reported: Collection[str]) -> list[Job]:
-        """Candidates, and the jobs with these GlobalJobIds that are in the queue."""
-        found = {str(ad["GlobalJobId"]): parse_job(ad, True) for ad in self._query(CANDIDATES)}
+        """Return the candidates, and the jobs with these GlobalJobIds that are in the queue."""
+        found = {str(ad["GlobalJobId"]): parse_job(ad, True) for ad in self._named(CANDIDATES, PROJECTION)}
         for constraint in _by_ids([Run(name, 0).job_id for name in reported if name not in found]):
-            for ad in self._query(constraint):
+            for ad in self._named(constraint, PROJECTION):
                 found.setdefault(str(ad["GlobalJobId"]), parse_job(ad, False))
         return list(found.values())
 
-    def past(self, names: Collection[str]) -> dict[str, Past]:
-        """Return how jobs left the queue, for those in the history."""
+    def history_records(self, names: Collection[str]) -> dict[str, HistoryRecord]:
+        """Return the history's records of these jobs."""
         found = {}
-        for ad in self._history([Run(name, 0).job_id for name in names]):
+        for ad in self._query_history([Run(name, 0).job_id for name in names]):
             if ad.get("GlobalJobId") in names:
                 job = parse_job(ad, False)
-                found[job.name] = Past(
+                found[job.name] = HistoryRecord(
                     job.status, job.run, job.executing_since, job.transferred_at,
-                    given_up=job.shown.state == State.CANCELLED,
-                    failed=job.shown.state in HOLDING and job.shown.run == job.run,
+                    given_up=job.ad_state.state == State.CANCELLED,
+                    failed=job.ad_state.state in HOLD_STATES and job.ad_state.run == job.run,
                     reconnects=job.reconnects, owner=job.owner, mail=job.mail,
                 )  # fmt: skip
         return found
 
-    def dags(self, clusters: Collection[int]) -> dict[int, Dag]:
+    def dags(self, clusters: Collection[int]) -> dict[int, DagEnd]:
         """Return the ends of these DAGMan jobs."""
         ids = [f"{cluster}.0" for cluster in clusters]
         running = {int(ad["ClusterId"]) for text in _by_ids(ids) for ad in self._query(text, ["ClusterId"])}
         gone = [f"{cluster}.0" for cluster in clusters if cluster not in running]
         found = {}
-        for ad in self._history(gone):
+        for ad in self._query_history(gone):
             fate = self._fate(ad)
             if fate is not None:
                 found[int(ad["ClusterId"])] = fate
         return found
 
-    def _fate(self, ad: Mapping[str, Any]) -> Dag | None:
+    def _fate(self, ad: Mapping[str, Any]) -> DagEnd | None:
         """Return the end of a DAG; for a sub-DAG that was removed with the DAG above it, the end of that one."""
         if ad["JobStatus"] != Status.REMOVED:
-            return Dag.ENDED
+            return DagEnd.ENDED
         parent = ad.get("DAGManJobId")
         if not isinstance(parent, int) or not is_with_its_dag(str(ad.get("RemoveReason") or "")):
-            return Dag.REMOVED
+            return DagEnd.REMOVED
         return self.dags({parent}).get(parent)
 
-    def owners(self, names: Collection[str]) -> dict[str, Owner]:
+    def owners(self, names: Collection[str]) -> dict[str, CredentialOwner]:
         """Return the owners of these jobs' credentials, for jobs in the queue."""
         wanted = [*PROJECTION, "x509userproxy", "OAuthServicesNeeded"]
         ids = [Run(name, 0).job_id for name in names]
-        ads = [(ad, parse_job(ad, False)) for constraint in _by_ids(ids) for ad in self._query(constraint, wanted)]
+        ads = [(ad, parse_job(ad, False)) for constraint in _by_ids(ids) for ad in self._named(constraint, wanted)]
         return {
-            job.name: Owner(
+            job.name: CredentialOwner(
                 str(ad.get("Owner") or ""), job.status, job.run, str(ad.get("x509userproxy") or ""),
                 services_of(str(ad.get("OAuthServicesNeeded") or "")),
             )
@@ -231,7 +239,7 @@ class CondorQueue:
         }  # fmt: skip
 
     def apply(self, edit: Edit) -> None:
-        """Change a job. On return it is in the schedd's log. :raises QueueError: it is not."""
+        """Change a job. On return the change is in the schedd's log. :raises QueueError: the job is not changed."""
         schedd = self._condor.Schedd()
         flags = self._condor.TransactionFlag
         with step(edit.label):
@@ -244,13 +252,13 @@ class CondorQueue:
                 raise QueueError(f"{edit.job_id}: {problem}") from None
             if edit.atomic:
                 self._edit_at_once(edit)
-            if edit.act:
-                self._act(edit.job_id, edit.act)
+            if edit.command:
+                self._run_command(edit.job_id, edit.command)
 
     def remove(self, job: Job, reason: str) -> None:
-        """condor_rm. :raises QueueError: the job stays."""
+        """Remove a job, as condor_rm does. :raises QueueError: the job stays."""
         try:
-            self._condor.Schedd().act(self._condor.JobAction.Remove, f"{job.cluster}.{job.proc}", reason=reason)
+            self._condor.Schedd().command(self._condor.JobAction.Remove, f"{job.cluster}.{job.proc}", reason=reason)
         except self._errors as problem:
             raise QueueError(f"{job.cluster}.{job.proc}: {problem}") from None
 
@@ -259,13 +267,18 @@ class CondorQueue:
         wanted = ["ClusterId", "JobMaterializeLimit", "JobMaterializeNextProcId", "JobMaterializePaused"]
         constraint = f"{_OF_A_CLUSTER} && JobMaterializeNextProcId isnt undefined"
         options = self._condor.QueryOpt.IncludeClusterAd
-        ads = self._query(constraint, [*wanted, "TotalSubmitProcs"], opts=options)
+        ads = self._query_raw(constraint, [*wanted, "TotalSubmitProcs"], opts=options)
         return [found for found in map(parse_factory, ads) if found]
 
     def procs(self, clusters: Collection[int]) -> list[tuple[int, int]]:
         """Return cluster and process of each job of these clusters."""
         constraint = " || ".join(f"ClusterId == {cluster}" for cluster in clusters)
         return [(int(ad["ClusterId"]), int(ad["ProcId"])) for ad in self._query(constraint, ["ClusterId", "ProcId"])]
+
+    def ids(self, first: int, last: int) -> set[tuple[int, int]]:
+        """Return cluster and process of all jobs in the queue whose clusters lie between these, both included."""
+        ads = self._query(f"ClusterId >= {first} && ClusterId <= {last}", ["ClusterId", "ProcId"])
+        return {(int(ad["ClusterId"]), int(ad["ProcId"])) for ad in ads}
 
     def set_limit(self, cluster: int, limit: str) -> None:
         """Change the JobMaterializeLimit of a cluster's own ad. On return it is in the schedd's log."""
@@ -284,10 +297,10 @@ class CondorQueue:
         if done.returncode:
             raise QueueError(f"{edit.job_id}: {_sentence(done)}")
 
-    def _act(self, job_id: str, act: Act) -> None:
-        done = self._run(act.tool, "-reason", act.reason, *act.options, "-constraint", act.condition)
+    def _run_command(self, job_id: str, command: ToolCommand) -> None:
+        done = self._run(command.tool, "-reason", command.reason, *command.options, "-constraint", command.condition)
         if done.returncode:
-            log.warn("event-not-written", job=job_id, tool=act.tool, problem=_sentence(done))
+            log.warn("event-write-failed", job=job_id, tool=command.tool, problem=_sentence(done))
 
     def _run(self, tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         argv = [str(self._tools / tool), *arguments]
@@ -296,13 +309,21 @@ class CondorQueue:
         except (OSError, subprocess.TimeoutExpired) as problem:
             raise QueueError(f"{tool}: {problem}") from None
 
-    def _query(self, constraint: str, projection: Iterable[str] = PROJECTION, **options: Any) -> list[Any]:
+    def _named(self, constraint: str, wanted: list[str]) -> Iterator[dict[str, Any]]:
+        """Yield ads of jobs. A job whose owner has spoilt its GlobalJobId is left out."""
+        return (ad for ad in self._query(constraint, wanted) if "GlobalJobId" in ad)
+
+    def _query(self, constraint: str, wanted: list[str]) -> list[dict[str, Any]]:
+        """Return attributes of jobs, without those that cannot be decoded."""
+        return [decoded(ad, wanted, self._skipped.add) for ad in self._query_raw(constraint, wanted)]
+
+    def _query_raw(self, constraint: str, wanted: list[str], **options: Any) -> list[Any]:
         try:
-            return list(self._condor.Schedd().query(constraint, list(projection), **options))
+            return list(self._condor.Schedd().query(constraint, wanted, **options))
         except self._errors as problem:
             raise QueueError(f"the schedd does not answer: {problem}") from None
 
-    def _history(self, ids: list[str]) -> Iterator[Any]:
+    def _query_history(self, ids: list[str]) -> Iterator[Any]:
         wanted = [
             "GlobalJobId", "ClusterId", "ProcId", "JobStatus", "NumShadowStarts", "TransferOutFinished",
             "JobCurrentFinishTransferOutputDate", "JobCurrentStartExecutingDate", "StageOutState", "DAGManJobId",
@@ -311,7 +332,8 @@ class CondorQueue:
         ]  # fmt: skip
         for constraint in _by_ids(ids):
             try:
-                yield from self._condor.Schedd().history(constraint, wanted, min(len(ids), _IDS_AT_ONCE))
+                for ad in self._condor.Schedd().history(constraint, wanted, min(len(ids), _IDS_AT_ONCE)):
+                    yield decoded(ad, wanted, self._skipped.add)
             except self._errors as problem:
                 raise QueueError(f"the history cannot be read: {problem}") from None
 
@@ -321,7 +343,7 @@ def _sentence(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _by_ids(ids: list[str]) -> Iterator[str]:
-    """Constraints for jobs by ``cluster.proc``, some hundred at a time."""
+    """Return constraints for jobs by ``cluster.proc``, some hundred jobs in each."""
     for start in range(0, len(ids), _IDS_AT_ONCE):
         parts = (job_id.split(".") for job_id in ids[start : start + _IDS_AT_ONCE])
         yield " || ".join(f"ClusterId == {int(cluster)} && ProcId == {int(proc)}" for cluster, proc in parts)

@@ -1,7 +1,7 @@
-"""Managers' reports, as far as they may be believed.
+"""Managers' reports, after their signatures were checked.
 
-A report is believed about the key that signed it, never about the name in it: a *custodian* is a manager with a key
-(:func:`schedd_agent.model.custodian`). Which custodian counts for a run is in the AP's own record of that run.
+A report is evidence for the key that signed it, never for the name in it. So an identity is a name with a key
+(:func:`schedd_agent.model.manager_identity`). The access point's own record of a run names the identities that count.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from schedd_agent.model import Seen, custodian, name_of
+from schedd_agent.model import ReportedSandbox, manager_identity, name_of
 from stageout.core import log
 from stageout.core.durable import read_file, write_file
 from stageout.core.states import FREED
+from stageout.wire.clocks import ahead_of_collector_s
 from stageout.wire.custody import (
     MANAGER_AD,
     BadPayload,
@@ -27,24 +28,24 @@ from stageout.wire.custody import (
     read_report,
 )
 
-_GLOBAL_JOB_ID = re.compile(r"[^#]+#\d+\.\d+#\d+\Z")
+_GLOBAL_JOB_ID = re.compile(r"[^#]+#[0-9]{1,10}\.[0-9]{1,10}#[0-9]{1,10}\Z")
 _REFUSALS_KEPT = 100
 _STORE_INTERVAL_S = 60.0
 _NUMBERS_KEPT = 20_000
 
 
-class _Old(BadPayload):
-    """A report that its custodian has replaced since."""
+class _OutdatedReport(BadPayload):
+    """A report that its manager has replaced since."""
 
     def __init__(self, report: Report, newest: int) -> None:
         super().__init__(f"report {report.number} of {report.manager} is old: {newest} was seen already")
-        self.custodian = custodian(report.manager, report.key)
+        self.manager_identity = manager_identity(report.manager, report.key)
 
 
-class Newest:
-    """Number of the newest report of each custodian, over restarts: a report that was recorded is not played back.
+class NewestReportNumbers:
+    """Number of the newest report of each identity, kept over restarts, so that an old report cannot be replayed.
 
-    :param path: file in which it is kept; None keeps nothing.
+    :param path: file for the numbers; None to keep them in memory.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -58,127 +59,139 @@ class Newest:
         except (FileNotFoundError, ValueError, AttributeError, TypeError):
             return
 
-    def get(self, custodian: str) -> int:
-        """The newest number, 0 for none."""
-        return self._numbers.get(custodian, 0)
+    def get(self, identity: str) -> int:
+        """Return the newest number, 0 for none."""
+        return self._numbers.get(identity, 0)
 
-    def put(self, custodian: str, number: int) -> None:
-        """A report has come."""
-        self._numbers.pop(custodian, None)
-        self._numbers[custodian] = number
+    def put(self, identity: str, number: int) -> None:
+        """Record a report's number."""
+        self._numbers.pop(identity, None)
+        self._numbers[identity] = number
         while len(self._numbers) > _NUMBERS_KEPT:
             del self._numbers[next(iter(self._numbers))]
         self._changed = True
 
     def store(self, now_s: float) -> None:
-        """Write the file, at most once a minute. On return it is on the disk. :raises OSError: it is not."""
+        """Write the file, at most once a minute. On return it is on the disk. :raises OSError: the disk refuses it."""
         if self._path and self._changed and now_s - self._stored_s >= _STORE_INTERVAL_S:
             write_file("reports-seen", self._path, json.dumps(self._numbers).encode("ascii"))
             self._stored_s, self._changed = now_s, False
 
 
 @dataclass
-class Board:
-    """The newest report of each custodian about the jobs of one schedd.
+class ReportTable:
+    """The newest report of each identity about the jobs of one schedd.
 
     :param schedd: name of the schedd, the first part of its jobs' GlobalJobIds.
     """
 
     schedd: str
-    newest: Newest = field(default_factory=Newest)
+    newest: NewestReportNumbers = field(default_factory=NewestReportNumbers)
     _reports: dict[str, Report] = field(default_factory=dict)
-    _read_before: dict[tuple[str, str], tuple[str, str, Report]] = field(default_factory=dict)
+    _ahead_s: dict[str, int] = field(default_factory=dict)
+    _read_earlier: dict[tuple[str, str], tuple[str, str, Report]] = field(default_factory=dict)
     _refused: dict[tuple[str, str], None] = field(default_factory=dict)
-    _changes: dict[tuple[str, str, int], SandboxReport] = field(default_factory=dict)
+    _latest: dict[tuple[str, str, int], SandboxReport] = field(default_factory=dict)
     _disputed: frozenset[str] = frozenset()
 
     def update(self, ads: Iterable[Mapping[str, Any]]) -> list[Report]:
-        """Take all ads that the collector has now; managers without an ad are gone. Returns reports that are new."""
+        """Replace all reports by those in the collector's ads. Return the new ones."""
         present: set[str] = set()
         refused: list[tuple[Mapping[str, Any], BadPayload]] = []
         fresh: list[Report] = []
-        before, self._read_before = self._read_before, {}
+        before, self._read_earlier = self._read_earlier, {}
         for ad in ads:
             try:
                 report = self._read(ad, before)
             except BadPayload as problem:
                 refused.append((ad, problem))
                 continue
-            whose = custodian(report.manager, report.key)
-            present.add(whose)
-            if self._take(whose, report):
+            identity = manager_identity(report.manager, report.key)
+            present.add(identity)
+            if self._take(identity, report):
+                self._ahead_s[identity] = ahead_of_collector_s(ad)
                 fresh.append(report)
-        old = {problem.custodian for _, problem in refused if isinstance(problem, _Old)}
-        for whose in self._reports.keys() - present - old:
-            del self._reports[whose]
-        self._disputed = self._settle(present, refused)
+        old = {problem.manager_identity for _, problem in refused if isinstance(problem, _OutdatedReport)}
+        for identity in self._reports.keys() - present - old:
+            del self._reports[identity], self._ahead_s[identity]
+        self._disputed = self._find_disputed(present, refused)
         self._forget_changes()
         return fresh
 
-    def _take(self, whose: str, report: Report) -> bool:
-        known = self._reports.get(whose)
+    def _take(self, identity: str, report: Report) -> bool:
+        known = self._reports.get(identity)
         if known is not None and report.number <= known.number:
             return False
-        boxes = tuple(self._newest(whose, box) for box in report.sandboxes)
-        self._reports[whose] = replace(report, sandboxes=boxes)
-        self.newest.put(whose, report.number)
+        sandboxes = tuple(self._latest_state(identity, sandbox) for sandbox in report.sandboxes)
+        self._reports[identity] = replace(report, sandboxes=sandboxes)
+        self.newest.put(identity, report.number)
         return True
 
-    def _settle(self, present: set[str], refused: list[tuple[Mapping[str, Any], BadPayload]]) -> frozenset[str]:
-        """Say what was refused; returns the names in which more than one voice speaks."""
-        voices = [name_of(whose) for whose in present]
+    def _find_disputed(self, present: set[str], refused: list[tuple[Mapping[str, Any], BadPayload]]) -> frozenset[str]:
+        """Log refused reports. Return the names in which more than one key signs."""
+        voices = [name_of(identity) for identity in present]
         for ad, problem in refused:
-            if isinstance(problem, _Old) and problem.custodian in present:
-                continue  # It has changed doors: the ad behind the other one expires by itself.
+            if isinstance(problem, _OutdatedReport) and problem.manager_identity in present:
+                continue  # The manager publishes another kind of ad now. The old ad expires by itself.
             self.refuse(str(ad.get("Name")), str(problem))
             voices += [manager_of(ad)] * 2
         return frozenset(name for name in voices if voices.count(name) > 1)
 
     @property
     def disputed(self) -> frozenset[str]:
-        """Names in which others speak now, too: that such a manager cannot be heard is no evidence of anything."""
+        """Return names in which several keys sign. Silence of such a manager is no evidence."""
         return self._disputed
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Manager -> number of its newest report."""
+        """Return the number of each identity's newest report."""
         return {manager: report.number for manager, report in self._reports.items()}
+
+    def reports(self) -> Iterable[Report]:
+        """Return the newest report of each identity."""
+        return self._reports.values()
+
+    def reports_by_collector_clock(self) -> Iterator[Report]:
+        """Return the same reports, each with its time as the collector's clock showed it."""
+        for identity, report in self._reports.items():
+            yield replace(report, sent_at=report.sent_at - self._ahead_s[identity])
 
     @property
     def endings(self) -> dict[str, tuple[int, int]]:
-        """Manager -> number of its newest report, and in how many seconds it will have ended, 0 for no end."""
+        """Return number and announced end (in seconds, 0 for none) of each identity's newest report."""
         return {manager: (report.number, report.ends_in_s) for manager, report in self._reports.items()}
 
     def busy(self) -> set[str]:
-        """Managers that hold output of this schedd's jobs."""
+        """Return the identities that hold output of this schedd's jobs."""
         return {
             manager for manager, report in self._reports.items()
-            if any(box.state not in FREED and box.run.schedd == self.schedd for box in report.sandboxes)
+            if any(sandbox.state not in FREED and sandbox.run.schedd == self.schedd for sandbox in report.sandboxes)
         }  # fmt: skip
 
     def unleased(self) -> set[str]:
-        """Managers that wait for this agent's word before they send."""
+        """Return the identities that wait for a lease of this agent before they send."""
         return {manager for manager, report in self._reports.items() if self.schedd in report.unleased}
 
-    def shown(self) -> Iterator[tuple[str, str]]:
-        """(custodian, job) of every sandbox that is in a report now."""
-        return ((whose, box.job) for whose, report in self._reports.items() for box in report.sandboxes)
+    def reported_jobs(self) -> Iterator[tuple[str, str]]:
+        """Return identity and job of every sandbox in a report."""
+        return ((identity, sandbox.job) for identity, report in self._reports.items() for sandbox in report.sandboxes)
 
-    def by_job(self) -> dict[str, list[Seen]]:
-        """Sandboxes of this schedd's jobs, newest believable state of each."""
-        found: dict[str, list[Seen]] = {}
+    def by_job(self) -> dict[str, list[ReportedSandbox]]:
+        """Return the sandboxes of this schedd's jobs, each in its newest state."""
+        found: dict[str, list[ReportedSandbox]] = {}
         for report in self._reports.values():
-            for box in report.sandboxes:
-                if _GLOBAL_JOB_ID.match(box.job) and box.run.schedd == self.schedd:
-                    found.setdefault(box.job, []).append(Seen(report.manager, report.key, box))
+            for sandbox in report.sandboxes:
+                if _GLOBAL_JOB_ID.match(sandbox.job) and sandbox.run.schedd == self.schedd:
+                    item = ReportedSandbox(report.manager, report.key, sandbox, bool(report.redirects))
+                    found.setdefault(sandbox.job, []).append(item)
         return found
 
     def acknowledged(self, agent: str) -> dict[str, int]:
-        """Custodian -> number of the last order of that agent that it carried out, 0 for none."""
-        return {whose: report.acknowledged.get(agent, 0) for whose, report in self._reports.items()}
+        """Return the number of the last order that each identity acknowledged to an agent, 0 for none."""
+        return {identity: report.acknowledged.get(agent, 0) for identity, report in self._reports.items()}
 
     def refuse(self, what: str, problem: str) -> None:
-        """Name in the log, once, what is not believed and why."""
+        """Log a rejected report and the reason, once."""
         matter = (what, problem)
         if matter not in self._refused:
             log.warn("report-refused", ad=what, problem=problem)
@@ -188,7 +201,7 @@ class Board:
 
     @property
     def refused(self) -> Sequence[tuple[str, str]]:
-        """Return the rejected reports with their reasons; the newest hundred."""
+        """Return the newest hundred rejected reports with their reasons."""
         return tuple(self._refused)
 
     def _read(self, ad: Mapping[str, Any], known: Mapping[tuple[str, str], tuple[str, str, Report]]) -> Report:
@@ -203,26 +216,30 @@ class Board:
                 check_signature(MANAGER_AD, ad, report.key)
         if ad.get("MyType") == MANAGER_AD and ad.get("Name") != report.manager:
             raise BadPayload(f"it speaks for {report.manager}")
-        newest = self.newest.get(custodian(report.manager, report.key))
+        newest = self.newest.get(manager_identity(report.manager, report.key))
         if report.number < newest:
-            raise _Old(report, newest)
-        self._read_before[place] = (payload, signature, report)
+            raise _OutdatedReport(report, newest)
+        self._read_earlier[place] = (payload, signature, report)
         return report
 
-    def _newest(self, whose: str, box: SandboxReport) -> SandboxReport:
-        """States only go forward: an older one, from whatever source, does not count."""
-        key = (whose, box.job, box.number)
-        known = self._changes.get(key)
-        if known is None or box.change >= known.change:
-            self._changes[key] = box
-            return box
+    def _latest_state(self, identity: str, sandbox: SandboxReport) -> SandboxReport:
+        """Return the newest known state of a sandbox: an older one never replaces it."""
+        key = (identity, sandbox.job, sandbox.number)
+        known = self._latest.get(key)
+        if known is None or sandbox.change >= known.change:
+            self._latest[key] = sandbox
+            return sandbox
         return known
 
     def _forget_changes(self) -> None:
-        listed = {(whose, box.job, box.number) for whose, report in self._reports.items() for box in report.sandboxes}
-        self._changes = {key: box for key, box in self._changes.items() if key in listed}
+        listed = {
+            (identity, sandbox.job, sandbox.number)
+            for identity, report in self._reports.items()
+            for sandbox in report.sandboxes
+        }
+        self._latest = {key: sandbox for key, sandbox in self._latest.items() if key in listed}
 
 
 def manager_of(ad: Mapping[str, Any]) -> str:
-    """Name of the manager that an ad of a report names. Anybody can write it."""
+    """Return the manager's name in a report's ad. Anybody can write it."""
     return str(ad.get("StageOutManager") or ad.get("Name"))

@@ -1,4 +1,4 @@
-"""The agent's own HTTPS port, for renewed credentials. Off unless STAGEOUT_CREDENTIAL_PORT is set."""
+"""HTTPS server for renewed credentials. Off unless STAGEOUT_CREDENTIAL_PORT is set."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Respond = Callable[[Request], Awaitable["list[Answer]"]]
 
 
 class Certificate:
-    """The port's certificate with its key, made at the first start. Nobody signs it: managers know its digest.
+    """The server's self-signed certificate with its key, made at the first start. Managers know its digest.
 
     :param path: PEM file. :raises ConfigError: it cannot be read, made or stored.
     """
@@ -71,7 +71,7 @@ def _new_certificate() -> bytes:
 def addresses_of(settings: Settings) -> tuple[str, str]:
     """Return the address that nodes connect to, and the one to listen on ("" for all).
 
-    Nodes are told STAGEOUT_CREDENTIAL_HOST, else the one address of NETWORK_INTERFACE, else the full name.
+    Nodes connect to STAGEOUT_CREDENTIAL_HOST, else to the address in NETWORK_INTERFACE, else to the full host name.
     """
     try:
         own = str(ipaddress.ip_address(settings.condor("NETWORK_INTERFACE")))
@@ -81,8 +81,8 @@ def addresses_of(settings: Settings) -> tuple[str, str]:
     return f"[{host}]" if ":" in host else host, own
 
 
-class Port:
-    """The listening socket. :param host: to listen on, "" for all. :param respond: answers a request."""
+class CredentialServer:
+    """HTTPS server. :param host: address to listen on, "" for all. :param respond: answers a request."""
 
     def __init__(self, host: str, port: int, certificate: Certificate, respond: Respond) -> None:
         self._host = host or None
@@ -92,7 +92,7 @@ class Port:
         self._runner: web.AppRunner | None = None
 
     async def open(self) -> None:
-        """Listen. :raises ConfigError: the port cannot be had, or aiohttp is missing."""
+        """Start to listen. :raises ConfigError: the port cannot be used, or aiohttp is missing."""
         try:
             from aiohttp import web
         except ImportError:
@@ -108,24 +108,24 @@ class Port:
         except OSError as problem:
             await self.close()
             raise ConfigError(f"STAGEOUT_CREDENTIAL_PORT = {self._port}: {problem}; choose a free port") from None
-        log.event("credential-port", port=self._port, certificate=self._certificate.digest)
+        log.event("credential-port-opened", port=self._port, certificate=self._certificate.digest)
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop to listen."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
 
-    async def _handle(self, asked: web.Request) -> web.Response:
+    async def _handle(self, request_received: web.Request) -> web.Response:
         from aiohttp import web
 
         try:
-            request = read_request(await asked.read())
+            request = read_request(await request_received.read())
             answers = await asyncio.wait_for(self._respond(request), _HANDLE_S)
         except BadRenewal as problem:
-            log.warn("credential-request", peer=asked.remote, problem=problem)
+            log.warn("credential-request-failed", peer=request_received.remote, problem=problem)
             return web.Response(status=400, text=str(problem))
         except Exception as problem:
-            log.error("credential-request", peer=asked.remote, problem=repr(problem))
+            log.error("credential-request-failed", peer=request_received.remote, problem=repr(problem))
             return web.Response(status=503, text="the agent cannot answer now")
         return web.Response(body=answer_bytes(answers), content_type="application/json")

@@ -1,8 +1,8 @@
-"""Reads users' credentials on the access point, which only root may.
+"""Readers of users' credentials on the access point.
 
-HTCondor wants the files of a credmon to be root's, and a proxy is its owner's. An agent that condor_master starts as
-root becomes the user condor before it does anything else, and leaves the reading to a child process that stays root and
-does nothing else: it reads tokens below SEC_CREDENTIAL_DIRECTORY_OAUTH, and certificates as the job's owner.
+The files of a credmon belong to root, and a proxy belongs to its owner. An agent that condor_master starts as root
+first becomes the user condor. A child process stays root and only reads: tokens below SEC_CREDENTIAL_DIRECTORY_OAUTH,
+and proxies with the rights of the job's owner.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from stageout.wire.handoff import MAX_CREDENTIAL_BYTES, is_service
 
 
 class NoCredential(Exception):
-    """A credential is not to be had; the text says why, for its owner."""
+    """No credential can be given. The text tells its owner why."""
 
 
-class Reader(Protocol):
-    """Blocking; one call at a time."""
+class CredentialReader(Protocol):
+    """Reader of credentials. Calls block; make one at a time."""
 
     def read(self, kind: str, user: str, name: str) -> bytes:
-        """The token of a service, or the proxy at a path.
+        """Return the token of a service, or the proxy at a path.
 
         :param user: the job's owner. :param name: service, or absolute path. :raises NoCredential: with the reason.
         """
 
 
-class Direct:
-    """Reads with the rights of this process.
+class LocalCredentialReader:
+    """Reader with the rights of this process.
 
     :param tokens: SEC_CREDENTIAL_DIRECTORY_OAUTH, None where there is none.
     """
@@ -47,7 +47,7 @@ class Direct:
         self._tokens = tokens
 
     def read(self, kind: str, user: str, name: str) -> bytes:
-        """See :class:`Reader`."""
+        """See :class:`CredentialReader`."""
         return self._token(user, name) if kind == "token" else _proxy(user, name)
 
     def _token(self, user: str, service: str) -> bytes:
@@ -59,7 +59,7 @@ class Direct:
 
 
 def _proxy(user: str, path: str) -> bytes:
-    """The file that the job's ad names, if it is the owner's own and a certificate: the job chose the path."""
+    """Return the file that the job's ad names, if it is the owner's and a certificate: the job chose the path."""
     what = "the X.509 proxy"
     try:
         account = pwd.getpwnam(user)
@@ -67,7 +67,7 @@ def _proxy(user: str, path: str) -> bytes:
         raise NoCredential("the job's owner has no account on the access point") from None
     if not path.startswith("/") or account.pw_uid == 0:
         raise NoCredential("the job names no x509userproxy with an absolute path")
-    with _being(account):
+    with _as_user(account):
         content = _content(Path(path), what, account.pw_uid)
     if b"-----BEGIN CERTIFICATE-----" not in content:
         raise NoCredential(f"{what} on the access point holds no certificate")
@@ -75,8 +75,8 @@ def _proxy(user: str, path: str) -> bytes:
 
 
 @contextmanager
-def _being(account: pwd.struct_passwd) -> Iterator[None]:
-    """Be this user for a while, where that is possible: nothing is opened that he could not open himself."""
+def _as_user(account: pwd.struct_passwd) -> Iterator[None]:
+    """Open files with this user's rights, if this process is root."""
     if os.geteuid() != 0:
         yield
         return
@@ -96,7 +96,7 @@ def _content(path: Path, what: str, uid: int | None) -> bytes:
     except FileNotFoundError:
         raise NoCredential(f"{what} is no more on the access point") from None
     except OSError as problem:
-        text = f"the agent on the access point cannot read {what} ({problem.strerror}; docs/CREDENTIALS.md)"
+        text = f"the agent on the access point cannot read {what} ({problem.strerror}; docs/user/credentials.md)"
         raise NoCredential(text) from None
     with open(handle, "rb") as stream:
         found = os.fstat(handle)
@@ -108,14 +108,14 @@ def _content(path: Path, what: str, uid: int | None) -> bytes:
     return content
 
 
-class Apart:
-    """A reader that works in a child process, which gets its task as arguments."""
+class ChildCredentialReader:
+    """Reader that asks a child process."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._stream = sock.makefile("rwb")
 
     def read(self, kind: str, user: str, name: str) -> bytes:
-        """See :class:`Reader`."""
+        """See :class:`CredentialReader`."""
         try:
             self._stream.write(json.dumps([kind, user, name]).encode() + b"\n")
             self._stream.flush()
@@ -127,13 +127,13 @@ class Apart:
         return base64.b64decode(answer["content"])
 
 
-def open_reader(settings: Settings) -> Reader:
-    """A reader; when this process is root it is the user condor from now on, and its reader a child that is not.
+def open_reader(settings: Settings) -> CredentialReader:
+    """Return a reader. A root process becomes the user condor, and its reader is a child that stays root.
 
-    Call it before there are threads. :raises ConfigError: it is not known who condor is.
+    Call it before threads are started. :raises ConfigError: the user condor is unknown.
     """
     told = settings.condor("SEC_CREDENTIAL_DIRECTORY_OAUTH")
-    direct = Direct(Path(told) if told else None)
+    direct = LocalCredentialReader(Path(told) if told else None)
     if os.geteuid() != 0:
         return direct
     uid, gid = _condor_ids(settings)
@@ -145,11 +145,11 @@ def open_reader(settings: Settings) -> Reader:
     os.setgroups([gid])
     os.setgid(gid)
     os.setuid(uid)
-    return Apart(ours)
+    return ChildCredentialReader(ours)
 
 
-def _serve(sock: socket.socket, reader: Direct) -> None:
-    """The child: answers until the agent has ended."""
+def _serve(sock: socket.socket, reader: LocalCredentialReader) -> None:
+    """Answer as the child process until the agent ends."""
     try:
         stream: Any = sock.makefile("rwb")
         for line in stream:
@@ -162,7 +162,7 @@ def _serve(sock: socket.socket, reader: Direct) -> None:
         os._exit(0)
 
 
-def _answer(reader: Direct, line: bytes) -> dict[str, str]:
+def _answer(reader: LocalCredentialReader, line: bytes) -> dict[str, str]:
     try:
         kind, user, name = map(str, json.loads(line))
         return {"content": base64.b64encode(reader.read(kind, user, name)).decode()}

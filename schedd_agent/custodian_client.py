@@ -1,4 +1,4 @@
-"""Queries to custodians of the overlay: one connection for many questions."""
+"""Queries to custodians of the overlay, many on one connection."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from pathlib import Path
 from stageout.core.config import ConfigError, Settings
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.key_file import gateway_of
+from stageout.overlay.wire.messages import Cancel, Custody, Result, Status
+from stageout.overlay.wire.route import BadRoute, address, addresses
 from stageout.wire.deposits import earlier_operation_of, operation_of
-from stageout.wire.overlay import Cancel, Custody, Result, Status
-from stageout.wire.route import BadRoute, address, addresses
 
 _AT_ONCE = 500
 
 
-class Asker:
-    """Questions to custodians. :param key: file with the key that they know this access point by."""
+class CustodianClient:
+    """Client of the custodians. :param key: file with the key that identifies this access point to them."""
 
     def __init__(self, key: Path) -> None:
         self._key = key
 
     def __call__(self, custodian: str, names: Sequence[str], cancel: bool) -> Mapping[str, tuple[str, str]]:
-        """Name of a deposit -> (outcome, reason), without those of which the custodian cannot say more yet.
+        """Return outcome and reason by name of a deposit, for deposits whose state the custodian knows.
 
-        :raises TransferFailure: it was not reached, or the key cannot be read.
+        :param cancel: withdraw the deposits too.
+        :raises TransferFailure: the custodian cannot be reached, or the key cannot be read.
         """
         gateway = gateway_of(*address(custodian), self._key)
         found = _ask(gateway, {operation_of(name, gateway.secret): name for name in names}, cancel)
         unknown = [name for name, (outcome, _) in found.items() if outcome == "unknown"]
-        if unknown:  # its pilot may be of an earlier release
+        if unknown:  # a pilot of an earlier release made other names
             known = _ask(gateway, {earlier_operation_of(name, gateway.secret): name for name in unknown}, cancel)
             found.update(known)
         return found
 
 
 def _ask(gateway: Gateway, by_key: Mapping[tuple[str, int], str], cancel: bool) -> dict[str, tuple[str, str]]:
-    """Answers by name. :param by_key: operation -> name."""
+    """Return the answers by name. :param by_key: operation -> name."""
     keys = list(by_key)
     found: dict[tuple[str, int], tuple[str, str]] = {}
     for start in range(0, len(keys), _AT_ONCE):
@@ -46,7 +47,10 @@ def _ask(gateway: Gateway, by_key: Mapping[tuple[str, int], str], cancel: bool) 
                 if cancel:
                     channel.send(Cancel(*key))
                 channel.send(Status(*key))
-            last = secrets.token_hex(16), 1  # answers come in order, and not each question has one that names it
+            last = (
+                secrets.token_hex(16),
+                1,
+            )  # Answers come in order, and some name no question: an unknown operation ends the list.
             channel.send(Status(*last))
             while last not in found:
                 answer = channel.receive()
@@ -55,12 +59,12 @@ def _ask(gateway: Gateway, by_key: Mapping[tuple[str, int], str], cancel: bool) 
                 elif isinstance(answer, Result):
                     found[answer.origin, answer.seq] = (answer.outcome, answer.reason)
             del found[last]
-    # who asks for one deposit of an origin is told of the others, too, when something becomes of them
+    # A custodian also reports other deposits of the same origin.
     return {by_key[key]: answer for key, answer in found.items() if key in by_key}
 
 
 def custodians_of(settings: Settings) -> tuple[str, ...]:
-    """Return the keys whose answers count. :raises ConfigError: an address cannot be used."""
+    """Return the addresses in STAGEOUT_CUSTODIANS. :raises ConfigError: an address cannot be used."""
     try:
         return addresses(settings.text("STAGEOUT_CUSTODIANS"))
     except BadRoute as problem:

@@ -1,0 +1,124 @@
+"""The agent's metrics: counts of its own work, and sums over the reports of all managers in the pool."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from schedd_agent.model import HOLD_SUBCODE_BASE, NOTHING_YET, Job
+from stageout.core.errors import ErrorClass
+from stageout.core.metrics import DELIVERY_BOUNDS, OTHER, Histogram, Readings, bounded, host_of, relabelled
+from stageout.core.states import State
+from stageout.wire.custody import AD_LIFETIME_S, Report
+
+#: Age of a report, in seconds, from which its manager is late: it should have refreshed the report twice since.
+LATE_S = 2 * AD_LIFETIME_S / 3
+#: A job's ad can have any value, and each value of a label costs Prometheus memory.
+_JOB_STATES = {NOTHING_YET, *map(str, State)}
+_HOLD_CODES = {HOLD_SUBCODE_BASE + kind.code for kind in ErrorClass}
+_NODE_STATES = ("reporting", "late", "ending")
+
+
+class AgentCounts:
+    """Counts of the agent's work since its start, and of the jobs at the last pass.
+
+    :ivar edits: by kind. :ivar passes: by "done" and "failed". :ivar pass_s: seconds that the last pass took.
+    :ivar passed_at: wall clock of the last pass that succeeded, 0 for none.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: Counter[str] = Counter()
+        self.held: Counter[str] = Counter()
+        self.edits: Counter[str] = Counter()
+        self.edit_failures = 0
+        self.passes: Counter[str] = Counter(done=0, failed=0)
+        self.pass_s = self.passed_at = 0.0
+        self.delays = Histogram(DELIVERY_BOUNDS)
+
+    def count_jobs(self, jobs: Iterable[Job]) -> None:
+        """Count the jobs of a pass."""
+        jobs = list(jobs)
+        self.jobs = Counter(state if (state := job.ad_state.state) in _JOB_STATES else OTHER for job in jobs)
+        codes = (job.hold_subcode for job in jobs if job.held_by_us)
+        self.held = Counter(str(code) if code in _HOLD_CODES else OTHER for code in codes)
+
+    def end_pass(self, is_done: bool, took_s: float, wall_s: float) -> None:
+        """Count a pass."""
+        self.passes["done" if is_done else "failed"] += 1
+        self.pass_s = took_s
+        if is_done:
+            self.passed_at = wall_s
+
+    def readings(self) -> Readings:
+        """Return the values of this moment."""
+        found = Readings()
+        found.put_all("stageout_agent_jobs", self.jobs)
+        found.put_all("stageout_agent_jobs_held", self.held)
+        found.put_all("stageout_agent_edits_total", self.edits)
+        found.put("stageout_agent_edit_failures_total", self.edit_failures)
+        found.put_all("stageout_agent_passes_total", self.passes)
+        found.put("stageout_agent_last_pass_timestamp_seconds", self.passed_at)
+        found.put("stageout_agent_pass_duration_seconds", self.pass_s)
+        found.put("stageout_agent_delivery_delay_seconds", self.delays)
+        return found
+
+
+def put_pool(found: Readings, reports: Iterable[Report], wall_s: float) -> None:
+    """Add the sums over all managers' reports.
+
+    :param reports: with times of the collector's clock. :param wall_s: wall clock, seconds.
+    """
+    reports = list(reports)
+    ages_s = [max(0.0, wall_s - report.sent_at) for report in reports]
+    nodes = Counter(dict.fromkeys(_NODE_STATES, 0))
+    nodes.update(_node_state(report, age_s) for report, age_s in zip(reports, ages_s))
+    states = Counter({str(state): 0 for state in State})
+    states.update(box.state for report in reports for box in report.sandboxes if box.state in states)
+    found.put("stageout_agent_reports", len(reports))
+    found.put("stageout_agent_oldest_report_age_seconds", max(ages_s, default=0.0))
+    found.put_all("stageout_pool_nodes", nodes)
+    found.put_all("stageout_pool_sandboxes", states)
+    found.put("stageout_pool_bytes_at_risk", sum(report.bytes_at_risk for report in reports))
+    found.put("stageout_pool_spool_used_bytes", sum(report.spool_bytes for report in reports))
+    found.put("stageout_pool_spool_limit_bytes", sum(report.spool_limit_bytes for report in reports))
+    found.put("stageout_pool_data_slots", sum(report.data_slots for report in reports))
+    _put_destinations(found, reports)
+
+
+def _node_state(report: Report, age_s: float) -> str:
+    return "ending" if report.ends_in_s else "late" if age_s > LATE_S else "reporting"
+
+
+def _put_destinations(found: Readings, reports: Iterable[Report]) -> None:
+    """Add the sums for each server."""
+    files: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[tuple[str, str]] = Counter()
+    rates: Counter[str] = Counter()
+    away: Counter[str] = Counter()
+    for report in reports:
+        away.update({host_of(server.server) for server in report.servers})
+        for flow in report.flows:
+            host = host_of(flow.server)
+            files.update({(host, "waiting"): flow.files_waiting, (host, "moving"): flow.files_moving})
+            sizes.update({(host, "waiting"): flow.bytes_waiting, (host, "moving"): flow.bytes_moving})
+            rates[host] += flow.rate_bytes_per_s if flow.files_moving else 0
+    labels = bounded(_weights(sizes, away))
+    found.put_each("stageout_pool_destination_files", _by_label(files, labels))
+    found.put_each("stageout_pool_destination_bytes", _by_label(sizes, labels))
+    found.put_all("stageout_pool_destination_rate_bytes_per_second", relabelled(rates, labels))
+    found.put_all("stageout_pool_destination_unreachable_nodes", relabelled(away, labels))
+
+
+def _weights(sizes: Mapping[tuple[str, str], int], away: Mapping[str, int]) -> dict[str, float]:
+    """Return the bytes of each server, of all states. One that cannot be reached counts even without any."""
+    weights = Counter(away)
+    for (host, _), size_bytes in sizes.items():
+        weights[host] += size_bytes
+    return dict(weights)
+
+
+def _by_label(values: Mapping[tuple[str, str], int], labels: Mapping[str, str]) -> Counter[tuple[str, str]]:
+    sums: Counter[tuple[str, str]] = Counter()
+    for (host, state), value in values.items():
+        sums[labels[host], state] += value
+    return sums
