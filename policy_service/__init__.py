@@ -1,4 +1,5 @@
 """The policy service: grants streams between a source and a destination, as leases, over REST.
 
-``book.py`` keeps who has what, ``api.py`` is what clients see, ``docs/TUNING.md`` explains both.
+``lease_table.py`` keeps the leases, and ``api.py`` has the operations for clients.
+``docs/administrator/policy-service.md`` explains both.
 """

@@ -1,6 +1,6 @@
-"""Shows the service in the pool's collector, for ``condor_status``; nothing depends on it.
+"""The service's ad in the pool's collector, for ``condor_status``. Nothing depends on it.
 
-HTCondor's bindings hold the interpreter while they wait for the network, so a child does the talking:
+HTCondor's bindings hold the interpreter while they wait for the network, so a child process publishes the ad:
 ``python -m policy_service.advert LOCAL_NAME`` reads one ad as JSON from stdin and publishes it.
 """
 
@@ -12,8 +12,8 @@ import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 
-from policy_service.model import Refused
-from policy_service.views import Picture
+from policy_service.model import RequestRefused
+from policy_service.views import LeaseSnapshot
 from stageout import __version__
 from stageout.core import log
 from stageout.core.children import module_command
@@ -22,25 +22,25 @@ from stageout.core.config import condor_settings
 POLICY_AD = "StageOutPolicy"
 _INTERVAL_S = 300.0
 _LIFETIME_S = 900
-_PATIENCE_S = 20.0
+_PUBLISH_TIMEOUT_S = 20.0
 _PROBLEM_CHARS = 300
 
 
-def ad_of(url: str, picture: Picture) -> dict[str, str | int]:
-    """The service's ad. :param url: on which it listens."""
-    leases = [lease for lease, _ in picture.leases]
+def make_ad(url: str, snapshot: LeaseSnapshot) -> dict[str, str | int]:
+    """Return the service's ad. :param url: URL on which the service listens."""
+    leases = [lease for lease, _ in snapshot.leases]
     return {
         "MyType": POLICY_AD, "Name": f"policy@{url.partition('://')[2]}", "StageOutVersion": __version__,
-        "StageOutPolicyURL": url, "StageOutPolicyName": picture.policy, "StageOutPolicyMaxPair": picture.max_pair,
+        "StageOutPolicyURL": url, "StageOutPolicyName": snapshot.policy, "StageOutPolicyMaxPair": snapshot.max_pair,
         "StageOutPolicyLeases": len(leases), "StageOutPolicyStreams": sum(lease.counted for lease in leases),
-        "StageOutPolicyProblem": " ".join(picture.problems), "ClassAdLifetime": _LIFETIME_S,
+        "StageOutPolicyProblem": " ".join(snapshot.problems), "ClassAdLifetime": _LIFETIME_S,
     }  # fmt: skip
 
 
-class Advert:
-    """Publishes the ad every five minutes.
+class CollectorAdvertiser:
+    """Publisher of the service's ad, every five minutes.
 
-    :param local_name: as of the daemon. :param facts: makes the ad.
+    :param local_name: local name of the daemon. :param facts: makes the ad.
     """
 
     def __init__(self, local_name: str, facts: Callable[[], Awaitable[Mapping[str, str | int]]]) -> None:
@@ -49,10 +49,10 @@ class Advert:
         self._problem: str | None = None
 
     async def run(self) -> None:
-        """Publish until cancelled; a collector that does not take the ad is in the log, and asked again."""
+        """Publish until cancelled. Log a collector that refuses the ad, and try again."""
         while True:
-            with contextlib.suppress(Refused):  # the disk of the leases fails: the log says so already
-                self._tell(await self._publish(json.dumps(await self._facts())))
+            with contextlib.suppress(RequestRefused):  # the leases' disk fails, which is in the log already
+                self._log_change(await self._publish(json.dumps(await self._facts())))
             await asyncio.sleep(_INTERVAL_S)
 
     async def _publish(self, ad: str) -> str:
@@ -65,9 +65,9 @@ class Advert:
         except OSError as problem:
             return str(problem)
         try:
-            _, errors = await asyncio.wait_for(child.communicate(ad.encode("ascii")), _PATIENCE_S)
+            _, errors = await asyncio.wait_for(child.communicate(ad.encode("ascii")), _PUBLISH_TIMEOUT_S)
         except asyncio.TimeoutError:
-            return f"the collector did not answer within {_PATIENCE_S:.0f} s"
+            return f"the collector did not answer within {_PUBLISH_TIMEOUT_S:.0f} s"
         finally:
             if child.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -77,17 +77,17 @@ class Advert:
             return ""
         return errors.decode(errors="replace").strip()[-_PROBLEM_CHARS:] or f"status {child.returncode}"
 
-    def _tell(self, problem: str) -> None:
+    def _log_change(self, problem: str) -> None:
         if problem != self._problem:
             if problem:
-                log.warn("not-advertised", problem=problem)
+                log.warn("ad-publish-failed", problem=problem)
             else:
-                log.event("advertised")
+                log.event("ad-published")
         self._problem = problem
 
 
 def main() -> int:
-    """Publish the ad on stdin in all collectors; with several, one that takes it is enough."""
+    """Publish the ad on stdin in all collectors. With several collectors, one that takes the ad is enough."""
     import classad2
     import htcondor2
 

@@ -1,6 +1,6 @@
-"""The REST interface: what each operation of the table (:mod:`operations`) does.
+"""The REST interface: the work behind each operation of :mod:`policy_service.operations`.
 
-Every answer but the page is JSON or plain text.
+Every answer except the HTML page is JSON or plain text.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from pydantic import BaseModel
 
 from policy_service import openapi, views
 from policy_service.bodies import LeaseAnswer, LeasesAnswer, read_body
-from policy_service.book import Book
-from policy_service.model import Lease, Refused
+from policy_service.lease_table import LeaseTable
+from policy_service.model import Lease, RequestRefused
 from policy_service.operations import OPERATIONS, Operation
-from policy_service.tokens import Tokens
 from stageout.core import log
+from stageout.core.metrics import Readings
+from stageout.core.metrics_server import content_type, rendered
+from stageout.core.tokens import TokenTable
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -30,32 +32,40 @@ _POLICY_FOR_PAGES = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 class Api:
-    """The service's routes over one book.
+    """The service's routes over one lease table.
 
-    :param worker: its one thread does everything with the book.
+    :param worker: one thread, which does all work on the table.
     """
 
-    def __init__(self, book: Book, tokens: Tokens, worker: ThreadPoolExecutor) -> None:
-        self.book = book
+    def __init__(self, table: LeaseTable, tokens: TokenTable, worker: ThreadPoolExecutor) -> None:
+        self.table = table
         self.tokens = tokens
         self._worker = worker
         self._requests: Counter[tuple[str, int]] = Counter()
 
     def application(self) -> web.Application:
-        """The application for aiohttp to serve."""
+        """Return the application that aiohttp serves."""
         app = web.Application(middlewares=[self._answer], client_max_size=_MOST_BODY_BYTES)
         for operation in OPERATIONS:
             app.router.add_route(operation.method, operation.path, self._handler(operation), name=operation.name)
         return app
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Do something with the book, in its thread. :raises Refused: also when its disk fails (503)."""
+        """Run ``work`` on the lease table, in its thread.
+
+        :raises RequestRefused: by ``work``, or with status 503 when the disk of the leases fails.
+        """
         try:
             return await asyncio.get_running_loop().run_in_executor(self._worker, work)
         except (sqlite3.Error, OSError) as problem:
-            log.error("not-recorded", problem=problem, advice="see to the disk of STAGEOUT_POLICY_DIR")
+            log.error("grant-write-failed", problem=problem, advice="see to the disk of STAGEOUT_POLICY_DIR")
             text = "the grant cannot be recorded: try again later, or tell the service's administrator"
-            raise Refused(503, text) from problem
+            raise RequestRefused(503, text) from problem
+
+    async def readings(self) -> Readings:
+        """Return the metrics of this moment."""
+        state = await self.call(lambda: views.LeaseSnapshot.of(self.table))
+        return views.readings(state, self._requests)
 
     def _handler(self, operation: Operation) -> Handler:
         method: Callable[..., Awaitable[web.StreamResponse]] = getattr(self, f"_{operation.name}")
@@ -74,15 +84,15 @@ class Api:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         owner = self.tokens.owner(token.strip()) if scheme.lower() == "bearer" else None
         if owner is None:
-            raise Refused(401, "send 'Authorization: Bearer TOKEN' with a token that this service knows")
+            raise RequestRefused(401, "send 'Authorization: Bearer TOKEN' with a token that this service knows")
         return owner
 
     @web.middleware
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Turn every failure into a JSON answer with one sentence, and count."""
+        """Turn every failure into a JSON answer with one sentence, and count the request."""
         try:
             response = await handler(request)
-        except Refused as problem:
+        except RequestRefused as problem:
             response = _failed(problem.status, str(problem))
         except web.HTTPException as problem:
             response = _failed(problem.status, f"{problem.reason}: see /openapi.json")
@@ -93,38 +103,37 @@ class Api:
         return response
 
     async def _request(self, owner: str, client: str, source: str, destination: str, wanted: int) -> web.Response:
-        lease = await self.call(lambda: self.book.request(owner, client, source.lower(), destination.lower(), wanted))
+        lease = await self.call(lambda: self.table.request(owner, client, source.lower(), destination.lower(), wanted))
         return _json(self._shown(lease), 201)
 
     async def _list_own(self, owner: str) -> web.Response:
-        leases = await self.call(self.book.leases)
+        leases = await self.call(self.table.leases)
         return _json(LeasesAnswer(leases=[self._shown(lease) for lease in leases if lease.owner == owner]))
 
     async def _renew(self, owner: str, lease: str, wanted: int | None, in_use: int | None) -> web.Response:
-        return _json(self._shown(await self.call(lambda: self.book.renew(owner, lease, wanted, in_use))))
+        return _json(self._shown(await self.call(lambda: self.table.renew(owner, lease, wanted, in_use))))
 
     async def _report(self, owner: str, lease: str, in_use: int, rate_mb_s: float | None) -> web.Response:
-        return _json(self._shown(await self.call(lambda: self.book.report(owner, lease, in_use, rate_mb_s))))
+        return _json(self._shown(await self.call(lambda: self.table.report(owner, lease, in_use, rate_mb_s))))
 
     async def _release(self, owner: str, lease: str) -> web.Response:
-        await self.call(lambda: self.book.release(owner, lease))
+        await self.call(lambda: self.table.release(owner, lease))
         return web.Response(status=204)
 
     async def _metrics(self) -> web.Response:
-        state = await self.call(lambda: views.Picture.of(self.book))
-        body, content_type = views.metrics(state, self._requests)
-        return web.Response(body=body, headers={"Content-Type": content_type})
+        body = rendered(await self.readings(), with_process=False)
+        return web.Response(body=body, headers={"Content-Type": content_type()})
 
     async def _describe(self) -> web.Response:
         return web.json_response(openapi.description(OPERATIONS))
 
     async def _page(self) -> web.Response:
-        state = await self.call(lambda: views.Picture.of(self.book))
+        state = await self.call(lambda: views.LeaseSnapshot.of(self.table))
         headers = {"Content-Security-Policy": _POLICY_FOR_PAGES, "Refresh": "5"}
         return web.Response(text=views.page(state), content_type="text/html", headers=headers)
 
     def _shown(self, lease: Lease) -> LeaseAnswer:
-        left_s = self.book.left_s(lease)
+        left_s = self.table.left_s(lease)
         return LeaseAnswer(
             lease=lease.id,
             client=lease.client,
@@ -135,7 +144,7 @@ class Api:
             wanted=lease.wanted,
             ends_in_s=round(left_s, 3),
             renew_in_s=round(left_s / 3, 3),
-            reason=_reason(lease, self.book.rules.limits.max_pair),
+            reason=_reason(lease, self.table.rules.limits.max_pair),
         )
 
 

@@ -1,4 +1,4 @@
-"""The JSON bodies of requests and answers: pydantic models that both check them and describe them."""
+"""The JSON bodies of requests and answers: pydantic models that check and describe them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, TypeVar, Union
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from policy_service.model import Refused
+from policy_service.model import RequestRefused
 
 MOST_STREAMS = 100_000
 _MOST_MB_S = 1e9
@@ -78,7 +78,7 @@ class Failure(BaseModel):
 def read_body(data: bytes, model: type[B]) -> B:
     """Check a JSON body against its model. An empty body is an empty object.
 
-    :raises Refused: it is no JSON, lacks a member, has an unknown one, or one that is out of bounds.
+    :raises RequestRefused: it is no JSON, or a member is missing, unknown or out of bounds.
     """
     try:
         return model.model_validate_json(data.strip() or b"{}")
@@ -87,4 +87,4 @@ def read_body(data: bytes, model: type[B]) -> B:
     name = str(first["loc"][0])[:50] if first["loc"] else "body"
     field = model.model_fields.get(name)
     meaning = f" ({field.description})" if field else f" (known are {', '.join(model.model_fields)})"
-    raise Refused(400, f"{name}: {first['msg']}{meaning}; see /openapi.json")
+    raise RequestRefused(400, f"{name}: {first['msg']}{meaning}; see /openapi.json")

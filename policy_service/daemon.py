@@ -1,14 +1,9 @@
-"""The process: settings, signals, the listening socket. A child of condor_master, or alone."""
+"""``stageout-policy-service``: settings and the listening socket. A child of condor_master, or alone."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import ipaddress
-import os
-import signal
-import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,44 +11,53 @@ from pathlib import Path
 
 from aiohttp import web
 
-from policy_service.advert import Advert, ad_of
+from policy_service.advert import CollectorAdvertiser, make_ad
 from policy_service.api import Api
-from policy_service.book import Book, Rules
-from policy_service.model import Refused
-from policy_service.site_policy import BuiltIn, Decider, PolicyError, open_policy
-from policy_service.store import Store
-from policy_service.tokens import TokenError, Tokens
-from policy_service.views import Picture
-from stageout import __version__
-from stageout.core import log
+from policy_service.lease_store import LeaseStore
+from policy_service.lease_table import LeaseRules, LeaseTable
+from policy_service.model import RequestRefused
+from policy_service.site_policy import ActivePolicy, BuiltInPolicy, PolicyError, open_policy
+from policy_service.views import LeaseSnapshot
+from stageout.core import daemon, log
 from stageout.core.clock import SystemClock
-from stageout.core.config import ConfigError, Settings, condor_settings, environment_settings, reload_condor
+from stageout.core.config import ConfigError, Settings
 from stageout.core.ending import end
 from stageout.core.errors import StageoutError
+from stageout.core.listening import tls_of
+from stageout.core.metrics import Readings
+from stageout.core.tokens import TokenTable
 from stageout.tuning.policies import Limits
 
-EXIT_NO_RESTART = 99
-"""condor_master does not start a daemon again that exits with this status."""
-
+PROGRAM = daemon.Program(
+    name="stageout-policy-service",
+    subsystem="STAGEOUT_POLICY_SERVICE",
+    log_file="StageoutPolicyLog",
+    about="Grant streams between sites, as leases. condor_master starts the service; without HTCondor anything else"
+    "\ndoes, with --alone or --settings.",
+    metrics="STAGEOUT_POLICY_METRICS",
+    runs_alone=True,
+)
 _SWEEP_S = 1.0
 
 
-def rules_of(settings: Settings) -> Rules:
+def rules_of(settings: Settings) -> LeaseRules:
     """Read the administrator's settings. :raises ConfigError: a knob cannot be used."""
     limits = Limits(
         initial=settings.count("STAGEOUT_POLICY_INITIAL"),
         increment=settings.count("STAGEOUT_POLICY_INCREMENT"),
         max_pair=settings.count("STAGEOUT_POLICY_MAX_PAIR"),
         max_client=settings.count("STAGEOUT_POLICY_MAX_CLIENT"),
-        reserved=_by_owner(settings, "STAGEOUT_POLICY_RESERVED"),
+        reserved=_numbers_by_owner(settings, "STAGEOUT_POLICY_RESERVED"),
     )
     total = sum(limits.reserved.values())
     if total > limits.max_pair:
         raise ConfigError(f"STAGEOUT_POLICY_RESERVED: {total} in all, more than STAGEOUT_POLICY_MAX_PAIR: reserve less")
-    return Rules(limits, settings.number("STAGEOUT_POLICY_LEASE"), _by_owner(settings, "STAGEOUT_POLICY_PRIORITIES"))
+    return LeaseRules(
+        limits, settings.number("STAGEOUT_POLICY_LEASE"), _numbers_by_owner(settings, "STAGEOUT_POLICY_PRIORITIES")
+    )
 
 
-def _by_owner(settings: Settings, name: str) -> dict[str, int]:
+def _numbers_by_owner(settings: Settings, name: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for item in settings.text(name).replace(",", " ").split():
         owner, _, number = item.partition("=")
@@ -68,32 +72,10 @@ def database_of(settings: Settings) -> Path:
     return Path(settings.path("STAGEOUT_POLICY_DIR")) / "policy.sqlite"
 
 
-def tls_of(settings: Settings) -> ssl.SSLContext | None:
-    """TLS of the listening socket; None on loopback without a certificate.
-
-    :raises ConfigError: tokens would go over the network in clear, or the certificate cannot be used.
-    """
-    certificate, host = settings.text("STAGEOUT_POLICY_CERT"), settings.text("STAGEOUT_POLICY_HOST")
-    if not certificate:
-        with contextlib.suppress(ValueError):
-            if ipaddress.ip_address(host).is_loopback:
-                return None
-        raise ConfigError(
-            f"STAGEOUT_POLICY_HOST = {host}: tokens would be sent in clear; set STAGEOUT_POLICY_CERT,"
-            " or 127.0.0.1 behind a proxy with TLS"
-        )
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(certificate, settings.text("STAGEOUT_POLICY_KEY") or None)
-    except (OSError, ssl.SSLError) as problem:
-        raise ConfigError(f"STAGEOUT_POLICY_CERT, STAGEOUT_POLICY_KEY: {problem}") from problem
-    return context
-
-
 class Daemon:
     """One service.
 
-    :param load: reads the settings (again). :param pool_name: local name in the pool that is to know of it; None: none.
+    :param load: reads the settings (again). :param pool_name: local name in the pool; None outside a pool.
     :raises StageoutError: settings, tokens or database cannot be used.
     """
 
@@ -101,136 +83,99 @@ class Daemon:
         self._load = load
         self._pool_name = pool_name
         settings = load()
-        rules, tokens = rules_of(settings), Tokens(Path(settings.text("STAGEOUT_POLICY_TOKENS")))
-        self._tls = tls_of(settings)
+        rules, tokens = rules_of(settings), TokenTable(Path(settings.text("STAGEOUT_POLICY_TOKENS")))
+        self._tls = tls_of(settings, "STAGEOUT_POLICY_HOST", "STAGEOUT_POLICY_CERT", "STAGEOUT_POLICY_KEY")
         self._host, self._port = settings.text("STAGEOUT_POLICY_HOST"), settings.count("STAGEOUT_POLICY_PORT")
-        store = Store(database_of(settings))
+        store = LeaseStore(database_of(settings))
         self._policy = settings.text("STAGEOUT_POLICY")
-        self._book = Book(store, SystemClock(), rules, _policy_at_start(self._policy))
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="book")
-        self._api = Api(self._book, tokens, self._worker)
+        self._table = LeaseTable(store, SystemClock(), rules, _policy_at_start(self._policy))
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="leases")
+        self._api = Api(self._table, tokens, self._worker)
+        self._stop = asyncio.Event()
 
-    async def run(self) -> None:
-        """Serve until told to stop.
-
-        :raises OSError: the address cannot be listened on.
-        """
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        reloads: set[asyncio.Task[None]] = set()
-
-        def reload() -> None:
-            task = loop.create_task(self._reload())
-            reloads.add(task)
-            task.add_done_callback(reloads.discard)
-
-        for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-        loop.add_signal_handler(signal.SIGHUP, reload)
+    async def serve(self, started: Callable[..., None] = daemon.log_started) -> None:
+        """Serve until :meth:`stop`. :raises OSError: the address cannot be listened on."""
         runner = web.AppRunner(self._api.application(), access_log=None, shutdown_timeout=5)
         await runner.setup()
         try:
             await web.TCPSite(runner, self._host, self._port, ssl_context=self._tls).start()
             url = f"{'https' if self._tls else 'http'}://{self._host}:{runner.addresses[0][1]}"
-            log.event("start", version=__version__, pid=os.getpid(), url=url, policy=self._book.decider.name)
+            started(url=url, policy=self._table.policy.name)
             async with self._advertised(url):
-                await self._sweep_until(stop)
+                await self._sweep()
         finally:
             await runner.cleanup()
-            await self._api.call(self._book.close)
+            await self._api.call(self._table.close)
             self._worker.shutdown()
-        log.event("stop")
+
+    def stop(self, fast: bool) -> None:
+        """Ask the service to end. :param fast: makes no difference, answers are short."""
+        self._stop.set()
 
     @contextlib.asynccontextmanager
     async def _advertised(self, url: str) -> AsyncIterator[None]:
-        """In the pool's collector meanwhile."""
+        """Publish the service's ad in the pool's collector while the block runs."""
         if self._pool_name is None:
             yield
             return
 
         async def facts() -> Mapping[str, str | int]:
-            return ad_of(url, await self._api.call(lambda: Picture.of(self._book)))
+            return make_ad(url, await self._api.call(lambda: LeaseSnapshot.of(self._table)))
 
-        task = asyncio.get_running_loop().create_task(Advert(self._pool_name, facts).run())
+        task = asyncio.get_running_loop().create_task(CollectorAdvertiser(self._pool_name, facts).run())
         try:
             yield
         finally:
             await end([task])
 
-    async def _sweep_until(self, stop: asyncio.Event) -> None:
-        while not stop.is_set():
+    async def _sweep(self) -> None:
+        while not self._stop.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(stop.wait(), _SWEEP_S)
-            with contextlib.suppress(Refused):  # it is in the log, and tried again in a second
-                await self._api.call(self._book.expire)
+                await asyncio.wait_for(self._stop.wait(), _SWEEP_S)
+            with contextlib.suppress(RequestRefused):  # it is in the log, and tried again in a second
+                await self._api.call(self._table.expire)
 
-    async def _reload(self) -> None:
-        """Settings, tokens and policy as they are now; what cannot be used is refused, and the old one goes on."""
+    async def metrics(self) -> Readings:
+        """Return the values of this moment."""
+        return await self._api.readings()
+
+    async def reload(self) -> Settings:
+        """Read settings, tokens and policy again. :raises StageoutError: one cannot be used, and the old ones stay."""
         try:
-            await self._api.call(self._read_again)
+            settings = await self._api.call(self._read_again)
         except StageoutError as problem:
-            self._book.reconfig_problem = str(problem)
-            log.error("reconfig-refused", problem=problem)
-        else:
-            self._book.reconfig_problem = ""
-            log.event("reconfig", policy=self._book.decider.name)
+            self._table.reconfig_problem = str(problem)
+            raise
+        self._table.reconfig_problem = ""
+        return settings
 
-    def _read_again(self) -> None:
+    def _read_again(self) -> Settings:
         settings = self._load()
-        rules, tokens = rules_of(settings), Tokens(Path(settings.text("STAGEOUT_POLICY_TOKENS")))
-        decider = open_policy(settings.text("STAGEOUT_POLICY"))
-        old, self._book.decider = self._book.decider, decider
-        self._book.rules, self._api.tokens = rules, tokens
+        rules, tokens = rules_of(settings), TokenTable(Path(settings.text("STAGEOUT_POLICY_TOKENS")))
+        policy = open_policy(settings.text("STAGEOUT_POLICY"))
+        old, self._table.policy = self._table.policy, policy
+        self._table.rules, self._api.tokens = rules, tokens
         old.close()
+        return settings
 
 
-def _policy_at_start(name: str) -> Decider:
-    """The policy of the settings, or the greedy one when that one is bad: the service must come up."""
+def _policy_at_start(name: str) -> ActivePolicy:
+    """Open the configured policy, or the greedy one when that fails: the service must start."""
     try:
         return open_policy(name)
     except PolicyError as problem:
         log.error("policy-refused", problem=problem, instead="greedy")
-        fallback = BuiltIn("greedy")
+        fallback = BuiltInPolicy("greedy")
         fallback.problem = str(problem)
         return fallback
 
 
-def _load_condor(local_name: str) -> Settings:
-    reload_condor()
-    return condor_settings(local_name)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the service (``stageout-policy-service``); condor_master starts it, or anything else with ``--alone``."""
-    parser = argparse.ArgumentParser("stageout-policy-service", description="Grants streams between sites, as leases.")
-    parser.add_argument("-local-name", "--local-name", default="", help="read NAME.KNOB before KNOB")
-    parser.add_argument(
-        "--alone", action="store_true", help="no HTCondor: settings are _CONDOR_KNOB in the environment"
-    )
-    parser.add_argument("-f", "-t", dest="ignored", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    options = parser.parse_args(argv)
-
-    def load() -> Settings:
-        return environment_settings() if options.alone else _load_condor(options.local_name)
-
-    try:
-        log.open_daemon_log(load(), "STAGEOUT_POLICY_SERVICE_LOG", "StageoutPolicyLog")
-        daemon = Daemon(load, None if options.alone else options.local_name)
-    except (ConfigError, TokenError) as problem:
-        _end(problem, EXIT_NO_RESTART)
-    except StageoutError as problem:
-        _end(problem, 1)
-    try:
-        asyncio.run(daemon.run())
-    except OSError as problem:
-        _end(problem, 1)
-
-
-def _end(problem: Exception, status: int) -> None:
-    log.error("cannot-start", problem=problem)
-    print(f"stageout-policy-service: {problem}", file=sys.stderr)
-    sys.exit(status)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the service. :returns: the exit status."""
+    options = daemon.command_line(PROGRAM).parse_args(argv)
+    pool_name = None if daemon.is_alone(options) else options.local_name
+    return daemon.run(PROGRAM, options, lambda settings, load: lambda: Daemon(load, pool_name))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,8 +8,8 @@ from stageout.core.errors import StageoutError
 from stageout.tuning.policies import Grant
 
 
-class Refused(StageoutError):
-    """A request that cannot be served. :param status: of HTTP; the text says what to do."""
+class RequestRefused(StageoutError):
+    """A request that cannot be served. Its text says what to do. :param status: HTTP status."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -20,10 +20,10 @@ class Refused(StageoutError):
 class Lease:
     """Streams of one client between two sites, for a limited time.
 
-    :param owner: whose token the client came with. :param streams: that it may use.
-    :param in_use: that it still used when it last spoke: more than ``streams`` while it shrinks.
-    :param wanted: more it could not use. :param turn: see :class:`stageout.tuning.policies.Grant`.
-    :param deadline_s: monotonic; the streams are free again after it. :param rate_mb_s: as last reported.
+    :param owner: owner of the client's token. :param streams: streams that the client may use.
+    :param in_use: streams in the client's last report; more than ``streams`` after a smaller grant.
+    :param wanted: most streams that the client can use. :param turn: see :class:`stageout.tuning.policies.Grant`.
+    :param deadline_s: end by the monotonic clock; then the streams are free. :param rate_mb_s: last reported rate.
     """
 
     id: str
@@ -45,9 +45,9 @@ class Lease:
 
     @property
     def counted(self) -> int:
-        """Streams that nobody else can have."""
+        """Streams that count as taken."""
         return max(self.streams, self.in_use)
 
     def grant(self, priority: int) -> Grant:
-        """As the policies see it. Clients of different owners may have the same name."""
+        """Return the lease as policies see it. Clients of different owners may have the same name."""
         return Grant(f"{self.owner}/{self.client}", self.counted, self.wanted, self.owner, priority, self.turn)

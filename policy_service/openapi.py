@@ -1,4 +1,4 @@
-"""The description of the interface (OpenAPI 3.1), made from the table of operations that also makes the routes."""
+"""The description of the interface (OpenAPI 3.1), made from the same table of operations as the routes."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from policy_service.bodies import Body, LeaseAnswer, LeaseRequest, LeasesAnswer,
 class Operation:
     """One route.
 
-    :param name: of the method of :class:`Api` that does it. :param status: of HTTP, on success.
-    :param answer: a model, or the media type of another answer; "" for none. :param open_to_all: no token needed.
+    :param name: method of :class:`policy_service.api.Api`, without its underscore. :param status: HTTP, on success.
+    :param answer: model, or media type of another answer; "" for none. :param open_to_all: needs no token.
     """
 
     method: str

@@ -1,4 +1,4 @@
-"""The process that a site's own policy runs in: one question per line in, one answer per line out."""
+"""The process in which a site's own policy runs: one question per line in, one answer per line out."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 from stageout.tuning.policies import Grant, Limits
 
 
-class _AsItIs(SourceFileLoader):
-    """Of the file itself: compiled code counts as that of a file with the same size and second of change."""
+class _SourceOnlyLoader(SourceFileLoader):
+    """Loader that reads the source, because cached code counts as current for any file of the same size and second."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
@@ -25,7 +25,7 @@ class _AsItIs(SourceFileLoader):
 def _load(path: str) -> Callable[[Grant, list[Grant], Limits], object]:
     if not path.endswith(".py"):
         raise ImportError(f"{path} is not a Python file (its name must end in .py)")
-    loader = _AsItIs("site_policy_module", path)
+    loader = _SourceOnlyLoader("site_policy_module", path)
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -46,15 +46,15 @@ def _attempt(work: Callable[[], object]) -> dict[str, object]:
         streams = work()
     except (Exception, SystemExit) as problem:
         return {"problem": f"{type(problem).__name__}: {problem}"[:500]}
-    # Whole numbers only: JSON would quietly make one out of nothing else, and other types may not fit into it.
+    # Only whole numbers are answers. Other types may not fit into JSON.
     return {"streams": streams if type(streams) is int else repr(streams)[:100]}
 
 
 def main() -> None:
-    """Load the module that is named on the command line and answer until the service is gone."""
+    """Load the module named on the command line, and answer questions until the service ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the module prints must not be taken for an answer
+    os.dup2(2, 1)  # output of the module must not look like an answer
     functions: list[Callable[[Grant, list[Grant], Limits], object]] = []
 
     def load() -> int:

@@ -5,9 +5,9 @@ A site's module has one function::
     def grant(asker, grants, limits):
         return streams
 
-with the types of :mod:`stageout.tuning.policies`, which it may import. It runs in a process of its own, so that a
-module that hangs, exits or prints does no harm. Before it is used it is tried on :func:`trial_cases`; one that is slow,
-raises, or answers what no policy may answer is refused, then or later.
+with the types of :mod:`stageout.tuning.policies`, which it may import. The module runs in a process of its own, so one
+that hangs, exits or prints does no harm. The service first tries the module on :func:`trial_cases`. It refuses a module
+that is slow, raises, or gives an answer that breaks the limits, then or later.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ class PolicyError(StageoutError):
     """A policy cannot be used; the text says why."""
 
 
-class Decider(Protocol):
+class ActivePolicy(Protocol):
     """The policy in force."""
 
     name: str
-    #: why the policy that was asked for is not the one that decides; "" while it is
+    #: Reason why the greedy policy decides instead; "" while the configured one does.
     problem: str
 
     def decide(self, asker: Grant, grants: Sequence[Grant], limits: Limits) -> int:
-        """New number of streams of the asker: always one that keeps the limits."""
+        """Return the asker's new number of streams, which always keeps the limits."""
 
     def close(self) -> None:
-        """End it."""
+        """Release the policy's resources."""
 
 
-class BuiltIn:
-    """A policy that comes with stageout. :raises PolicyError: there is none of this name."""
+class BuiltInPolicy:
+    """A policy that comes with stageout. :raises PolicyError: no policy has this name."""
 
     def __init__(self, name: str) -> None:
         if name not in BUILT_IN:
@@ -64,15 +64,15 @@ class BuiltIn:
         self._policy: Policy = BUILT_IN[name]
 
     def decide(self, asker: Grant, grants: Sequence[Grant], limits: Limits) -> int:
-        """See :class:`Decider`."""
+        """See :class:`ActivePolicy`."""
         return self._policy(asker, grants, limits)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: a built-in policy has no process."""
 
 
-def fault(asker: Grant, grants: Sequence[Grant], limits: Limits, streams: object) -> str:
-    """Return the reason why no policy may answer this; "" when one may."""
+def find_fault(asker: Grant, grants: Sequence[Grant], limits: Limits, streams: object) -> str:
+    """Return the reason why an answer breaks the limits; "" when it keeps them."""
     if isinstance(streams, bool) or not isinstance(streams, int):
         return f"it returned {streams!r}, not a whole number"
     most = max(0, min(limits.max_client, asker.wanted))
@@ -118,7 +118,7 @@ class SitePolicy:
             raise PolicyError(f"policy {path} is refused: {problem}") from None
 
     def decide(self, asker: Grant, grants: Sequence[Grant], limits: Limits) -> int:
-        """See :class:`Decider`."""
+        """See :class:`ActivePolicy`."""
         if not self.problem:
             try:
                 return self._ask(asker, grants, limits)
@@ -129,7 +129,7 @@ class SitePolicy:
         return greedy(asker, grants, limits)
 
     def close(self) -> None:
-        """End its process."""
+        """End the module's process."""
         self._child.kill()
         self._child.wait()
         for pipe in (self._child.stdin, self._child.stdout):
@@ -142,7 +142,7 @@ class SitePolicy:
         with contextlib.suppress(BrokenPipeError):
             self._child.stdin.write(json.dumps(question).encode() + b"\n")
         streams = self._answer(_ANSWER_S)
-        found = fault(asker, grants, limits, streams)
+        found = find_fault(asker, grants, limits, streams)
         if found:
             raise PolicyError(f"{found} (asker {asker}, {len(grants)} grants)")
         assert isinstance(streams, int)
@@ -164,9 +164,9 @@ class SitePolicy:
         return answer["streams"]
 
 
-def open_policy(name: str) -> Decider:
-    """The policy of a setting. :param name: a built-in name, or the absolute path of a module.
+def open_policy(name: str) -> ActivePolicy:
+    """Open the policy of a setting. :param name: a built-in name, or the absolute path of a module.
 
     :raises PolicyError: it cannot be used.
     """
-    return SitePolicy(Path(name)) if name.startswith("/") else BuiltIn(name)
+    return SitePolicy(Path(name)) if name.startswith("/") else BuiltInPolicy(name)

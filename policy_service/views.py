@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import html
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
-
-from policy_service.book import Book
+from policy_service.lease_table import LeaseTable
 from policy_service.model import Lease
+from stageout.core.metrics import OTHER, Readings
 
 _STYLE = (
     "body{font:14px sans-serif;margin:2em}table{border-collapse:collapse;margin:1em 0}"
     "td,th{border:1px solid #bbb;padding:.2em .7em;text-align:left}td.n{text-align:right}.bad{color:#a00}"
 )
 _PREFIX = "stageout_policy"
-_OF_PAIRS: tuple[tuple[str, str, Callable[[Lease], float]], ...] = (
-    ("streams_granted", "Streams that are granted, or still in use.", lambda lease: lease.counted),
-    ("clients_holding", "Clients that hold streams.", lambda lease: lease.counted > 0),
-    ("clients_waiting", "Clients that wait for streams.", lambda lease: not lease.counted),
-    ("rate_bytes_per_second", "Sum of the rates last reported.", lambda lease: (lease.rate_mb_s or 0.0) * 1e6),
+_OF_PAIRS: tuple[tuple[str, Callable[[Lease], float]], ...] = (
+    ("streams_granted", lambda lease: lease.counted),
+    ("clients_holding", lambda lease: lease.counted > 0),
+    ("clients_waiting", lambda lease: not lease.counted),
+    ("rate_bytes_per_second", lambda lease: (lease.rate_mb_s or 0.0) * 1e6),
 )
+#: Pairs of sites with labels of their own.
+_PAIRS = 50
+_FIRST_REFUSAL = 400
 
 
 @dataclass(frozen=True)
-class Picture:
-    """The book at one moment."""
+class LeaseSnapshot:
+    """The lease table at one moment."""
 
     leases: tuple[tuple[Lease, float], ...]
     max_pair: int
@@ -40,16 +40,16 @@ class Picture:
     expired: int
 
     @classmethod
-    def of(cls, book: Book) -> Picture:
-        """Taken in the book's thread."""
-        leases = tuple((lease, book.left_s(lease)) for lease in book.leases())
-        chosen, reconfig = book.decider.problem, book.reconfig_problem
+    def of(cls, table: LeaseTable) -> LeaseSnapshot:
+        """Take a snapshot. Call it in the table's thread."""
+        leases = tuple((lease, table.left_s(lease)) for lease in table.leases())
+        chosen, reconfig = table.policy.problem, table.reconfig_problem
         problems = (
             *([f"{chosen}. The greedy policy decides."] if chosen else []),
             *([f"The last reconfig was refused, the settings before it count: {reconfig}"] if reconfig else []),
         )
-        policy, max_pair = book.decider.name, book.rules.limits.max_pair
-        return cls(leases, max_pair, policy, problems, not chosen, not reconfig, book.expired)
+        policy, max_pair = table.policy.name, table.rules.limits.max_pair
+        return cls(leases, max_pair, policy, problems, not chosen, not reconfig, table.expired)
 
     def pairs(self) -> dict[tuple[str, str], list[Lease]]:
         """Leases by source and destination."""
@@ -59,56 +59,49 @@ class Picture:
         return found
 
 
-def metrics(picture: Picture, requests: Mapping[tuple[str, int], int]) -> tuple[bytes, str]:
-    """Return the metrics in Prometheus' text format, and its content type."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Metrics(picture, requests))
-    return generate_latest(registry), CONTENT_TYPE_LATEST
+def readings(snapshot: LeaseSnapshot, requests: Mapping[tuple[str, int], int]) -> Readings:
+    """Return the metrics of one moment. :param requests: counts by operation and status."""
+    found = Readings()
+    pairs = snapshot.pairs()
+    labels = _labels(pairs)
+    for name, value in _OF_PAIRS:
+        sums: dict[tuple[str, str], float] = defaultdict(float)
+        for pair, leases in pairs.items():
+            sums[labels[pair]] += sum(value(lease) for lease in leases)
+        found.put_each(f"{_PREFIX}_{name}", sums)
+    found.put(f"{_PREFIX}_streams_max", snapshot.max_pair)
+    found.put(f"{_PREFIX}_policy_ok", snapshot.policy_ok)
+    found.put(f"{_PREFIX}_reconfig_ok", snapshot.reconfig_ok)
+    found.put(f"{_PREFIX}_leases_expired_total", snapshot.expired)
+    found.put_each(f"{_PREFIX}_requests_total", requests)
+    refused = {status for _, status in requests if status >= _FIRST_REFUSAL}
+    counts = {status: sum(count for (_, other), count in requests.items() if other == status) for status in refused}
+    found.put_all(f"{_PREFIX}_refusals_total", counts)
+    return found
 
 
-class _Metrics(Collector):
-    """The metrics of one moment."""
-
-    def __init__(self, picture: Picture, requests: Mapping[tuple[str, int], int]) -> None:
-        self._picture = picture
-        self._requests = requests
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield each metric with its values."""
-        now = self._picture
-        yield from self._of_pairs(now.pairs())
-        yield GaugeMetricFamily(f"{_PREFIX}_streams_max", "Most streams of any pair.", now.max_pair)
-        yield GaugeMetricFamily(f"{_PREFIX}_policy_ok", "1 while the chosen policy decides.", now.policy_ok)
-        yield GaugeMetricFamily(f"{_PREFIX}_reconfig_ok", "0 after a reconfig was refused.", now.reconfig_ok)
-        yield CounterMetricFamily(f"{_PREFIX}_leases_expired", "Leases that were not renewed.", now.expired)
-        asked = CounterMetricFamily(
-            f"{_PREFIX}_requests", "Requests by operation and status.", labels=["operation", "status"]
-        )
-        for (operation, status), count in sorted(self._requests.items()):
-            asked.add_metric([operation, str(status)], count)
-        yield asked
-
-    def _of_pairs(self, pairs: Mapping[tuple[str, str], list[Lease]]) -> Iterator[Metric]:
-        for name, doc, value in _OF_PAIRS:
-            family = GaugeMetricFamily(f"{_PREFIX}_{name}", doc, labels=["source", "destination"])
-            for pair, leases in pairs.items():
-                family.add_metric(pair, sum(value(lease) for lease in leases))
-            yield family
+def _labels(pairs: Mapping[tuple[str, str], Sequence[Lease]]) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return the labels of each pair: its own for the pairs with most streams."""
+    largest = sorted(pairs, key=lambda pair: (-sum(lease.counted for lease in pairs[pair]), pair))[:_PAIRS]
+    return {pair: pair if pair in largest else (OTHER, OTHER) for pair in pairs}
 
 
-def page(picture: Picture) -> str:
+def page(snapshot: LeaseSnapshot) -> str:
     """Return the table of leases as HTML."""
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Streams</title><style>{_STYLE}</style>",
-        f"<h1>Streams</h1><p>Policy: {html.escape(picture.policy)}, at most {picture.max_pair} between two sites.</p>",
+        f"<h1>Streams</h1><p>Policy: {html.escape(snapshot.policy)}, at most {snapshot.max_pair} between two sites."
+        "</p>",
     ]
-    parts += [f"<p class=bad>{html.escape(problem)}</p>" for problem in picture.problems]
-    left = {lease.id: left_s for lease, left_s in picture.leases}
-    for (source, destination), leases in picture.pairs().items():
+    parts += [f"<p class=bad>{html.escape(problem)}</p>" for problem in snapshot.problems]
+    left = {lease.id: left_s for lease, left_s in snapshot.leases}
+    for (source, destination), leases in snapshot.pairs().items():
         total = sum(lease.counted for lease in leases)
-        parts.append(f"<h2>{html.escape(source)} &rarr; {html.escape(destination)}: {total} of {picture.max_pair}</h2>")
+        parts.append(
+            f"<h2>{html.escape(source)} &rarr; {html.escape(destination)}: {total} of {snapshot.max_pair}</h2>"
+        )
         parts.append(_table(leases, left))
-    if not picture.leases:
+    if not snapshot.leases:
         parts.append("<p>Nobody has streams, and nobody waits.</p>")
     return "\n".join(parts) + "</html>\n"
 

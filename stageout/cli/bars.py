@@ -9,6 +9,7 @@ import time
 import unicodedata
 
 from stageout.core.errors import TransferFailure
+from stageout.core.units import size
 
 _BAR = 30
 _LEAST_BAR = 5
@@ -41,10 +42,10 @@ def drawn(name: str, moved_bytes: int, size_bytes: int, elapsed_s: float, idle_s
     rate = moved_bytes / max(1e-3, elapsed_s)
     share = min(1.0, moved_bytes / size_bytes) if size_bytes else 0.0
     if idle_s >= _IDLE_S:
-        state = f"{'waiting for the word that it is there' if share == 1 else 'nothing moves'}, {duration(idle_s)}"
+        state = f"{'waiting for confirmation' if share == 1 else 'nothing moves'}, {duration(idle_s)}"
     else:
-        state = f"{rate / 1e6:.1f} MB/s, {duration(max(0, size_bytes - moved_bytes) / rate)} left"
-    words = f" {share:.0%} of {size_bytes / 1e6:.1f} MB, {state}"
+        state = f"{size(rate)}/s, {duration(max(0, size_bytes - moved_bytes) / rate)} left"
+    words = f" {share:.0%} of {size(size_bytes)}, {state}"
     shown = cut(name, max(8, columns - len(words) - _LEAST_BAR - 4))
     room = min(_BAR, columns - len(words) - len(shown) - 4)
     bar = f" [{'#' * int(share * room):<{room}}]" if room >= _LEAST_BAR else ""
@@ -105,7 +106,7 @@ class Bar:
             self._line.clear()
 
     def sized(self, size_bytes: int) -> None:
-        """Its size is known now."""
+        """Record the size, which is known now."""
         self._size_bytes = size_bytes
 
     def __call__(self, moved_bytes: int) -> None:
@@ -133,7 +134,7 @@ class Bar:
         self.__exit__()
         seconds = max(1e-3, time.monotonic() - self._start_s)
         if self._is_wanted:
-            print(f"{self._name}: {size_bytes} bytes in {seconds:.2f} s, {size_bytes / seconds / 1e6:.1f} MB/s")
+            print(f"{self._name}: {size(size_bytes)} in {seconds:.2f} s, {size(size_bytes / seconds)}/s")
 
 
 def complain(failure: TransferFailure | str) -> None:

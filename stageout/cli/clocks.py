@@ -1,8 +1,8 @@
 """Clocks of several machines: what another one says of times, as the clock of this one would tell them. Pure.
 
-The collector notes by its own clock when an ad came in, and the ad says when it was made: so the difference of these
-two clocks is known without a question. That of the collector's clock and this one takes some, for a collector only
-says whether an expression is true.
+The difference between the clocks of a node and the collector is known without a question
+(:mod:`stageout.wire.clocks`). The difference between the collector's clock and this one takes some, for a collector
+only says whether an expression is true.
 """
 
 from __future__ import annotations
@@ -10,30 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from stageout.core.classads import ClassAd
-from stageout.wire.custody import MANAGER_AD, FileReport, Report, SandboxReport, ServerReport
+from stageout.wire.custody import FileReport, Report, SandboxReport, ServerReport
 from stageout.wire.deposits import read_holdings
 
-#: An ad may be on its way for so long, so less is no difference of clocks.
-ON_ITS_WAY_S = 30
 #: Nobody minds so much; within it two questions are enough.
 _ALIKE_S = 5
 _MOST_S = 1 << 31
 
 
-def ahead_of_collector_s(ad: ClassAd) -> int:
-    """By how much the clock of the node is ahead of the collector's, by an ad of its manager or slot; 0 for a little.
-
-    A slot's ad says when the startd sent it; the manager's report in it may be older.
-    """
-    made = ad.integer("StageOutSentAt" if ad.text("MyType") == MANAGER_AD else "MyCurrentTime")
-    came = ad.integer("LastHeardFrom")
-    ahead_s = made - came if made and came else 0
-    return ahead_s if abs(ahead_s) > ON_ITS_WAY_S else 0
-
-
 def collector_ahead_s(is_at_least: Callable[[int], bool]) -> int:
-    """By how much the collector's clock is ahead of this one; 0 for a few seconds, and where nothing can be said.
+    """By how much the collector's clock is ahead of this one; 0 for a few seconds, and where it is not known.
 
     Right after it was started a collector has no ad of its own, and so nothing to be asked of.
 
@@ -61,7 +47,7 @@ def collector_ahead_s(is_at_least: Callable[[int], bool]) -> int:
 
 
 def shifted(report: Report, by_s: int) -> Report:
-    """A report with all its times so much later. What is no time, such as 0 for none, stays."""
+    """A report with all its times so much later. A value that is no time, such as 0 for none, stays."""
     if not by_s:
         return report
     return replace(
@@ -78,13 +64,20 @@ def _sandbox(box: SandboxReport, by_s: int) -> SandboxReport:
         box,
         next_attempt_at=_later(box.next_attempt_at, by_s),
         accepted_at=_later(box.accepted_at, by_s),
+        confirmed_at=_later(box.confirmed_at, by_s),
+        ended_at=_later(box.ended_at, by_s),
         files=tuple(_file(one, by_s) for one in box.files),
         holdings=tuple(map(str, holdings)),
     )
 
 
 def _file(file: FileReport, by_s: int) -> FileReport:
-    return replace(file, next_attempt_at=_later(file.next_attempt_at, by_s))
+    return replace(
+        file,
+        next_attempt_at=_later(file.next_attempt_at, by_s),
+        began_at=_later(file.began_at, by_s),
+        ended_at=_later(file.ended_at, by_s),
+    )
 
 
 def _server(server: ServerReport, by_s: int) -> ServerReport:

@@ -1,7 +1,7 @@
 """All that the command asks of HTCondor. The only module here that loads the bindings.
 
-Ads leave this module as :class:`stageout.core.classads.ClassAd` with plain values: expressions are evaluated,
-what has no value is left out. Whatever goes wrong becomes a :class:`CommandError` that says what to do.
+Ads leave this module as :class:`stageout.core.classads.ClassAd` with plain values: expressions are evaluated, what has
+no value, or one that is not UTF-8, is left out. Every failure becomes a :class:`CommandError` that says what to do.
 """
 
 from __future__ import annotations
@@ -9,14 +9,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from stageout.cli.clocks import ahead_of_collector_s, collector_ahead_s, shifted
-from stageout.cli.exits import CommandError, Unavailable
+from stageout.cli.clocks import collector_ahead_s, shifted
+from stageout.cli.exits import CommandError, Unavailable, UsageError
 from stageout.cli.jobs import ATTRIBUTES, Job, JobId, constraint, is_cluster_ad
-from stageout.core.classads import ClassAd
+from stageout.cli.outputs import OUTPUT_ATTRIBUTES
+from stageout.core.classads import ClassAd, unparse
+from stageout.core.condor_ads import UNDECODABLE
 from stageout.core.config import condor_settings, flocked_to
+from stageout.core.history import HistoryEntry
+from stageout.wire.clocks import ahead_of_collector_s
 from stageout.wire.custody import (
     AD_LIFETIME_S,
     AGENT_AD,
@@ -27,6 +32,8 @@ from stageout.wire.custody import (
     payload_of,
     read_report,
 )
+
+_JOBS_AT_ONCE = 200
 
 
 def bindings() -> Any:
@@ -44,15 +51,25 @@ def bindings() -> Any:
 
 
 def plain(ad: Any) -> ClassAd:
-    """An ad of the bindings with plain values."""
+    """An ad of the bindings with plain values, without those that are not UTF-8."""
     import classad2
 
     items = {}
-    for name in ad:
-        value = _plain_value(ad.eval(name) if isinstance(ad[name], classad2.ExprTree) else ad[name], classad2)
-        if value is not None:
-            items[name] = value
+    for name in _names(ad):
+        with contextlib.suppress(*UNDECODABLE):
+            found = ad[name]
+            value = _plain_value(ad.eval(name) if isinstance(found, classad2.ExprTree) else found, classad2)
+            if value is not None:
+                items[name] = value
     return ClassAd(items)
+
+
+def _names(ad: Any) -> list[str]:
+    """Return the names of an ad's attributes; none when one cannot be decoded."""
+    try:
+        return list(ad)
+    except UNDECODABLE:
+        return []
 
 
 def _plain_value(value: Any, classad2: Any) -> Any:
@@ -68,6 +85,50 @@ def quote(text: str) -> str:
     from stageout.core import classads
 
     return classads.quote(text)
+
+
+class Expression:
+    """A ClassAd expression of the command line, for records of a history file.
+
+    :raises UsageError: the text is no expression.
+    """
+
+    def __init__(self, text: str) -> None:
+        bindings()
+        import classad2
+
+        self._classad2 = classad2
+        own = getattr(classad2, "ClassAdException", None)  # HTCondor 23 has no class for it
+        self._errors = (ValueError, RuntimeError, *([own] if own else []))
+        try:
+            self._tree = classad2.ExprTree(text)
+        except self._errors:
+            raise UsageError(f"'{text}' is not a ClassAd expression") from None
+
+    def _eval(self, entry: HistoryEntry) -> Any:
+        text = entry.text.decode("utf-8", "replace")
+        try:
+            return self._tree.eval(self._classad2.parseOne(text, self._classad2.ParserType.Old))
+        except self._errors:
+            return self._classad2.Value.Error
+
+    def holds(self, entry: HistoryEntry) -> bool:
+        """Tell whether the expression is true for a record."""
+        value = self._eval(entry)
+        return not isinstance(value, (self._classad2.Value, str)) and bool(value)
+
+    def value(self, entry: HistoryEntry) -> Any:
+        """Return the value for a record, None where it is undefined."""
+        value = _plain_value(self._eval(entry), self._classad2)
+        return dict(value) if isinstance(value, ClassAd) else value
+
+    def text(self, entry: HistoryEntry) -> str:
+        """Return the value for a record as HTCondor's tools print it."""
+        value = self._eval(entry)
+        if isinstance(value, self._classad2.Value):
+            return "undefined" if value == self._classad2.Value.Undefined else "error"
+        plain_value = _plain_value(value, self._classad2)
+        return plain_value if isinstance(plain_value, str) else unparse(plain_value)
 
 
 def errors(htcondor: Any) -> tuple[type[Exception], ...]:
@@ -110,18 +171,47 @@ class Queue:
         ads = self._ask(lambda schedd: schedd.query(wanted, list(ATTRIBUTES), opts=options))
         return [Job.from_ad(ad) for ad in ads if not is_cluster_ad(ad)], [ad for ad in ads if is_cluster_ad(ad)]
 
+    def first_ad(self, wanted: JobId, projection: Sequence[str]) -> ClassAd | None:
+        """Return attributes of a job in the queue, of a cluster's first one; None when there is none.
+
+        :raises Unavailable: the schedd does not answer.
+        """
+        found = self._ask(lambda schedd: schedd.query(constraint([wanted]), list(projection)))
+        return min(found, key=lambda ad: ad.integer("ProcId"), default=None)
+
+    def delivered_to(self, place: str, since_at: int, limit: int) -> list[ClassAd]:
+        """Return StageOutStats of jobs whose output was delivered, newest first.
+
+        :param place: beginning of their OutputDestination. :param since_at: wall clock; older jobs are not looked at.
+        :raises Unavailable: the schedd does not answer.
+        """
+        same = f'substr(OutputDestination ?: "", 0, {len(place)}) == {quote(place)}'
+        wanted = f'StageOutState == "Delivered" && {same}'
+        since = _tree(f"CompletionDate > 0 && CompletionDate < {since_at}")
+        ads = self._ask(lambda schedd: schedd.history(wanted, ["StageOutStats"], limit, since))
+        return [stats for ad in ads if isinstance(stats := ad.get("StageOutStats"), ClassAd)]
+
     def jobs_in_stage_out(self, owner: str | None) -> list[Job]:
         """All jobs in the queue whose output was handed off.
 
-        :param owner: only this user's; None for everybody's.
-        :raises Unavailable: the schedd does not answer.
+        :param owner: only this user's; None for everybody's. :raises Unavailable: the schedd does not answer.
         """
+        return [job for job, _ in self.jobs_with_outputs(owner)]
+
+    def jobs_with_outputs(self, owner: str | None, expression: str | None = None) -> list[tuple[Job, ClassAd]]:
+        """All jobs in the queue whose output was handed off, with the attributes that name their output files.
+
+        :param owner: only this user's; None for everybody's. :param expression: only those for which it is true.
+        :raises UsageError: the expression cannot be read. :raises Unavailable: the schedd does not answer.
+        """
+        chosen = "" if expression is None else f" && ({_checked(expression)})"
         whose = f" && Owner == {quote(owner)}" if owner else ""
         wanted = (
             "((JobStatus == 4 && (TransferOutputStats.STAGEOUTFilesCountLastRun ?: 0) > 0) || "
-            f'(StageOutState ?: "None") != "None"){whose}'
+            f'(StageOutState ?: "None") != "None"){whose}{chosen}'
         )
-        return [Job.from_ad(ad) for ad in self._ask(lambda schedd: schedd.query(wanted, list(ATTRIBUTES)))]
+        names = [*ATTRIBUTES, *OUTPUT_ATTRIBUTES]
+        return [(Job.from_ad(ad), ad) for ad in self._ask(lambda schedd: schedd.query(wanted, names))]
 
     def history(self, wanted: Sequence[JobId]) -> list[Job]:
         """Jobs that have left the queue.
@@ -130,7 +220,7 @@ class Queue:
         """
         limit = len(wanted) if all(job.proc is not None for job in wanted) else -1
         ads = self._ask(lambda schedd: schedd.history(constraint(wanted), list(ATTRIBUTES), limit))
-        return [Job.from_ad(ad) for ad in ads]
+        return [replace(Job.from_ad(ad), in_queue=False) for ad in ads]
 
     def recent_history(self, owner: str | None, limit: int) -> list[Job]:
         """The newest jobs of the history whose output was handed off, newest first.
@@ -140,7 +230,7 @@ class Queue:
         whose = f" && Owner == {quote(owner)}" if owner else ""
         wanted = f"(TransferOutputStats.STAGEOUTFilesCountLastRun ?: 0) > 0{whose}"
         ads = self._ask(lambda schedd: schedd.history(wanted, list(ATTRIBUTES), limit))
-        return [Job.from_ad(ad) for ad in ads]
+        return [replace(Job.from_ad(ad), in_queue=False) for ad in ads]
 
     def output_records(self, job: JobId) -> list[ClassAd]:
         """The stock OUTPUT records of a job's epoch history, oldest run first.
@@ -160,13 +250,54 @@ class Queue:
             changed = schedd.edit(str(job), "StageOutRequest", quote(value))
         except self._errors as problem:
             raise CommandError(
-                f"{job}: the schedd refused the request ({_sentence(problem)}). Only the job's owner may ask this: "
-                "is it your job, and can you authenticate to this schedd (condor_ping -type SCHEDD WRITE)?"
+                f"{job}: the schedd refused the request ({_sentence(problem)}). Only the job's owner and the schedd's "
+                "QUEUE_SUPER_USERS may ask this: is it your job, and can you authenticate to this schedd "
+                "(condor_ping -type SCHEDD WRITE)?"
             ) from None
         if not changed:
             raise CommandError(
                 f"{job}: the schedd changed nothing; is it your job, and still in the queue (condor_q {job})?"
             )
+
+    def set_requests(self, jobs: Sequence[JobId], value: str) -> list[tuple[JobId, CommandError]]:
+        """Set StageOutRequest of many jobs, some hundred in a transaction. Stop when the schedd no longer answers.
+
+        :returns: the jobs that the schedd refused or did not confirm, with the reason.
+        """
+        refused: list[tuple[JobId, CommandError]] = []
+        for start in range(0, len(jobs), _JOBS_AT_ONCE):
+            part, done = jobs[start : start + _JOBS_AT_ONCE], start
+            try:
+                if self._all_set(part, value):
+                    continue
+                for job in part:  # one that has gone meanwhile must not stop the others
+                    refused += self._refused(job, value)
+                    done += 1
+            except Unavailable as silence:
+                return refused + [(one, Unavailable(f"{one}: not confirmed: {silence}")) for one in jobs[done:]]
+        return refused
+
+    def _all_set(self, jobs: Sequence[JobId], value: str) -> bool:
+        """Set StageOutRequest in one transaction. Return False if the schedd refuses.
+
+        :raises Unavailable: the schedd does not answer.
+        """
+        try:
+            return bool(self._schedd().edit([str(job) for job in jobs], "StageOutRequest", quote(value)) == len(jobs))
+        except self._errors:
+            self.jobs(jobs[:1])
+            return False
+
+    def _refused(self, job: JobId, value: str) -> list[tuple[JobId, CommandError]]:
+        """Set StageOutRequest of one job. Return a refusal. :raises Unavailable: the schedd does not answer."""
+        try:
+            self.set_request(job, value)
+        except Unavailable:
+            raise
+        except CommandError as problem:
+            self.jobs([job])
+            return [(job, problem)]
+        return []
 
     def name(self) -> str:
         """Name of the schedd, as in the collector and in GlobalJobId.
@@ -197,6 +328,24 @@ class Queue:
         if found is None:
             raise Unavailable(f"the collector knows no schedd named {self._name}; condor_status -schedd lists them.")
         return found
+
+
+def _tree(expression: str) -> Any:
+    """Return an expression of ours as the bindings of HTCondor 23 want it."""
+    import classad2
+
+    return classad2.ExprTree(expression)
+
+
+def _checked(expression: str) -> str:
+    """Return an expression for a constraint. :raises UsageError: it cannot be read."""
+    import classad2
+
+    unreadable: type[Exception] = getattr(classad2, "ClassAdException", ValueError)
+    try:
+        return str(classad2.ExprTree(expression))
+    except (unreadable, SyntaxError, ValueError, RuntimeError):
+        raise UsageError(f"-constraint {expression}: not an expression; condor_q takes the same") from None
 
 
 _NO_SCHEDD = (

@@ -13,7 +13,7 @@ from stageout.core.errors import ErrorClass, StageoutError
 
 
 class Exit(enum.IntEnum):
-    """The exit statuses; documented in ``docs/COMMANDS.md``."""
+    """The exit statuses; documented in ``docs/reference/exit-statuses.md``."""
 
     OK = 0
     FAILED = 1
@@ -24,7 +24,10 @@ class Exit(enum.IntEnum):
 
 
 class CommandError(StageoutError):
-    """Ends the command; the text is all that a person gets to see. :param kind: what programs hear, with ``--json``."""
+    """Failure of a command, or of a function of :mod:`stageout.jobs`.
+
+    :param text: sentence for people, with the next step. :param kind: class of the error, for programs.
+    """
 
     status = Exit.FAILED
     kind = ErrorClass.UNKNOWN
@@ -35,21 +38,21 @@ class CommandError(StageoutError):
 
 
 class UsageError(CommandError):
-    """The command line cannot be parsed."""
+    """Command line or argument that cannot be understood."""
 
     status = Exit.USAGE
     kind = ErrorClass.BAD_REQUEST
 
 
 class UnknownJob(CommandError):
-    """Neither the queue nor the history has the job."""
+    """Job that neither the queue nor the history has."""
 
     status = Exit.UNKNOWN_JOB
     kind = ErrorClass.NOT_FOUND
 
 
 class Unavailable(CommandError):
-    """A daemon that is needed does not answer; the same command may work later."""
+    """Daemon that does not answer; the same command or call may succeed later."""
 
     status = Exit.UNAVAILABLE
     kind = ErrorClass.CONNECT_FAILED

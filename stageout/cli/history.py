@@ -11,35 +11,146 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from stageout.cli import render
+from stageout.cli.arguments import JOB, add_json, add_schedd, time_ago, whole
 from stageout.cli.exits import Exit, UnknownJob
 from stageout.cli.jobs import REMOVED, STATUS_WORDS, Job, JobId, parse_job_ids
 from stageout.cli.rows import SCHEMA
 from stageout.cli.status import terminal_width, whose_jobs
-from stageout.cli.why import results, why
+from stageout.cli.verdict import UNREPORTED
+from stageout.cli.why import results, said, why
 from stageout.core.classads import ClassAd
 from stageout.core.config import condor_settings
 from stageout.core.failures import FILE_NAME, Failure, read_failures
+from stageout.core.states import plain_word
+from stageout.core.units import count, size
 
 if TYPE_CHECKING:
     from stageout.cli.condor import Queue
 
+#: Most jobs that the sentence about an empty history names.
+_NAMED = 5
+
+DESCRIPTION = """\
+Show jobs that have left the queue and whose output was handed off, newest first. With JOB, show every run of that job
+with the files of its hand-off. The data come from HTCondor's history (condor_history) and from the OUTPUT records of
+the epoch history (condor_history -transfer-history:O). Records that HTCondor has rotated away are not shown.
+
+With -files, show the files whose delivery has ended, newest first, from $(SPOOL)/stageout_history of this access point.
+-constraint, -since, -autoformat and -totals imply -files."""
+
+_MOST_JOBS = 100
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add what this command takes."""
+    command.add_argument("jobs", metavar="JOB", nargs="*", help=JOB)
+    command.add_argument(
+        "-a",
+        "--all",
+        "-allusers",
+        "--allusers",
+        dest="all_users",
+        action="store_true",
+        help="show the jobs of all users",
+    )
+    command.add_argument(
+        "-limit",
+        "--limit",
+        metavar="N",
+        type=whole("number of records", 1),
+        help="largest number of jobs or files to show (default: 100 jobs, all files)",
+    )
+    add_json(command, "-json")
+    add_schedd(command)
+    _add_files(command.add_argument_group("files"))
+
+
+def _add_files(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("-files", "--files", action="store_true", help="show files instead of jobs")
+    group.add_argument(
+        "-constraint", "--constraint", metavar="EXPR", help="only records for which this ClassAd expression is true"
+    )
+    group.add_argument(
+        "-since",
+        "--since",
+        metavar="TIME",
+        type=time_ago,
+        help="only deliveries that ended since then: an age (90m, 12h, 7d), a date (2026-11-22, 2026-11-22T08:00), "
+        "or seconds since 1970",
+    )
+    group.add_argument(
+        "-af",
+        "-autoformat",
+        "--af",
+        "--autoformat",
+        metavar="ATTR",
+        dest="autoformat",
+        nargs="+",
+        help="print only these attributes or expressions, as condor_history does",
+    )
+    group.add_argument(
+        "-totals",
+        "--totals",
+        choices=("owner", "destination", "plugin", "day"),
+        help="print sums: files, bytes, files that were not delivered, median and 95th percentile of the time from "
+        "hand-off to delivery",
+    )
+
 
 def run(options: argparse.Namespace) -> int:
-    """Print the list of past jobs, or the runs of the jobs that were named."""
-    from stageout.cli.condor import Queue
+    """Print the list of past jobs, the runs of the jobs that were named, or files."""
+    of_files = (options.constraint, options.autoformat, options.totals, options.since)
+    if options.files or any(value is not None for value in of_files):
+        from stageout.cli import file_history
 
-    queue = Queue(options.name, options.pool)
+        file_history.run(options)
+        return Exit.OK
     wanted = parse_job_ids(options.jobs)
-    late = {} if options.name or options.pool else _late_failures()
+    owner = None if wanted or options.all_users else whose_jobs()
+    entries = read(options.name, options.pool, wanted, owner, options.limit or _MOST_JOBS)
     if wanted:
-        entries = [entry(job, _records(queue, job), late.get(job.global_id)) for job in _jobs(queue, wanted)]
         shown = [line for item in entries for line in [*details(item), ""]][:-1]
+    elif not entries and not options.json:
+        shown = [_nothing(options.name, options.pool, owner)]
     else:
-        owner = None if options.all_users else whose_jobs()
-        entries = [entry(job, [], late.get(job.global_id)) for job in queue.recent_history(owner, options.limit)]
         shown = overview(entries, terminal_width())
     print(json.dumps({"schema": SCHEMA, "jobs": entries}, indent=2) if options.json else "\n".join(shown))
     return Exit.OK
+
+
+def read(
+    schedd: str | None, pool: str | None, wanted: Sequence[JobId], owner: str | None, limit: int
+) -> list[dict[str, Any]]:
+    """Return past jobs as ``--json`` prints them.
+
+    :param schedd, pool: as for :class:`~stageout.cli.condor.Queue`.
+    :param wanted: jobs and clusters, whose runs are read too; empty: the newest jobs whose output was handed off.
+    :param owner: of these, only this user's; None: all. :param limit: most of these.
+    :raises Unavailable: the schedd does not answer.
+    :raises UnknownJob: neither queue nor history has one of ``wanted``.
+    """
+    from stageout.cli.condor import Queue
+
+    queue = Queue(schedd, pool)
+    late = {} if schedd or pool else _late_failures()
+    if wanted:
+        return [entry(job, _records(queue, job), late.get(job.global_id)) for job in _jobs(queue, wanted)]
+    return [entry(job, [], late.get(job.global_id)) for job in queue.recent_history(owner, limit)]
+
+
+def _nothing(schedd: str | None, pool: str | None, owner: str | None) -> str:
+    """Return the sentence for an empty history, which names jobs that are still in the queue."""
+    from stageout.cli.condor import Queue
+
+    jobs = Queue(schedd, pool).jobs_in_stage_out(owner)
+    delivered = [str(job.id) for job in jobs if job.delivered]
+    texts = ["No job whose output was handed off has left the queue, as far back as HTCondor's history goes."]
+    if delivered:
+        named = ", ".join(delivered[:_NAMED]) + (", ..." if len(delivered) > _NAMED else "")
+        texts.append(f"Delivered, and about to leave the queue: {named}.")
+    if len(jobs) > len(delivered):
+        texts.append("'stageout status' shows the output that is not delivered yet.")
+    return " ".join(texts)
 
 
 def _late_failures() -> dict[str, Failure]:
@@ -65,7 +176,7 @@ def _records(queue: Queue, job: Job) -> list[ClassAd]:
 
 
 def entry(job: Job, records: Iterable[ClassAd], late: Failure | None = None) -> dict[str, Any]:
-    """One job as ``--json`` prints it (``docs/COMMANDS.md`` says what each field means).
+    """One job as ``--json`` prints it (``docs/reference/json.md`` says what each field means).
 
     :param late: the agent's record that its output failed after the job had left the queue.
     """
@@ -115,6 +226,7 @@ def _ticket(item: ClassAd) -> str:
 
 
 def _file(item: ClassAd) -> dict[str, Any]:
+    cause = said(item)
     return {
         "name": item.text("TransferFileName"),
         "url": item.text("TransferUrl").split("?", 1)[0],
@@ -122,6 +234,8 @@ def _file(item: ClassAd) -> dict[str, Any]:
         "handed_off": item.text("TransferProtocol").lower() == "stageout",
         "success": item.get("TransferSuccess") is True,
         "error": item.text("TransferError"),
+        "synchronous_code": cause.code,
+        "synchronous_reason": cause.reason,
     }
 
 
@@ -131,14 +245,14 @@ def _when(at: int) -> str:
 
 def _end(item: Mapping[str, Any]) -> str:
     if item["job_status"] == "Removed" and not item["delivered"]:
-        return "Removed"
-    return str(item["state"]) if item["state"] != "None" else "HandedOff" if item["handed_off_files"] else "Synchronous"
+        return "removed"
+    if item["state"] != "None":
+        return plain_word(item["state"])
+    return UNREPORTED if item["handed_off_files"] else "synchronous"
 
 
 def overview(entries: Sequence[Mapping[str, Any]], width: int) -> list[str]:
     """One line per job, as condor_history prints them."""
-    if not entries:
-        return ["The history has no job whose output was handed off."]
     header = ("JOB", "OWNER", "END", "FILES", "SIZE", "COMPLETED", "RERUNS", "REASON")
     rows = [
         (
@@ -146,7 +260,7 @@ def overview(entries: Sequence[Mapping[str, Any]], width: int) -> list[str]:
             item["owner"],
             _end(item),
             str(item["handed_off_files"]),
-            render.size(item["handed_off_bytes"]),
+            size(item["handed_off_bytes"]),
             _when(item["completed_at"]),
             str(item["reruns"]),
             item["reason"],
@@ -175,7 +289,7 @@ def details(item: Mapping[str, Any]) -> list[str]:
 
 def _stats(stats: Mapping[str, Any]) -> list[tuple[str, str]]:
     shown = (
-        ("output", "Files", lambda value: f"{render.count(value, 'file')}, {render.size(stats.get('Bytes', 0))}"),
+        ("output", "Files", lambda value: f"{count(value, 'file')}, {size(stats.get('Bytes', 0))}"),
         ("took", "Seconds", lambda value: f"{render.duration(value)} after the job's end"),
         ("attempts", "Attempts", str),
         ("verified", "VerifiedBy", lambda value: render.clean(str(value))),
@@ -187,11 +301,17 @@ def _files(files: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [
         (
             PurePath(file["name"]).name,
-            render.size(file["size_bytes"]),
-            "handed off" if file["handed_off"] and file["success"] else "sent" if file["success"] else "failed",
+            size(file["size_bytes"]),
+            _how(file),
             file["url"],
-            file["error"],
+            file["error"] or file["synchronous_reason"],
         )
         for file in files
     ]
-    return ["  " + line for line in render.table(("FILE", "SIZE", "HOW", "TO", "ERROR"), rows)]
+    return ["  " + line for line in render.table(("FILE", "SIZE", "HOW", "TO", "REASON"), rows)]
+
+
+def _how(file: Mapping[str, Any]) -> str:
+    if not file["success"]:
+        return "failed"
+    return "handed off" if file["handed_off"] else "synchronous"

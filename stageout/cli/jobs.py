@@ -20,8 +20,8 @@ ATTRIBUTES = (
     "NumShadowStarts", "TransferOutputStats", "DAGManJobId", "HoldReason", "HoldReasonCode", "HoldReasonSubCode",
     "RemoveReason", "StageOutGuard", "StageOutState", "StageOutRun", "StageOutReason", "StageOutBytesLeft",
     "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt", "StageOutManager", "StageOutKeys", "StageOutReruns",
-    "StageOutCustody", "StageOutStats", "StageOutRequest", "JobMaterializeLimit", "JobMaterializePaused",
-    "TerminationPending", "StageOutSynchronousCode",
+    "StageOutCustody", "StageOutStats", "StageOutRequest", "StageOutRefused", "JobMaterializeLimit",
+    "JobMaterializePaused", "TerminationPending", "StageOutSynchronousCode", "StageOutUserLeave",
 )  # fmt: skip
 
 STATUS_WORDS = {
@@ -92,6 +92,7 @@ class Job:
     :param keys: of the managers that took the output over; empty before the agent has written them.
     :param custody: what routers of the overlay have of it.
     :param left_out: code of why the access point left the job out of stage-out.
+    :param is_left_by_owner: the owner's own leave_in_queue keeps the job. :param in_queue: False: from the history.
     """
 
     id: JobId
@@ -122,6 +123,9 @@ class Job:
     keys: frozenset[str] = frozenset()
     custody: tuple[Holding, ...] = ()
     left_out: str = ""
+    is_left_by_owner: bool = False
+    in_queue: bool = True
+    refused: str = ""
 
     @classmethod
     def from_ad(cls, ad: ClassAd) -> Job:
@@ -158,6 +162,8 @@ class Job:
             keys=frozenset(filter(None, ad.text("StageOutKeys").split(","))),
             custody=read_holdings(ad.text("StageOutCustody").split("; ")),
             left_out="" if ad.get("StageOutGuard") is True else ad.text("StageOutSynchronousCode"),
+            is_left_by_owner=ad.get("StageOutUserLeave", False) is not False,
+            refused=ad.text("StageOutRefused"),
         )
 
     @property

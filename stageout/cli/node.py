@@ -1,4 +1,4 @@
-"""This machine's sandbox manager, asked over its control socket."""
+"""Queries of this machine's sandbox manager over its control socket."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from stageout.cli.exits import CommandError, Unavailable
 from stageout.core.classads import ClassAd
 from stageout.core.config import Settings
 from stageout.wire.control import StreamsReport
-from stageout.wire.custody import FileReport, Report, SandboxReport, ServerReport
+from stageout.wire.custody import FileReport, FlowReport, Report, SandboxReport, ServerReport
 from stageout.wire.handoff import BadMessage, receive_frame, send_frame
+from stageout.wire.typed import IllTyped, built
 
 T = TypeVar("T")
 _TIMEOUT_S = 30.0
@@ -31,7 +33,14 @@ def control_socket(settings: Settings) -> Path:
     return Path(spool_directory(settings)) / "run" / "control"
 
 
-def local_report(now: float) -> Report:
+class LocalReport(NamedTuple):
+    """The sandboxes on this node. :param is_whole: False: other users may have more here."""
+
+    report: Report
+    is_whole: bool
+
+
+def local_report(now: float) -> LocalReport:
     """Ask for the sandboxes in this node's custody: all for root and the manager's user, one's own for others.
 
     :param now: wall clock, seconds.
@@ -60,7 +69,7 @@ def _asked(question: Callable[[Path], T]) -> T:
         ) from None
 
 
-def read_status(path: Path, now: float) -> Report:
+def read_status(path: Path, now: float) -> LocalReport:
     """Everything that the manager tells this user.
 
     :param now: wall clock, seconds: the time of the report.
@@ -71,14 +80,15 @@ def read_status(path: Path, now: float) -> Report:
     box: dict[str, Any] | None = None
     for frame in _ask(path, {"op": "status"}):
         if frame["op"] == "files":
-            files += _files(frame.get("files"))
+            files += _list(FileReport, frame.get("files"))
             continue
         if box is not None:
             boxes.append(_sandbox(box, files))
         if frame["op"] == "end":
-            return Report(
-                str(frame.get("manager", "")), "", 0, int(now), {}, 0, tuple(boxes), _servers(frame.get("servers"))
-            )
+            servers, flows = _list(ServerReport, frame.get("servers")), _list(FlowReport, frame.get("flows"))
+            name = str(frame.get("manager", ""))
+            report = Report(name, "", 0, int(now), {}, 0, tuple(boxes), tuple(servers), flows=tuple(flows))
+            return LocalReport(report, os.geteuid() in (0, frame["peer_uid"]))
         if frame["op"] != "sandbox":
             raise BadMessage(f"unexpected {frame['op']!r}: {frame.get('reason', '')}")
         box, files = frame.get("sandbox"), []
@@ -92,32 +102,24 @@ def read_streams(path: Path) -> list[StreamsReport]:
     """
     (frame,) = _ask(path, {"op": "streams"})
     try:
-        return [StreamsReport(**item) for item in frame["streams"]]
-    except (TypeError, KeyError) as problem:
+        return _list(StreamsReport, frame["streams"])
+    except KeyError as problem:
         raise BadMessage(f"not a report about streams: {problem}") from None
 
 
 def _sandbox(item: object, files: list[FileReport]) -> SandboxReport:
-    if isinstance(item, dict):
-        try:
-            return SandboxReport(**{**item, "tickets": tuple(item["tickets"]), "files": tuple(files)})
-        except (TypeError, KeyError) as problem:
-            raise BadMessage(f"not a sandbox: {problem}") from None
-    raise BadMessage("not a sandbox")
-
-
-def _servers(items: object) -> tuple[ServerReport, ...]:
     try:
-        return tuple(ServerReport(**item) for item in items) if isinstance(items, list) else ()
-    except TypeError as problem:
-        raise BadMessage(f"not a server: {problem}") from None
+        return replace(built(SandboxReport, item), files=tuple(files))
+    except IllTyped as problem:
+        raise BadMessage(f"not a sandbox: {problem}") from None
 
 
-def _files(items: object) -> list[FileReport]:
+def _list(cls: Callable[..., T], items: object) -> list[T]:
+    """Read a list of a frame; none is an empty one. :raises BadMessage: it holds something else."""
     try:
-        return [FileReport(**item) for item in items] if isinstance(items, list) else []
-    except TypeError as problem:
-        raise BadMessage(f"not a file: {problem}") from None
+        return [built(cls, item) for item in items] if isinstance(items, list) else []
+    except IllTyped as problem:
+        raise BadMessage(str(problem)) from None
 
 
 def manager_facts(settings: Settings) -> ClassAd:

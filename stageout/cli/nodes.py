@@ -14,7 +14,7 @@ from stageout.cli.exits import Exit, Unavailable, UnknownJob, UsageError
 from stageout.cli.jobs import Job, JobId, parse_job_id
 from stageout.cli.render import clean
 from stageout.cli.verdict import Outcome, Verdict
-from stageout.cli.wait import Source, Watcher
+from stageout.cli.watcher import Source, Watcher
 from stageout.core.classads import ClassAd
 
 _FIRST_PAUSE_S = 0.5

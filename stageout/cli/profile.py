@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from stageout.cli.arguments import add_measuring, seconds, size
 from stageout.cli.exits import CommandError, Exit, UsageError
+from stageout.cli.servers import PORTS
 from stageout.core import profiles
 from stageout.core.profiles import Run
 from stageout.sampling.carrier import Carrier
@@ -20,7 +22,35 @@ from stageout.sampling.processes import listener_on
 from stageout.sampling.profiler import Limits, Outcome, Profiler, writer
 from stageout.sampling.report import row, table, write_plot
 
-_PORTS = {"http": 80, "https": 443, "dav": 80, "davs": 443, "ftp": 21, "gsiftp": 2811, "root": 1094, "overlay": 9621}
+DESCRIPTION = """\
+Measure a server: write samples into one of its directories and read them again. Block size, streams, number of files
+and file size vary. The command shows rate, CPU and memory, also of a server on this machine. It stores the profile for
+'stageout estimate' and for the sandbox manager. Samples stay at the server as empty files named .stageout-sample-N.
+
+exit status: 0 measured, 1 not measured or not stored, 64 the URL cannot be used"""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add what this command takes."""
+    command.add_argument("url", metavar="URL", help="directory on the server, writable, with / at its end")
+    command.add_argument(
+        "--max-time", metavar="S", type=seconds, default=120.0, help="seconds to measure at most (default: 120)"
+    )
+    command.add_argument(
+        "--max-bytes", metavar="SIZE", type=size, default=4 << 30, help="bytes to transfer at most (default: 4G)"
+    )
+    command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/user/estimate.md)")
+    command.add_argument("--plot", metavar="FILE", help="write plots to FILE.png, or to FILE.html with the table")
+    command.add_argument("--write-only", action="store_true", help="do not measure downloads")
+    command.add_argument("--no-store", action="store_true", help="do not store the profile")
+    command.add_argument("--local", metavar="DIR", help="directory of the local files (default: in memory)")
+    command.add_argument(
+        "--server-pid",
+        metavar="PID",
+        type=int,
+        help="process of a server on this machine (default: the process that listens on the URL's port)",
+    )
+    add_measuring(command)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -71,7 +101,7 @@ def _server(options: argparse.Namespace) -> int:
     parts = urlsplit(options.url)
     if options.server_pid or parts.hostname not in ("localhost", "127.0.0.1", "::1"):
         return int(options.server_pid or 0)
-    return listener_on(parts.port or _PORTS.get(parts.scheme.lower(), 0))
+    return listener_on(parts.port or PORTS.get(parts.scheme.lower(), 0))
 
 
 def _progress(run: Run) -> None:

@@ -2,32 +2,57 @@
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import TextIO
 
-from stageout.cli.rows import Row
-from stageout.core.states import ENDS
+from stageout.cli.rows import Destination, Row, server_totals
+from stageout.cli.verdict import UNREPORTED
+from stageout.core.eta import MOST_S
+from stageout.core.states import ENDS, State, plain_word
+from stageout.core.units import count, size
 from stageout.wire.control import StreamsReport
 from stageout.wire.custody import AD_LIFETIME_S, FileReport, Report
 from stageout.wire.deposits import Holding
 
-_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
+
+def _both(state: State) -> tuple[str, str]:
+    return state.value, plain_word(state.value)
+
+
+_SECOND_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]|\x1b")
-#: What is said of files in custody of routers, by whether it is their only copy.
+#: Words for files in custody of routers, by whether it is their only copy.
 _HELD = {True: "only copy", False: "copies"}
 _ENDED = frozenset(state.value for state in ENDS)
-_RIGHT = frozenset({"FILES", "SIZE", "ATTEMPT", "NEXT", "AT ONCE", "STREAMS", "RATE"})
-
-
-def size(count_bytes: int) -> str:
-    """A size as people read it, powers of 1024: ``0 B``, ``1.0 MB``, ``312 GB``."""
-    value = float(count_bytes)
-    for unit in _UNITS:
-        if value < 999.5 or unit == _UNITS[-1]:
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
+_HOSTS_SHOWN = 3
+_RED, _GREEN, _YELLOW = "31", "32", "33"
+#: Colours of words in the column STATE, those of owners and those of the ledger.
+_COLOURS = {
+    **dict.fromkeys((*_both(State.FAILED), *_both(State.LOST), "removed"), _RED),
+    **dict.fromkeys((*_both(State.RETRY_WAIT), "waiting for the server"), _YELLOW),
+    **dict.fromkeys((*_both(State.DELIVERED), *_both(State.RELEASED)), _GREEN),
+}
+_RIGHT = frozenset(
+    {
+        "FILES",
+        "SIZE",
+        "ATTEMPT",
+        "NEXT",
+        "NODES",
+        "AT ONCE",
+        "STREAMS",
+        "RATE",
+        "WAITING",
+        "MOVING",
+        "RETRY",
+        "FAILED",
+        "LEFT",
+        "ETA",
+    }
+)
 
 
 def duration(seconds: float) -> str:
@@ -43,17 +68,47 @@ def duration(seconds: float) -> str:
 
 
 def until(at: int, now: float) -> str:
-    """Return the time until the next attempt: ``-`` without one, ``now`` when it is due."""
+    """Return the time until the next attempt: ``-`` without one, ``due`` when its time has come."""
     if not at:
         return "-"
-    return duration(at - now) if at > now + 0.5 else "now"
+    return duration(at - now) if at > now + 0.5 else "due"
 
 
-def attempt(number: int, limit: int) -> str:
-    """``3 of 20``, ``3`` without a limit, ``-`` before the first."""
-    if not number:
+def next_word(row: Row, now: float) -> str:
+    """Return the time until a job's next attempt; ``probing`` while one file tests a server that did not answer."""
+    word = until(row.next_attempt_at, now)
+    if word != "due":
+        return word
+    if row.waits_for_server:
+        return "probing"
+    return word if row.state == State.RETRY_WAIT else "-"
+
+
+def eta(low_s: int | None, high_s: int | None) -> str:
+    """Return the time until a delivery: ``4-9 min``, ``> 5 min`` without an upper limit, ``-`` when it is not known."""
+    if low_s is None or low_s >= MOST_S:
         return "-"
-    return f"{number} of {limit}" if limit else str(number)
+    if high_s is None or high_s >= MOST_S:
+        name, unit_s = _time_unit(max(low_s, 100))
+        return f"> {max(1, low_s // unit_s)} {name}"
+    name, unit_s = _time_unit(high_s)
+    low = low_s // unit_s
+    high = max(1, -(-high_s // unit_s))
+    return f"{low}-{high} {name}" if low < high else f"{high} {name}"
+
+
+def _time_unit(seconds: int) -> tuple[str, int]:
+    """Return a unit of time that gives at most three digits for less than a year."""
+    units = (("s", 1), ("min", 60), ("h", 3600))
+    return next((unit for unit in units if seconds < 100 * unit[1]), ("d", 86400))
+
+
+def attempt(item: Row | FileReport, limit: int) -> str:
+    """Return the attempts that count against the limit: ``3 of 20``, ``3`` without a limit, ``-`` before the first."""
+    if not item.attempts:
+        return "-"
+    counted = max(0, item.attempts - item.excused)
+    return f"{counted} of {limit}" if limit else str(counted)
 
 
 def clean(text: str) -> str:
@@ -72,7 +127,7 @@ def server_notes(reports: Iterable[Report], now: float) -> list[str]:
 
 
 def awaited_managers(rows: Iterable[Row]) -> set[str]:
-    """Managers that should be heard of: output of a completed job waits with them."""
+    """Return the managers whose reports matter now: output of a completed job waits with them."""
     waiting = (row for row in rows if row.job_status == "Completed" and row.state not in (*_ENDED, "HandedOver"))
     return {name for row in waiting for name in row.manager.split(",") if name}
 
@@ -85,21 +140,51 @@ def silence_note(manager: str) -> str:
     )
 
 
+def agent_note(schedd: str, silence_s: float) -> str:
+    """A sentence about a schedd agent that is away. :param silence_s: infinite when the collector knows none."""
+    since = "the collector knows none" if silence_s == float("inf") else f"last heard of {duration(silence_s)} ago"
+    return (
+        f"the schedd agent of {clean(schedd)} does not answer ({since}): nothing is confirmed, and requests wait until "
+        "it is back; tell its administrator"
+    )
+
+
 def _probe(at: int, now: float) -> str:
     return f"next probe {'now' if at <= now else 'in ' + duration(at - now)}" if at else "being probed"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int = 0) -> list[str]:
-    """Lines of a table whose last column is cut to ``width`` characters in all (0: never cut)."""
+def wants_colours(stream: TextIO) -> bool:
+    """Tell whether text for a stream is coloured: only on terminals, and never with NO_COLOR."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def painted(text: str, colour: str) -> str:
+    """Return text in a colour. :param colour: number of an ANSI colour; "" for none."""
+    return f"\x1b[{colour}m{text}\x1b[0m" if colour else text
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int = 0, colour: bool = False) -> list[str]:
+    """Lines of a table whose last column is cut to ``width`` characters in all (0: never cut).
+
+    :param colour: paint the column STATE.
+    """
     cells = [[clean(cell) or "-" for cell in row] for row in rows]
     widths = [max(map(_columns, column)) for column in zip(header, *cells)]
-    return [_line(row, header, widths, width) for row in [list(header), *cells]]
+    return [_line(row, header, widths, width, colour) for row in [list(header), *cells]]
 
 
-def _line(row: Sequence[str], header: Sequence[str], widths: Sequence[int], width: int) -> str:
+def _line(row: Sequence[str], header: Sequence[str], widths: Sequence[int], width: int, colour: bool) -> str:
     parts = [_pad(cell, wide, name in _RIGHT) for cell, name, wide in zip(row[:-1], header, widths)]
     text = "  ".join([*parts, row[-1]])
-    return text if not width or _columns(text) <= width else _cut(text, width)
+    text = text if not width or _columns(text) <= width else _cut(text, width)
+    return _paint_state(text, row, header, parts) if colour and "STATE" in header else text
+
+
+def _paint_state(text: str, row: Sequence[str], header: Sequence[str], parts: Sequence[str]) -> str:
+    at = header.index("STATE")
+    start, word = sum(len(part) + 2 for part in parts[:at]), row[at]
+    end = start + len(word)
+    return text[:start] + painted(word, _COLOURS.get(word, "")) + text[end:] if len(text) > end else text
 
 
 def _columns(text: str) -> int:
@@ -117,34 +202,67 @@ def _cut(text: str, width: int) -> str:
     return text + "…"
 
 
-def state_word(row: Row) -> str:
-    """The state, and for jobs without one, or that were removed, what the job itself does."""
+def state_word(row: Row, ledger: bool = False) -> str:
+    """Return the word for the state; for jobs without one, or that were removed, the status of the job itself.
+
+    :param ledger: the ledger's words, for administrators; otherwise those for job owners.
+    """
     if row.job_status == "Removed" and row.state != "Delivered":
-        return "Removed"
+        return "removed"
     if row.state != "None":
-        return row.state
+        return row.state if ledger else _owners_word(row)
     if row.synchronous:
-        return "Synchronous"
-    return "HandedOff" if row.job_status == "Completed" else row.job_status
+        return "synchronous"
+    return UNREPORTED if row.job_status == "Completed" else _SECOND_WORD.sub(" ", row.job_status).lower()
 
 
-def jobs_table(rows: Sequence[Row], now: float, width: int = 0) -> list[str]:
-    """The overview: one line per job, and a line with the sums."""
-    header = ("JOB", "OWNER", "STATE", "FILES", "SIZE", "ATTEMPT", "NEXT", "REASON")
+def _owners_word(row: Row) -> str:
+    if row.paused:
+        return "paused"
+    return "waiting for the server" if row.waits_for_server else plain_word(row.state)
+
+
+def reason(row: Row, now: float) -> str:
+    """Return the reason for the state; since when files are sent; and for delivered output when its job leaves.
+
+    :param now: wall clock, seconds.
+    """
+    leaves = "leaves the queue within a minute" if row.leaves_queue else ""
+    return "; ".join(filter(None, (leaves, _sending(row, now), clean(row.reason))))
+
+
+def _sending(row: Row, now: float) -> str:
+    """Return since when plugins send files, and how many are confirmed; "" when nothing is being sent."""
+    moving = [file for file in row.files if file.state == State.MOVING and file.began_at]
+    if row.state != State.MOVING or not moving:
+        return ""
+    hosts = sorted({file.url.partition("://")[2].partition("/")[0] or "this node" for file in moving})
+    named = clean(", ".join(hosts[:_HOSTS_SHOWN])) + (", ..." if len(hosts) > _HOSTS_SHOWN else "")
+    done = row.files_total - row.files_left
+    confirmed = f"{done} of {count(row.files_total, 'file')} confirmed" if done else "nothing confirmed yet"
+    return f"sending to {named} for {duration(now - min(file.began_at for file in moving))}, {confirmed}"
+
+
+def jobs_table(
+    rows: Sequence[Row], now: float, width: int = 0, ledger: bool = False, colour: bool = False
+) -> list[str]:
+    """The overview: one line per job, and a line with the sums. :param ledger: see :func:`state_word`."""
+    header = ("JOB", "OWNER", "STATE", "FILES", "SIZE", "ATTEMPT", "NEXT", "ETA", "REASON")
     cells = [
         (
             row.job,
             row.owner,
-            state_word(row),
+            state_word(row, ledger),
             f"{row.files_left}/{row.files_total}",
             f"{size(row.bytes_left)}/{size(row.bytes_total)}",
-            attempt(row.attempts, row.attempts_limit),
-            until(row.next_attempt_at, now),
-            row.reason,
+            attempt(row, row.attempts_limit),
+            next_word(row, now),
+            eta(row.eta_low_s, row.eta_high_s),
+            reason(row, now),
         )
         for row in rows
     ]
-    return [*table(header, cells, width), "", total_line(rows)]
+    return [*table(header, cells, width, colour), "", total_line(rows)]
 
 
 def total_line(rows: Sequence[Row]) -> str:
@@ -153,17 +271,13 @@ def total_line(rows: Sequence[Row]) -> str:
     return f"{count(len(rows), 'job')}; {count(files, 'file')}, {size(left)} still to deliver"
 
 
-def count(number: int, what: str) -> str:
-    """``1 file``, ``2 files``."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def job_details(row: Row, now: float, width: int = 0) -> list[str]:
-    """One job, then its files one by one."""
-    lines = [f"Job {row.job} of {clean(row.owner)}: {state_word(row)}"]
+def job_details(row: Row, now: float, width: int = 0, ledger: bool = False, colour: bool = False) -> list[str]:
+    """One job, then its files one by one. :param ledger: see :func:`state_word`."""
+    word = state_word(row, ledger)
+    lines = [f"Job {row.job} of {clean(row.owner)}: {painted(word, _COLOURS.get(word, '') * colour)}"]
     lines += [f"  {name:<10}{text}" for name, text in _facts(row, now) if text]
     if row.files:
-        lines += ["", *files_table(row.files, row.attempts_limit, now, width)]
+        lines += ["", *files_table(row.files, row.attempts_limit, now, width, ledger, colour)]
     hidden = row.files_total - len(row.files)
     if hidden > 0 and not row.files_left:
         lines.append(f"('stageout history {row.job}' shows its {count(row.files_total, 'file')})")
@@ -177,17 +291,28 @@ def _facts(row: Row, now: float) -> list[tuple[str, str]]:
     counts = f"{done} of {row.files_total} files, {size(row.bytes_total - row.bytes_left)} of {size(row.bytes_total)}"
     handed_off = row.files_total > 0
     return [
-        ("reason", clean(row.reason)),
+        ("reason", reason(row, now)),
         ("code", clean(row.synchronous_code)),
         ("delivered", counts if handed_off else ""),
         ("output", "transferred before the job ended; nothing was handed off" if row.synchronous else ""),
         *((_HELD[one.is_single], held(one, now)) for one in row.custody),
-        ("attempt", attempt(row.attempts, row.attempts_limit) if row.attempts else ""),
+        ("attempt", _attempts(row)),
         ("next", f"in {until(row.next_attempt_at, now)}" if row.next_attempt_at > now else ""),
+        ("expected", _expected(row)),
         ("custodian", clean(row.manager)),
         ("run", f"{row.run}" + (f", run again {row.reruns} times because output was lost" if row.reruns else "")),
         ("as of", f"{duration(now - row.reported_at)} ago" if row.reported_at else ""),
     ]
+
+
+def _attempts(row: Row) -> str:
+    more = "; {} more did not count, because a server did not answer or a credential was missing"
+    return (attempt(row, row.attempts_limit) + (more.format(row.excused) if row.excused else "")) * bool(row.attempts)
+
+
+def _expected(row: Row) -> str:
+    text = eta(row.eta_low_s, row.eta_high_s)
+    return "" if text == "-" else f"in {text.replace('> ', 'more than ')}"
 
 
 def held(one: Holding, now: float) -> str:
@@ -196,16 +321,18 @@ def held(one: Holding, now: float) -> str:
     return f"{text} for {duration(now - one.since)}"
 
 
-def files_table(files: Sequence[FileReport], limit: int, now: float, width: int = 0) -> list[str]:
+def files_table(
+    files: Sequence[FileReport], limit: int, now: float, width: int = 0, ledger: bool = False, colour: bool = False
+) -> list[str]:
     """One line per file: where it goes, by which plugin, how far it is and what went wrong last."""
     header = ("FILE", "SIZE", "STATE", "PLUGIN", "ATTEMPT", "NEXT", "VERIFIED", "TO", "LAST ERROR")
     cells = [
         (
             item.name,
             size(item.size_bytes),
-            item.state,
+            item.state if ledger else plain_word(item.state),
             item.plugin,
-            attempt(item.attempts, limit),
+            attempt(item, limit),
             until(item.next_attempt_at, now),
             item.verified,
             item.url,
@@ -213,21 +340,43 @@ def files_table(files: Sequence[FileReport], limit: int, now: float, width: int 
         )
         for item in files
     ]
-    return table(header, cells, width)
+    return table(header, cells, width, colour)
 
 
-def streams_table(streams: Iterable[StreamsReport], width: int = 0) -> list[str]:
-    """One line per server: what goes there at once, and the sentences that say why."""
-    header = ("SERVER", "AT ONCE", "STREAMS", "RATE", "WHY")
+def streams_table(
+    streams: Iterable[StreamsReport], destinations: Iterable[Destination] = (), width: int = 0
+) -> list[str]:  # fmt: skip
+    """One line per server: the transfers at once, what waits, when it should have arrived, and the reasons."""
+    header = ("SERVER", "AT ONCE", "STREAMS", "RATE", "WAITING", "ETA", "WHY")
+    places = {one.server: one for one in destinations}
     cells = [
         (
             item.server,
             f"{item.files_in_flight}/{item.files_at_once}",
             f"{item.streams_in_use}/{item.streams}",
             f"{item.rate_mb_s:.3g} MB/s" if item.rate_mb_s else "",
+            size(place.bytes_waiting) if (place := places.get(item.server)) else "",
+            eta(place.eta_low_s, place.eta_high_s) if place else "",
             f"{item.reason} {item.grant}",
         )
         for item in streams
+    ]
+    return table(header, cells, width)
+
+
+def servers_table(places: Iterable[Destination], width: int = 0) -> list[str]:
+    """One line per server: what all nodes still have for it, and when that should have arrived."""
+    header = ("SERVER", "NODES", "FILES", "SIZE", "RATE", "ETA")
+    cells = [
+        (
+            total.server,
+            str(total.nodes),
+            str(total.files_left),
+            size(total.bytes_left),
+            f"{size(total.rate_bytes_per_s)}/s" if total.rate_bytes_per_s else "",
+            eta(total.eta_low_s, total.eta_high_s),
+        )
+        for total in server_totals(places)
     ]
     return table(header, cells, width)
 
@@ -248,12 +397,14 @@ def progress_lines(rows: Sequence[Row], now: float, width: int) -> list[str]:
         done = row.bytes_total - row.bytes_left
         share = 100 * done // row.bytes_total if row.bytes_total else 0
         text = (
-            f"{row.job:>10} {state_word(row):<11} [{bar(done, row.bytes_total, columns)}] {share:3d}% "
+            f"{row.job:>10} {state_word(row):<23} [{bar(done, row.bytes_total, columns)}] {share:3d}% "
             f"{size(done)}/{size(row.bytes_total)} {row.files_total - row.files_left}/{row.files_total} files"
         )
         if row.next_attempt_at > now:
             text += f"  next try in {until(row.next_attempt_at, now)}"
-        text += f"  {clean(row.reason)}" if row.reason else ""
+        elif row.eta_low_s is not None:
+            text += f"  expected {_expected(row)}"
+        text += f"  {why}" if (why := reason(row, now)) else ""
         lines.append(text)
     return lines
 

@@ -1,4 +1,4 @@
-"""``stageout retry``, ``cancel``, ``pause``, ``resume``: what an owner asks of the schedd agent.
+"""Requests of an owner to the schedd agent: the common part of ``retry``, ``cancel``, ``pause`` and ``resume``.
 
 The request is written into the job's ad (StageOutRequest) as the user that runs the command, so the schedd decides
 who may ask; the agent takes it away when the managers have carried it out.
@@ -9,15 +9,18 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+from stageout.cli.arguments import JOB, add_json, add_schedd
 from stageout.cli.exits import CommandError, Exit, Unavailable, UnknownJob
 from stageout.cli.jobs import STATUS_WORDS, Job, JobId, parse_job_ids
 from stageout.cli.render import clean, duration
 from stageout.cli.results import tell
-from stageout.cli.verdict import GAVE_UP, judge_history
+from stageout.cli.selection import add_selection, is_selection, selected
+from stageout.cli.verdict import GAVE_UP, UNREPORTED, judge_history
 from stageout.core.clock import Clock, SystemClock
+from stageout.core.states import plain_word
 from stageout.wire.custody import AD_LIFETIME_S
 
 if TYPE_CHECKING:
@@ -27,36 +30,137 @@ _ANSWER_TIMEOUT_S = 45.0
 _AGENT_TIMEOUT_S = 8.0
 _SAID_AFTER_S = 3.0
 _LOOK_INTERVAL_S = 0.5
-_NOTICE_FRESH_S = 180
+#: Seconds after which an agent's last ad is no sign of it any more.
+NOTICE_FRESH_S = 180
+#: Of more jobs that were chosen the command does not wait for the answers.
+_WAITED_FOR = 50
+
+
+class Answer(NamedTuple):
+    """The agent's answer to a request about one job.
+
+    :param outcome: "accepted"; "refused": a redirect that was not carried out, or not for all files; "asked": no answer
+        yet, and the command still waits for it; "waiting": no answer, and the command waits no longer, although the
+        request stays. :param words: the reason, or the next step.
+    """
+
+    job: JobId
+    outcome: str
+    words: str
+
+
+#: End of the description of each request.
+STATUS = """
+
+The schedd agent carries out the request. The command waits for the result and prints the state of the output. It does
+not wait if more than 50 jobs were chosen with -constraint or --destination.
+exit status: 0 carried out, 1 refused, 2 no answer in time (the request stays), 3 unknown job"""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add what this command takes."""
+    command.add_argument("jobs", metavar="JOB", nargs="*", help=JOB)
+    add_selection(command)
+    add_json(command)
+    add_schedd(command)
 
 
 def run(options: argparse.Namespace) -> int:
     """Ask for every job; the worst of the answers is the exit status."""
     from stageout.cli.condor import Pool, Queue
 
-    wanted = parse_job_ids(options.jobs)
+    chosen = is_selection(options)
     queue, pool = Queue(options.name, options.pool), Pool(options.pool)
-    asked: list[JobId] = []
-    worst = int(Exit.OK)
-    for one in wanted:
-        try:
-            jobs = _jobs(queue, one, options.command)
-            for job in jobs:
-                queue.set_request(job.id, options.command)
-                asked.append(job.id)
-        except CommandError as problem:
-            print(f"stageout: {problem}", file=sys.stderr)
-            if options.json:
-                tell({"job": str(one), "request": options.command, "outcome": "failed", "reason": str(problem)})
-            worst = max(worst, int(problem.status))
+    if chosen:
+        asked, refused = _ask_selected(queue, selected(queue, pool, options), options)
+    elif options.dry_run:
+        asked, refused = _show_named(queue, options)
+    else:
+        asked, refused = ask(queue, parse_job_ids(options.jobs), options.command)
+    for one, problem in refused:
+        print(f"stageout: {problem}", file=sys.stderr)
+        if options.json:
+            tell({"job": str(one), "request": options.command, "outcome": "failed", "reason": str(problem)})
+    worst = max((int(problem.status) for _, problem in refused), default=int(Exit.OK))
     if not asked:
         return worst
     answered = await_answers(queue, pool, options.command, asked, SystemClock(), time.sleep, options.json)
     return max(worst, answered)
 
 
-def _jobs(queue: Queue, one: JobId, verb: str) -> list[Job]:
-    """The jobs that the request is for.
+def _ask_selected(
+    queue: Queue, jobs: list[Job], options: argparse.Namespace
+) -> tuple[list[JobId], list[tuple[JobId, CommandError]]]:
+    """Write a request into the ads of jobs that were chosen.
+
+    :returns: the jobs to wait for, none when there are many; and what was refused, with the reason.
+    """
+    if options.dry_run:
+        _show(jobs, options)
+        return [], []
+    refused = queue.set_requests([job.id for job in jobs], options.command)
+    asked = [job.id for job in jobs if job.id not in {one for one, _ in refused}]
+    if not options.json:
+        print(f"{options.command} asked for {_count(len(asked))}", flush=True)
+    if len(asked) <= _WAITED_FOR:
+        return asked, refused
+    if options.json:
+        for one in asked:
+            tell({"job": str(one), "request": options.command, "outcome": "waiting", "reason": "not waited for"})
+    else:
+        print("The command does not wait for so many; 'stageout status' shows them.")
+    return [], refused
+
+
+def _show_named(queue: Queue, options: argparse.Namespace) -> tuple[list[JobId], list[tuple[JobId, CommandError]]]:
+    """Show the jobs that a request would be for; return nothing to wait for, and what would be refused."""
+    found: list[Job] = []
+    refused: list[tuple[JobId, CommandError]] = []
+    for one in parse_job_ids(options.jobs):
+        try:
+            found += jobs_for(queue, one, options.command)
+        except CommandError as problem:
+            refused.append((one, problem))
+    _show(found, options)
+    return [], refused
+
+
+def _show(jobs: Sequence[Job], options: argparse.Namespace) -> None:
+    """Print the jobs that a request would be for."""
+    for job in jobs:
+        words = ": ".join(filter(None, [_state_word(job), clean(job.reason)]))
+        if options.json:
+            tell({"job": str(job.id), "request": options.command, "outcome": "dry run", "reason": words})
+        else:
+            print(f"{job.id}  {job.owner}  {words}")
+    if not options.json:
+        print(f"{options.command} would be asked for {_count(len(jobs))}")
+
+
+def _count(jobs: int) -> str:
+    return f"{jobs} job{'' if jobs == 1 else 's'}"
+
+
+def ask(queue: Queue, wanted: Iterable[JobId], verb: str) -> tuple[list[JobId], list[tuple[JobId, CommandError]]]:
+    """Write a request into the ads of jobs.
+
+    :param wanted: jobs, and clusters whose jobs are all asked for. :param verb: "retry", "cancel", "pause" or "resume".
+    :returns: the jobs whose ads have the request, durably; and what was refused, with the reason.
+    """
+    asked: list[JobId] = []
+    refused: list[tuple[JobId, CommandError]] = []
+    for one in wanted:
+        try:
+            for job in jobs_for(queue, one, verb):
+                queue.set_request(job.id, verb)
+                asked.append(job.id)
+        except CommandError as problem:
+            refused.append((one, problem))
+    return asked, refused
+
+
+def jobs_for(queue: Queue, one: JobId, verb: str) -> list[Job]:
+    """Return the jobs that the request is for.
 
     :raises CommandError: there is none, and why.
     """
@@ -94,11 +198,45 @@ def await_answers(
     clock: Clock,
     sleep: Callable[[float], object],
     is_json: bool = False,
+    request_id: str = "",
 ) -> int:
     """Wait until the agent has taken every request, and print what became of the job.
 
-    :param is_json: as objects.
-    :returns: exit status: OK, or TIMED_OUT when some requests were not taken.
+    :param is_json: as objects. :param request_id: of a redirect.
+    :returns: exit status: OK, FAILED for a refusal, or TIMED_OUT when some requests were not taken.
+    """
+    status, said = Exit.OK, set[str]()
+    for job, outcome, words in answers(queue, pool, verb, jobs, clock, sleep, request_id):
+        if outcome in ("accepted", "refused"):
+            _tell(job, verb, outcome, words, is_json)
+            status = Exit.FAILED if outcome == "refused" else status
+        elif outcome == "asked":
+            print(f"{job}: {words}", file=sys.stderr, flush=True)
+        else:
+            status = Exit.TIMED_OUT
+            if words not in said:
+                print(f"stageout: {words}", file=sys.stderr)
+            if is_json:
+                _tell(job, verb, outcome, words, is_json)
+        said.add(words)
+    return status
+
+
+def answers(
+    queue: Queue,
+    pool: Pool,
+    verb: str,
+    jobs: Sequence[JobId],
+    clock: Clock,
+    sleep: Callable[[float], object],
+    request_id: str = "",
+) -> Iterator[Answer]:
+    """Wait until the agent has taken every request; yield each answer when it is there.
+
+    The wait ends after 45 s, or earlier without a sign of the agent or of the managers.
+
+    :param request_id: of a redirect, which its refusal repeats.
+    :raises Unavailable: the schedd or the collector does not answer.
     """
     started_s = clock.monotonic_s()
     waiting, heard = list(jobs), False
@@ -108,29 +246,26 @@ def await_answers(
         waited_s = clock.monotonic_s() - started_s
         for job_id in list(waiting):
             job = now.get(job_id)
-            if job is None or (job.request != verb and (waited_s >= _ANSWER_TIMEOUT_S or not _still_failed(job, verb))):
+            is_taken = job is None or job.request.partition(" ")[0] != verb
+            refusal = _refusal(job, request_id) if is_taken else ""
+            if is_taken and (refusal or waited_s >= _ANSWER_TIMEOUT_S or not _still_failed(job, verb)):
                 waiting.remove(job_id)
-                _tell(job_id, verb, "accepted", _outcome(job, verb), is_json)
+                yield Answer(job_id, "refused" if refusal else "accepted", refusal or _outcome(job, verb))
         if not waiting:
-            return Exit.OK
+            return
         if waited_s >= _SAID_AFTER_S and silent is None:
             silent = _silent(pool, now.values())
-            for job_id in waiting:
-                print(f"{job_id}: {_meanwhile(verb, now[job_id], silent)}", file=sys.stderr, flush=True)
+            yield from (Answer(one, "asked", _meanwhile(verb, now[one], silent)) for one in waiting)
         if waited_s >= _AGENT_TIMEOUT_S and not heard:
-            heard = agent_silence_s(queue, pool, clock.wall_s()) <= _NOTICE_FRESH_S
-        hopeless = silent is not None and all(_managers(now[one]) <= silent for one in waiting)
-        if heard and hopeless:
-            for job_id in sorted(waiting) if is_json else ():
-                _tell(job_id, verb, "waiting", _meanwhile(verb, now[job_id], silent or ()), is_json)
-            return Exit.TIMED_OUT
+            heard = agent_silence_s(queue, pool, clock.wall_s()) <= NOTICE_FRESH_S
+        if heard and silent is not None and all(_managers(now[one]) <= silent for one in waiting):
+            yield from (Answer(one, "waiting", _meanwhile(verb, now[one], silent)) for one in sorted(waiting))
+            return
         if waited_s >= (_ANSWER_TIMEOUT_S if heard else _AGENT_TIMEOUT_S):
             silence_s = agent_silence_s(queue, pool, clock.wall_s())
             words = no_answer(queue.name(), silence_s, sorted(waiting))
-            print(f"stageout: {words}", file=sys.stderr)
-            for job_id in sorted(waiting) if is_json else ():
-                _tell(job_id, verb, "waiting", words, is_json)
-            return Exit.TIMED_OUT
+            yield from (Answer(one, "waiting", words) for one in sorted(waiting))
+            return
         sleep(_LOOK_INTERVAL_S)
 
 
@@ -140,7 +275,7 @@ def _managers(job: Job) -> set[str]:
 
 
 def _silent(pool: Pool, jobs: Iterable[Job]) -> set[str]:
-    """Managers of these jobs that nothing is heard of; none where nobody can say."""
+    """Return the managers of these jobs without a report; none where that is not known."""
     names = {name for job in jobs for name in _managers(job)} - {""}
     try:
         return names - pool.heard(names) if names else set()
@@ -168,9 +303,15 @@ def _tell(job: JobId, verb: str, outcome: str, words: str, is_json: bool) -> Non
         print(f"{job}: {verb} {outcome}; {words}", flush=True)
 
 
-def _still_failed(job: Job, verb: str) -> bool:
+def _refusal(job: Job | None, request_id: str) -> str:
+    """Return the reason in the job's ad, if it answers this request."""
+    name, _, reason = job.refused.partition(" ") if job else ("", "", "")
+    return clean(reason) if request_id and name == request_id else ""
+
+
+def _still_failed(job: Job | None, verb: str) -> bool:
     """After an accepted retry the ad says Failed until the agent has seen the manager try: a wait would end at once."""
-    return verb == "retry" and job.state in GAVE_UP
+    return job is not None and verb in ("retry", "redirect") and job.state in GAVE_UP
 
 
 def _outcome(job: Job | None, verb: str) -> str:
@@ -179,9 +320,15 @@ def _outcome(job: Job | None, verb: str) -> str:
         return "the job has left the queue"
     if verb == "pause":
         return f"nothing more of its output is sent until 'stageout resume {job.id}'"
+    if verb == "redirect":
+        return "files that waited or failed are sent to the new URL"
     if verb == "resume" or job.state == "RetryWait":
         return "its output is tried again"
-    return f"its output is now {job.state}" + (f": {clean(job.reason)}" if job.reason else "")
+    return f"state of its output: {_state_word(job)}" + (f": {clean(job.reason)}" if job.reason else "")
+
+
+def _state_word(job: Job) -> str:
+    return UNREPORTED if job.state == "None" else plain_word(job.state)
 
 
 def agent_silence_s(queue: Queue, pool: Pool, now: float) -> float:
@@ -202,7 +349,7 @@ def no_answer(schedd: str, silence_s: float, jobs: Sequence[JobId]) -> str:
     kept = f"The request stays in the job's ad ({which}) and is acted upon when the agent is back"
     if silence_s == float("inf"):
         return f"no schedd agent answers for {schedd}: the collector knows none. {kept}; tell its administrator."
-    if silence_s > _NOTICE_FRESH_S:
+    if silence_s > NOTICE_FRESH_S:
         return f"the schedd agent of {schedd} was last heard of {silence_s:.0f} s ago. {kept}; tell its administrator."
     return (
         f"the schedd agent of {schedd} runs, but the request was not carried out within {_ANSWER_TIMEOUT_S:.0f} s: "

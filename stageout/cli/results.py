@@ -1,4 +1,4 @@
-"""Output of commands with ``--json``: objects, one a line, whose fields docs/COMMANDS.md explains."""
+"""Output of commands with ``--json``: objects, one a line, whose fields docs/reference/json-overlay.md explains."""
 
 from __future__ import annotations
 

@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from stageout.cli.jobs import HELD, REMOVED, STATUS_WORDS, Job
 from stageout.cli.why import Why
-from stageout.core.states import ENDS, State
+from stageout.core.eta import Eta
+from stageout.core.states import ENDS, FREED, State
 from stageout.wire.control import StreamsReport
-from stageout.wire.custody import FileReport, Report, SandboxReport
+from stageout.wire.custody import FileReport, FlowReport, Report, Run, SandboxReport
 from stageout.wire.deposits import Holding, read_holdings
+from stageout.wire.expected import for_runs, for_servers, server_of
 
 #: Version of the JSON that ``--json`` prints; grows when a field changes its meaning or goes.
 SCHEMA = 1
 _ENDED = frozenset(state.value for state in ENDS)
+_WAITING = frozenset({State.CONFIRMED.value, State.RETRY_WAIT.value})
+#: Ends of which the access point needs nothing more from the node.
+_NOT_NEEDED = frozenset({State.CANCELLED.value, State.SUPERSEDED.value})
+_UNRECORDED = "waits until the access point has recorded it"
 
 _Said = tuple[SandboxReport, Report]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One job's stage-out, as shown.
+    """Delivery of one job's output; ``docs/reference/json.md`` explains every field.
 
     :param job: ``cluster.proc``. :param state: word of the state table; "None" before and without hand-off.
     :param next_attempt_at: wall clock, seconds; 0 when none is planned.
-    :param reported_at: when the manager said so (wall clock, seconds); None: known from the job's ad only.
+    :param reported_at: time of the manager's report (wall clock, seconds); None: known from the job's ad only.
     :param synchronous: the last run's output was transferred before the job ended.
-    :param synchronous_code: code of why nothing was handed off; ``reason`` says it in words.
-    :param custody: what routers of the overlay have of it; not delivered, so it is counted among what is left.
+    :param synchronous_code: code of the reason why nothing was handed off; ``reason`` has the sentence.
+    :param custody: files at routers of the overlay; they are not delivered, and count among the files left.
+    :param excused: attempts that do not count against the limit.
+    :param waits_for_server: server that does not answer, and to which all that waits is to go.
+    :param paused: its owner has paused the delivery.
+    :param leaves_queue: all is delivered, and the schedd removes the job when it looks at the queue next.
+    :param eta_low_s: seconds until the output has probably arrived, at least; None: not known.
+    :param eta_high_s: likewise, at most; None: not known, or the output waits for an event whose time is not known.
     """
 
     job: str
@@ -54,6 +66,96 @@ class Row:
     files: tuple[FileReport, ...]
     custody: tuple[Holding, ...] = ()
     synchronous_code: str = ""
+    excused: int = 0
+    waits_for_server: str = ""
+    leaves_queue: bool = False
+    paused: bool = False
+    eta_low_s: int | None = None
+    eta_high_s: int | None = None
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Deliveries of one node to one server; ``docs/reference/json.md`` explains every field.
+
+    :param eta_low_s: as of a :class:`Row`, of everything that waits for the server.
+    """
+
+    manager: str
+    server: str
+    rate_bytes_per_s: int
+    spread: float
+    streams: int
+    limit: int
+    tuning: str
+    files_waiting: int
+    bytes_waiting: int
+    files_moving: int
+    bytes_moving: int
+    eta_low_s: int | None
+    eta_high_s: int | None
+
+
+class ServerTotal(NamedTuple):
+    """Output of all nodes that goes to one server.
+
+    :param rate_bytes_per_s: sum over the nodes that send now. :param eta_low_s: as of a :class:`Row`.
+    """
+
+    server: str
+    nodes: int
+    files_left: int
+    bytes_left: int
+    rate_bytes_per_s: int
+    eta_low_s: int | None
+    eta_high_s: int | None
+
+
+def server_totals(places: Iterable[Destination]) -> list[ServerTotal]:
+    """Return the sums for each server, those with most bytes first. The last node decides when all has arrived."""
+    by_server: dict[str, list[Destination]] = {}
+    for place in places:
+        by_server.setdefault(place.server, []).append(place)
+    totals = [_server_total(server, found) for server, found in by_server.items()]
+    return sorted(totals, key=lambda total: (-total.bytes_left, total.server))
+
+
+def _server_total(server: str, places: Sequence[Destination]) -> ServerTotal:
+    lows_s = [place.eta_low_s for place in places if place.eta_low_s is not None]
+    highs_s = [place.eta_high_s for place in places if place.eta_high_s is not None]
+    return ServerTotal(
+        server, len(places),
+        sum(place.files_waiting + place.files_moving for place in places),
+        sum(place.bytes_waiting + place.bytes_moving for place in places),
+        sum(place.rate_bytes_per_s for place in places if place.files_moving),
+        max(lows_s, default=None),
+        max(highs_s) if len(highs_s) == len(places) else None,
+    )  # fmt: skip
+
+
+def destinations(reports: Iterable[Report], now: float) -> list[Destination]:
+    """Return the servers that output of these reports goes to. :param now: wall clock, seconds."""
+    return [
+        _destination(report.manager, flow, etas.get(flow.server))
+        for report in reports
+        for etas in [for_servers(report, now)]
+        for flow in report.flows
+    ]
+
+
+def _destination(manager: str, flow: FlowReport, eta: Eta | None) -> Destination:
+    low_s, high_s = _seconds(eta)
+    return Destination(
+        manager, flow.server, flow.rate_bytes_per_s, flow.spread, flow.streams, flow.limit, flow.tuning,
+        flow.files_waiting, flow.bytes_waiting, flow.files_moving, flow.bytes_moving, low_s, high_s,
+    )  # fmt: skip
+
+
+def _seconds(eta: Eta | None) -> tuple[int | None, int | None]:
+    """Return the limits in whole seconds."""
+    if eta is None:
+        return None, None
+    return int(eta.low_s), None if eta.high_s is None else math.ceil(eta.high_s)
 
 
 def explained(rows: Iterable[Row], found: Mapping[str, Why]) -> list[Row]:
@@ -65,15 +167,42 @@ def explained(rows: Iterable[Row], found: Mapping[str, Why]) -> list[Row]:
     ]
 
 
-def merge(jobs: Iterable[Job], reports: Iterable[Report]) -> list[Row]:
+def merge(jobs: Iterable[Job], reports: Iterable[Report], now: float | None = None) -> list[Row]:
     """The rows of the jobs, in the order of their ids.
 
     The report is newer than the job's ad, which the agent edits at intervals; an end, though, is true only
     when the job's ad says so. Only managers count whose key the access point's record of the run named.
+
+    :param now: wall clock, seconds, for estimates of the time that is left; None: without them.
     """
-    jobs = list(jobs)
+    jobs = sorted(jobs, key=lambda job: job.id)
     boxes = _newest_boxes(reports, {job.global_id: job.keys for job in jobs if job.keys})
-    return [_row(job, _box_of(job, boxes)) for job in sorted(jobs, key=lambda job: job.id)]
+    said = [_box_of(job, boxes) for job in jobs]
+    etas = {} if now is None else _etas([one for one in said if one], now)
+    return [_expecting(_row(job, one), one, etas) for job, one in zip(jobs, said)]
+
+
+_Etas = Mapping[tuple[int, Run], Eta]
+
+
+def _etas(said: Iterable[_Said], now: float) -> _Etas:
+    """Return what is expected of these sandboxes, by report and run."""
+    wanted: dict[int, tuple[Report, set[Run]]] = {}
+    for box, report in said:
+        wanted.setdefault(id(report), (report, set()))[1].add(box.run)
+    return {
+        (number, run): eta
+        for number, (report, runs) in wanted.items()
+        for run, eta in for_runs(report, now, runs).items()
+    }
+
+
+def _expecting(row: Row, said: _Said | None, etas: _Etas) -> Row:
+    """Return a row with its estimate, unless its output has come to an end."""
+    if said is None or row.state in _ENDED or row.state == State.HANDED_OVER:
+        return row
+    low_s, high_s = _seconds(etas.get((id(said[1]), said[0].run)))
+    return replace(row, eta_low_s=low_s, eta_high_s=high_s)
 
 
 def _newest_boxes(reports: Iterable[Report], keys: Mapping[str, frozenset[str]]) -> dict[str, dict[int, _Said]]:
@@ -93,8 +222,8 @@ def _newest_boxes(reports: Iterable[Report], keys: Mapping[str, frozenset[str]])
 def _box_of(job: Job, boxes: Mapping[str, Mapping[int, _Said]]) -> _Said | None:
     """Return the reports on the job's last run.
 
-    A job whose shadow reconnected after a restart of the access point has a higher run number there than at its
-    execute point, so the highest number that is not superseded serves too.
+    After a restart of the access point, a job whose shadow reconnected has a higher run number there than at its
+    execute point. So the highest number that is not superseded counts, too.
     """
     runs = boxes.get(job.global_id, {})
     if job.run in runs or not job.handed_off:
@@ -113,6 +242,7 @@ def _row(job: Job, said: _Said | None) -> Row:
         run=job.run,
         synchronous=job.synchronous,
         reruns=job.reruns,
+        leaves_queue=job.in_queue and job.delivered and not job.is_left_by_owner,
         **facts,
     )
 
@@ -169,16 +299,38 @@ def _from_report(job: Job, box: SandboxReport, report: Report) -> dict[str, Any]
         "bytes_left": box.bytes_left + _bytes(custody),
         "attempts": box.attempts,
         "attempts_limit": box.attempts_limit,
-        "next_attempt_at": box.next_attempt_at,
+        "excused": box.excused,
+        "paused": bool(box.paused),
         "manager": report.manager,
         "reported_at": report.sent_at,
-        "files": box.files,
         "custody": custody,
+        **_next_attempt(box, report),
     }
 
 
+def _next_attempt(box: SandboxReport, report: Report) -> dict[str, Any]:
+    """Return the time of the next attempt, of each file too. A server that does not answer is only probed."""
+    if box.paused:
+        return {"files": tuple(replace(file, next_attempt_at=0) for file in box.files), "next_attempt_at": 0}
+    probes = {one.server: one.probe_at for one in report.servers}
+    files = tuple(_after_probe(file, probes) if file.state in _WAITING else file for file in box.files)
+    servers = {server_of(file.url) for file in files if file.state in _WAITING}
+    if box.state not in _WAITING or not servers or not servers <= probes.keys():
+        return {"files": files, "next_attempt_at": box.next_attempt_at}
+    first = min(servers, key=lambda server: probes[server])
+    return {
+        "files": files,
+        "next_attempt_at": max(box.next_attempt_at, probes[first]),
+        "waits_for_server": first,
+    }
+
+
+def _after_probe(file: FileReport, probes: Mapping[str, int]) -> FileReport:
+    return replace(file, next_attempt_at=max(file.next_attempt_at, probes.get(server_of(file.url), 0)))
+
+
 def about(rows: Sequence[Row], reports: Iterable[Report]) -> list[Report]:
-    """The reports of who has the output of these rows, each with the servers that something of it is still to go to.
+    """The reports of who has the output of these rows, each with servers and flows that something of it still goes to.
 
     Of output of which not all files are known here every server may be one.
     """
@@ -187,36 +339,54 @@ def about(rows: Sequence[Row], reports: Iterable[Report]) -> list[Report]:
         left = [file for file in row.files if file.state != State.DELIVERED]
         known = wanted.setdefault(row.manager, set())
         is_known = known is not None and len(left) >= row.files_left
-        servers = {_server(file.url) for file in left if file.state not in _ENDED}
+        servers = {server_of(file.url) for file in left if file.state not in _ENDED}
         wanted[row.manager] = servers.union(known or ()) if is_known else None
     return [
-        replace(report, servers=tuple(one for one in report.servers if some is None or one.server in some))
+        replace(
+            report,
+            servers=tuple(one for one in report.servers if some is None or one.server in some),
+            flows=tuple(one for one in report.flows if some is None or one.server in some),
+        )
         for report in reports
         if (some := wanted.get(report.manager, set())) is None or some
     ]
 
 
-def _server(url: str) -> str:
-    """Method and host, as managers name a server. :param url: as people see it."""
-    scheme, _, rest = url.partition("://")
-    return f"{re.split('[-+.]', scheme)[-1]}://{rest.partition('/')[0]}".lower()
-
-
 def as_json(
-    rows: Iterable[Row], now: float, notes: Iterable[str] = (), streams: Iterable[StreamsReport] | None = None
+    rows: Iterable[Row],
+    now: float,
+    notes: Iterable[str] = (),
+    streams: Iterable[StreamsReport] | None = None,
+    agent_heard_at: int | None = None,
+    places: Iterable[Destination] = (),
 ) -> Mapping[str, Any]:
-    """Return the objects that ``stageout status --json`` prints (fields: ``docs/COMMANDS.md``).
+    """Return the objects that ``stageout status --json`` prints (fields: ``docs/reference/json.md``).
 
     :param now: wall clock, seconds. :param notes: what the reader must know about gaps in the answer.
-    :param streams: to each server, where a node was asked.
+    :param streams: to each server, where a node was asked. :param agent_heard_at: see ``Snapshot``.
+    :param places: destinations of the output of these rows.
     """
-    found = {"schema": SCHEMA, "at": int(now), "jobs": [asdict(row) for row in rows], "notes": list(notes)}
+    found = {
+        "schema": SCHEMA,
+        "at": int(now),
+        "jobs": [asdict(row) for row in rows],
+        "destinations": [asdict(place) for place in places],
+        "notes": list(notes),
+        "agent_heard_at": agent_heard_at,
+    }
     return found if streams is None else {**found, "streams": [asdict(one) for one in streams]}
 
 
-def rows_of_report(report: Report) -> list[Row]:
-    """The rows of a node's own sandboxes, known from its manager alone."""
-    return [_row_of_box(box, report) for box in report.sandboxes]
+def rows_of_report(report: Report, now: float | None = None) -> list[Row]:
+    """The rows of a node's own sandboxes, known from its manager alone. :param now: as of :func:`merge`."""
+    said = [(box, report) for box in report.sandboxes]
+    etas = {} if now is None else _etas(said, now)
+    return [_expecting(_row_of_box(*one), one, etas) for one in said]
+
+
+def needs_node(row: Row) -> bool:
+    """Tell whether output would be lost, or a job would run again, if its node were removed now."""
+    return row.state not in _NOT_NEEDED
 
 
 def _row_of_box(box: SandboxReport, report: Report) -> Row:
@@ -229,17 +399,18 @@ def _row_of_box(box: SandboxReport, report: Report) -> Row:
         run=box.number,
         state=box.state,
         synchronous=False,
-        reason=box.reason,
+        reason=box.reason or (_UNRECORDED if box.state in FREED else ""),
         files_total=box.files_total,
         files_left=box.files_left + _files(custody),
         bytes_total=box.bytes_total,
         bytes_left=box.bytes_left + _bytes(custody),
         attempts=box.attempts,
         attempts_limit=box.attempts_limit,
-        next_attempt_at=box.next_attempt_at,
+        excused=box.excused,
+        paused=bool(box.paused),
         manager=report.manager,
         reruns=0,
         reported_at=report.sent_at,
-        files=box.files,
         custody=custody,
+        **_next_attempt(box, report),
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import pwd
 import shutil
 import sys
 import time
@@ -13,9 +11,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from stageout.cli import render
+from stageout.cli.arguments import JOB, add_json, add_schedd
 from stageout.cli.exits import CommandError, Exit, Unavailable, UnknownJob, UsageError
 from stageout.cli.jobs import Job, JobId, parse_job_ids
-from stageout.cli.rows import Row, about, as_json, explained, merge, rows_of_report
+from stageout.cli.request import NOTICE_FRESH_S
+from stageout.cli.rows import (
+    Destination,
+    Row,
+    about,
+    as_json,
+    destinations,
+    explained,
+    merge,
+    needs_node,
+    rows_of_report,
+)
+from stageout.cli.whose import whose_jobs as whose_jobs
 from stageout.cli.why import Why, why
 from stageout.core.classads import ClassAd
 
@@ -30,15 +41,47 @@ class Snapshot(NamedTuple):
     """The knowledge at one time, with warnings about its gaps.
 
     :param streams: to each server, with ``--node``; else None.
+    :param agent_heard_at: time of the schedd agent's last ad (wall clock, seconds), 0: the collector has none; None:
+        it was not looked up, because no output waits.
+    :param is_whole: False: other users may have more on this node. :param destinations: of the output of these rows.
+    :param is_of_all: the rows are those of all users.
     """
 
     rows: list[Row]
     notes: list[str]
     streams: list[StreamsReport] | None = None
+    agent_heard_at: int | None = None
+    is_whole: bool = True
+    destinations: tuple[Destination, ...] = ()
+    is_of_all: bool = False
+
+
+DESCRIPTION = """\
+Show the delivery of job output. Without JOB, show one line for each of your jobs whose output was handed off. With JOB,
+show each file of that job. The figures come from the job queue and from the managers' reports in the collector."""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add what this command takes."""
+    command.add_argument("jobs", metavar="JOB", nargs="*", help=JOB)
+    command.add_argument(
+        "-a", "--all", "-allusers", dest="all_users", action="store_true", help="show the jobs of all users"
+    )
+    add_json(command)
+    command.add_argument(
+        "--watch", action="store_true", help="refresh every 2 s until all output is delivered, or until Ctrl-C"
+    )
+    command.add_argument("--node", action="store_true", help="ask this machine's sandbox manager instead of a schedd")
+    command.add_argument(
+        "--empty", action="store_true", help="with --node: end with status 1 while the node is needed, else with 0"
+    )
+    add_schedd(command)
 
 
 def run(options: argparse.Namespace) -> int:
     """Show the status once, or again and again with --watch."""
+    if options.empty and (not options.node or options.watch or options.jobs):
+        raise UsageError("--empty goes with --node, without --watch and without JOB")
     look = _node_look(options) if options.node else _queue_look(options)
     show = _shower(options)
     if options.watch:
@@ -46,7 +89,9 @@ def run(options: argparse.Namespace) -> int:
     snapshot = look()
     for line in show(snapshot):
         print(line)
-    return Exit.OK
+    if options.empty and not snapshot.is_whole:
+        raise CommandError("only root and the manager's user see all output on this node: run --empty as one of them")
+    return Exit.FAILED if options.empty and snapshot.rows else Exit.OK
 
 
 def _queue_look(options: argparse.Namespace) -> Callable[[], Snapshot]:
@@ -56,27 +101,22 @@ def _queue_look(options: argparse.Namespace) -> Callable[[], Snapshot]:
     queue, pool = Queue(options.name, options.pool), Pool(options.pool)
     owner = None if options.all_users else whose_jobs()
     causes: dict[tuple[JobId, int], Why] = {}  # of runs that have ended: they do not change while one watches
-    return lambda: _look(queue, pool, wanted, owner, causes)
+    return lambda: look(queue, pool, wanted, owner, causes)
 
 
-def whose_jobs() -> str | None:
-    """Return the owner whose jobs are shown without --all: the user; root sees all, as with condor_q.
-
-    :raises CommandError: this account has no name.
-    """
-    if os.geteuid() == 0:
-        return None
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        raise CommandError("this account has no name here; ask for the jobs of all users with --all") from None
-
-
-def _look(
+def look(
     queue: Queue, pool: Pool, wanted: list[JobId], owner: str | None, causes: dict[tuple[JobId, int], Why]
 ) -> Snapshot:
+    """Read queue, history and reports once.
+
+    :param wanted: jobs and clusters; empty: all jobs in stage-out. :param owner: of these, only this user's; None: all.
+    :param causes: reasons for synchronous transfers that are known, by job and run; grows.
+    :raises Unavailable: the schedd does not answer.
+    :raises UnknownJob: neither queue nor history has one of ``wanted``.
+    """
     jobs = _wanted_jobs(queue, wanted) if wanted else queue.jobs_in_stage_out(owner)
-    return _explained(_seen(jobs, pool), queue, jobs, causes)
+    seen = _explained(_seen(jobs, queue, pool), queue, jobs, causes)
+    return seen._replace(is_of_all=owner is None and not wanted)
 
 
 def _explained(seen: Snapshot, queue: Queue, jobs: list[Job], causes: dict[tuple[JobId, int], Why]) -> Snapshot:
@@ -95,26 +135,36 @@ def _explained(seen: Snapshot, queue: Queue, jobs: list[Job], causes: dict[tuple
     return seen._replace(rows=explained(seen.rows, found))
 
 
-def _seen(jobs: list[Job], pool: Pool) -> Snapshot:
+def _seen(jobs: list[Job], queue: Queue, pool: Pool) -> Snapshot:
     under_way = [job for job in jobs if job.in_stage_out]
     if not under_way:
         return Snapshot(merge(jobs, []), [])
     # A job's output may be with several managers; before the agent has written which, all are asked.
     managers = {name for job in under_way for name in job.manager.split(",")}
     try:
-        return _with_reports(jobs, pool, None if "" in managers else managers)
+        seen = _with_reports(jobs, pool, None if "" in managers else managers)
+        return _with_agent(seen, queue.name(), pool.agent_heard_at(queue.name()), time.time())
     except Unavailable as problem:
         return Snapshot(merge(jobs, []), [f"figures are from the job queue only: {problem}"])
+
+
+def _with_agent(seen: Snapshot, schedd: str, heard_at: int, now: float) -> Snapshot:
+    """With a note when the schedd's agent is away: without it nothing is confirmed. :param now: wall clock, seconds."""
+    silence_s = now - heard_at if heard_at else float("inf")
+    away = [render.agent_note(schedd, silence_s)] if silence_s > NOTICE_FRESH_S else []
+    return seen._replace(notes=[*away, *seen.notes], agent_heard_at=heard_at)
 
 
 def _with_reports(jobs: list[Job], pool: Pool, managers: set[str] | None) -> Snapshot:
     """:raises Unavailable: the collector does not answer."""
     reports = pool.reports(managers)
-    rows = merge(jobs, reports)
+    now = time.time()
+    rows = merge(jobs, reports, now)
     awaited = render.awaited_managers(rows)
     silent = sorted(awaited - pool.heard(awaited)) if awaited else []
-    away = render.server_notes(about(rows, reports), time.time())
-    return Snapshot(rows, [*away, *map(render.silence_note, silent)])
+    concerned = about(rows, reports)
+    notes = [*render.server_notes(concerned, now), *map(render.silence_note, silent)]
+    return Snapshot(rows, notes, destinations=tuple(destinations(concerned, now)))
 
 
 def _wanted_jobs(queue: Queue, wanted: list[JobId]) -> list[Job]:
@@ -135,25 +185,37 @@ def _node_look(options: argparse.Namespace) -> Callable[[], Snapshot]:
         raise UsageError("--node looks at this machine: leave out --name and --pool")
     wanted = parse_job_ids(options.jobs)
 
-    def look() -> Snapshot:
-        report, streams = local_report(time.time()), local_streams()
-        rows = rows_of_report(report)
-        if not wanted:
-            return Snapshot(rows, render.server_notes([report], time.time()), streams)
-        kept = [row for row in rows if any(one.covers(parse_job_ids([row.job])[0]) for one in wanted)]
-        if not kept:
+    def look_here() -> Snapshot:
+        now = time.time()
+        (report, is_whole), streams = local_report(now), local_streams()
+        rows = rows_of_report(report, now)
+        kept = [row for row in rows if _is_wanted(row, wanted)]
+        if wanted and not kept:
             raise UnknownJob(f"{', '.join(map(str, wanted))}: no output of it is on this node")
-        return Snapshot(kept, render.server_notes(about(kept, [report]), time.time()), streams)
+        concerned = about(kept, [report])
+        notes, places = render.server_notes(concerned, now), tuple(destinations(concerned, now))
+        return Snapshot(kept, notes, streams, is_whole=is_whole or bool(wanted), destinations=places)
 
-    return look
+    return look_here
+
+
+def _is_wanted(row: Row, wanted: list[JobId]) -> bool:
+    """Tell whether a row of a node is shown. :param wanted: without any, rows that need the node."""
+    return any(one.covers(parse_job_ids([row.job])[0]) for one in wanted) if wanted else needs_node(row)
 
 
 def _shower(options: argparse.Namespace) -> Callable[[Snapshot], list[str]]:
     if options.json:
-        return lambda seen: [json.dumps(as_json(seen.rows, time.time(), seen.notes, seen.streams), indent=2)]
+        return lambda seen: [
+            json.dumps(
+                as_json(seen.rows, time.time(), seen.notes, seen.streams, seen.agent_heard_at, seen.destinations),
+                indent=2,
+            )
+        ]
     in_detail = bool(options.jobs)
     live = options.watch and sys.stdout.isatty()
-    return lambda seen: lines(seen, time.time(), terminal_width(), in_detail, live)
+    colour = render.wants_colours(sys.stdout)
+    return lambda seen: lines(seen, time.time(), terminal_width(), in_detail, live, colour)
 
 
 def terminal_width() -> int:
@@ -161,24 +223,39 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
-def lines(seen: Snapshot, now: float, width: int, in_detail: bool, live: bool = False) -> list[str]:
+def lines(
+    seen: Snapshot, now: float, width: int, in_detail: bool, live: bool = False, colour: bool = False
+) -> list[str]:
     """The text for a person.
 
     :param now: wall clock, seconds. :param width: columns, 0: never cut.
     :param in_detail: file by file. :param live: bars, for a terminal that is redrawn.
+    :param colour: paint states.
     """
+    body = _body(seen, now, width, in_detail, live, colour)
     if seen.streams:
-        below = lines(seen._replace(streams=None), now, width, in_detail, live)
-        return [*below, "", *render.streams_table(seen.streams, width)]
-    notes = [f"Note: {note}" for note in seen.notes]
+        servers = ["", *render.streams_table(seen.streams, seen.destinations, width)]
+    elif seen.is_of_all and seen.destinations and not live:
+        servers = ["", *render.servers_table(seen.destinations, width)]
+    else:
+        servers = []
+    return [*(f"Note: {note}" for note in seen.notes), *body, *servers]
+
+
+def _body(seen: Snapshot, now: float, width: int, in_detail: bool, live: bool, colour: bool) -> list[str]:
+    of_node = seen.streams is not None
     if not seen.rows:
-        return [*notes, "No output is in stage-out."]
+        return [_nothing(seen.is_whole) if of_node else "No output is in stage-out."]
     if live:
-        return [*notes, *render.progress_lines(seen.rows, now, width)]
+        return render.progress_lines(seen.rows, now, width)
     if not in_detail or len(seen.rows) > 20:
-        return [*notes, *render.jobs_table(seen.rows, now, width)]
-    blocks = [[*render.job_details(row, now, width), ""] for row in seen.rows]
-    return [*notes, *(line for block in blocks for line in block)][:-1]
+        return render.jobs_table(seen.rows, now, width, of_node, colour)
+    blocks = [[*render.job_details(row, now, width, of_node, colour), ""] for row in seen.rows]
+    return [line for block in blocks for line in block][:-1]
+
+
+def _nothing(is_whole: bool) -> str:
+    return "Nothing waits here: this node can be removed." if is_whole else "None of your output waits here."
 
 
 def _watch(look: Callable[[], Snapshot], show: Callable[[Snapshot], list[str]], live: bool) -> int:

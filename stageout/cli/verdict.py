@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from stageout.cli.exits import Exit
 from stageout.cli.jobs import COMPLETED, HELD, REMOVED, STATUS_WORDS, Job
-from stageout.core.states import State
+from stageout.core.states import ENDS, State, plain_word
 
 
 class Outcome(enum.Enum):
@@ -25,6 +25,8 @@ class Verdict(NamedTuple):
     text: str
 
 
+#: The word for handed-off output of which no report has arrived yet.
+UNREPORTED = "waiting for a report"
 #: States that a waiter need not wait for.
 GAVE_UP = frozenset({State.FAILED.value, State.LOST.value, State.CANCELLED.value})
 
@@ -47,7 +49,7 @@ def _judge_held(job: Job) -> Verdict:
         return Verdict(Outcome.WAITING, f"the job is held: {job.hold_reason}")
     if job.state in GAVE_UP or job.state == "None":
         return Verdict(Outcome.FAILED, job.hold_reason or job.reason)
-    return Verdict(Outcome.WAITING, f"its output is tried again ({job.state})")
+    return Verdict(Outcome.WAITING, f"its output is tried again ({plain_word(job.state)})")
 
 
 def _judge_stage_out(job: Job) -> Verdict:
@@ -56,9 +58,15 @@ def _judge_stage_out(job: Job) -> Verdict:
     if job.state == State.LOST and not job.in_dag:
         return Verdict(Outcome.WAITING, f"its output was lost; the job will run again: {job.reason}")
     if job.state in GAVE_UP:
-        return Verdict(Outcome.FAILED, f"{job.state}: {job.reason or 'no reason given'}")
-    trouble = _detail(job.reason) if job.state == State.RETRY_WAIT else ""
-    return Verdict(Outcome.WAITING, f"its output is on its way ({job.state}{trouble})")
+        return Verdict(Outcome.FAILED, f"{plain_word(job.state)}: {job.reason or 'no reason given'}")
+    return Verdict(Outcome.WAITING, f"its output was handed off: {_progress(job)}")
+
+
+def _progress(job: Job) -> str:
+    """Return how far the delivery is. The ad may still show the end of an older run."""
+    if job.state == "None" or job.state in ENDS:
+        return UNREPORTED
+    return plain_word(job.state) + (_detail(job.reason) if job.state == State.RETRY_WAIT else "")
 
 
 def _detail(reason: str) -> str:
@@ -73,10 +81,18 @@ def judge_history(job: Job) -> Verdict:
         return Verdict(Outcome.DELIVERED, "its output was transferred before the job ended")
     if job.delivered:
         return Verdict(Outcome.DELIVERED, "its output is at its destination")
+    if job.state in GAVE_UP:
+        return Verdict(Outcome.FAILED, f"{plain_word(job.state)}: {job.reason or 'no reason given'}")
     return Verdict(
         Outcome.FAILED,
-        f"it left the queue before its output was known to be delivered (last state: {job.state}{_detail(job.reason)})",
+        f"it left the queue before its output was known to be delivered ({_last(job)})",
     )
+
+
+def _last(job: Job) -> str:
+    if job.state == "None":
+        return f"last known: {UNREPORTED}"
+    return f"last known: {plain_word(job.state)}{_detail(job.reason)}"
 
 
 def wait_status(outcomes: list[Outcome], returned: int) -> int:

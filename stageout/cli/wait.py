@@ -7,36 +7,53 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from stageout.cli.exits import Unavailable, UnknownJob, UsageError
-from stageout.cli.jobs import Job, JobId, makes_more_jobs, parse_job_ids
+from stageout.cli.arguments import JOB, add_json, add_schedd, seconds
+from stageout.cli.exits import UsageError
+from stageout.cli.jobs import JobId, parse_job_ids
 from stageout.cli.render import clean
 from stageout.cli.results import tell
-from stageout.cli.verdict import Outcome, Verdict, judge_history, judge_queued, own_status, wait_status
-from stageout.core.classads import ClassAd
+from stageout.cli.verdict import Outcome, Verdict, own_status, wait_status
+from stageout.cli.watcher import Watcher, looks
 from stageout.core.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from stageout.cli.condor import Queue
 
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 15.0
 _LONGEST_TEXT = 500
-#: Looks at the history in which a job that has left the queue must show up.
-_LOOKS_AT_HISTORY = 6
 #: DAGMan's $RETURN when the submission failed, and when a PRE script did.
 _NOT_SUBMITTED = -1001, -1004
 
+DESCRIPTION = """\
+Wait until the output of all JOBs is delivered. The command also waits for jobs that still run and while the schedd
+restarts. It looks up jobs that have left the queue in the history. Output that was transferred before the job ended
+counts as delivered. A job that is held because of its output has failed. A job that is held for another reason has not.
 
-class Source(Protocol):
-    """The source of job ads."""
+exit status: 0 delivered, 1 failed, lost or cancelled, 2 timed out, 3 unknown job
 
-    def jobs(self, wanted: Sequence[JobId]) -> tuple[list[Job], list[ClassAd]]:
-        """Jobs in the queue, and ads of their clusters."""
+For all nodes of a DAG, put this line into the DAG file:
+  INCLUDE /opt/stageout/share/stageout/stageout.dag
+As POST script of a single node, which needs the job's own status because a POST script decides about its node:
+  SCRIPT DEFER 2 60 POST A /opt/stageout/bin/stageout wait --timeout 20 --return $RETURN $JOBID
+With DEFER, DAGMan runs the script again every minute, and a waiting node does not use up the limit on POST scripts."""
 
-    def history(self, wanted: Sequence[JobId]) -> list[Job]:
-        """Jobs that have left the queue."""
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add what this command takes."""
+    command.add_argument("jobs", metavar="JOB", nargs="+", help=JOB)
+    command.add_argument(
+        "--timeout", metavar="S", type=seconds, help="seconds to wait before the command ends with status 2"
+    )
+    command.add_argument(
+        "--return", metavar="STATUS", type=int, default=0, dest="returned",
+        help="exit status of the job; the command ends with it unless it is 0 (2 and signals become 1)",
+    )  # fmt: skip
+    # For stageout_dag_post alone: the one process that waits for a DAG.
+    command.add_argument("--dag", type=int, default=0, help=argparse.SUPPRESS)
+    command.add_argument("--answers", default="", help=argparse.SUPPRESS)
+    add_json(command)
+    add_schedd(command)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,64 +81,6 @@ def _wait_for_dag(options: argparse.Namespace, wanted: Sequence[JobId], queue: Q
     return lead(wanted[0], Answers(Path(options.answers)), shared, time.sleep)
 
 
-_BETWEEN = Verdict(Outcome.WAITING, "it has left the queue; looking for it in the history")
-
-
-class Watcher:
-    """Follows jobs through the queue into the history.
-
-    :param source: where they are looked up. :param wanted: jobs and clusters.
-    """
-
-    def __init__(self, source: Source, wanted: Sequence[JobId]) -> None:
-        self._source = source
-        self._wanted = list(wanted)
-        self._left: dict[JobId, Verdict] = {}
-        self._seen: set[JobId] = set()
-        self._missed: dict[JobId, int] = {}
-        self._factories: set[int] = set()
-        self._looked_back = False
-
-    def look(self) -> tuple[dict[JobId, Verdict], bool]:
-        """The verdict on every job known by now, and whether more jobs are to come (from a factory).
-
-        :raises Unavailable: the schedd does not answer; look again later.
-        :raises UnknownJob: neither queue nor history has it.
-        """
-        jobs, clusters = self._source.jobs(self._wanted)
-        queued = {job.id: judge_queued(job) for job in jobs}
-        factories = {ad.integer("ClusterId") for ad in clusters if makes_more_jobs(ad)}
-        self._seen |= set(queued)
-        missing = self._missing(set(queued), factories)
-        if missing:
-            self._left.update({job.id: judge_history(job) for job in self._source.history(missing)})
-        self._looked_back, self._factories = True, factories
-        gone = self._seen - set(queued) - set(self._left)
-        self._refuse_unknown(gone, factories)
-        return {**dict.fromkeys(gone, _BETWEEN), **self._left, **queued}, bool(factories)
-
-    def _missing(self, queued: set[JobId], factories: set[int]) -> list[JobId]:
-        """Return the constraint for the history: at first every job, later those that left since the last look."""
-        if not self._looked_back:
-            return [one for one in self._wanted if one.proc is None or one not in queued]
-        # A factory's jobs may come and go between two looks: when it has made its last one, all are looked up.
-        ended = self._factories - factories
-        unseen = [one for one in self._wanted if one.cluster in ended]
-        return [*unseen, *sorted(self._seen - queued - set(self._left))]
-
-    def _refuse_unknown(self, gone: set[JobId], factories: set[int]) -> None:
-        for job in gone:
-            self._missed[job] = self._missed.get(job, 0) + 1
-            if self._missed[job] >= _LOOKS_AT_HISTORY:
-                raise UnknownJob(
-                    f"{job}: it left the queue, and the schedd's history does not have it; is HISTORY set?"
-                )
-        known = self._seen | set(self._left)
-        for one in self._wanted:
-            if one.cluster not in factories and not any(one.covers(job) for job in known):
-                raise UnknownJob(f"{one}: no such job in the queue, nor in the schedd's history")
-
-
 def wait(
     watcher: Watcher,
     timeout_s: float | None,
@@ -130,35 +89,28 @@ def wait(
     sleep: Callable[[float], object],
     is_json: bool = False,
 ) -> int:
-    """Look again and again until every job has an end.
+    """Print the end of every job, and to people what is waited for.
 
     :param timeout_s: seconds from now; None for no limit. :param returned: the job's own exit status.
-    :param is_json: ends are said as objects, and in the end what is still waited for.
+    :param is_json: ends are printed as objects, and in the end what is still waited for.
     :returns: the exit status.
     """
-    started = clock.monotonic_s()
-    pause_s, said = _FIRST_PAUSE_S, _Said(is_json)
-    verdicts: dict[JobId, Verdict] = {}
-    while True:
-        more = True
-        try:
-            verdicts, more = watcher.look()
-            said.tell(verdicts)
-        except Unavailable as problem:
-            said.trouble(str(problem))
-        outcomes = [verdict.outcome for verdict in verdicts.values()]
-        if not more and Outcome.WAITING not in outcomes:
-            return wait_status(outcomes, returned)
-        left_s = float("inf") if timeout_s is None else timeout_s - (clock.monotonic_s() - started)
-        if left_s <= 0:
-            said.timed_out(verdicts, timeout_s or 0)
-            return wait_status([*outcomes, Outcome.WAITING], returned)
-        sleep(min(pause_s, left_s))
-        pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+    said = _Said(is_json)
+    outcomes: list[Outcome] = []
+    for look in looks(watcher, timeout_s, clock, sleep):
+        if look.problem:
+            said.trouble(str(look.problem))
+        else:
+            said.tell(look.verdicts)
+        outcomes = [verdict.outcome for verdict in look.verdicts.values()]
+        if look.is_timed_out:
+            said.timed_out(look.verdicts, timeout_s or 0)
+            outcomes.append(Outcome.WAITING)
+    return wait_status(outcomes, returned)
 
 
 class _Said:
-    """Tells each thing once: ends on stdout, what is waited for on stderr. :param is_json: ends are objects."""
+    """Printer that prints each thing once: ends on stdout, progress on stderr. :param is_json: ends are objects."""
 
     def __init__(self, is_json: bool = False) -> None:
         self._is_json = is_json

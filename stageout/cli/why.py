@@ -28,7 +28,7 @@ def why(job: Job, records: Iterable[ClassAd]) -> Why:
     files = results(max(own, key=lambda ad: ad.integer("NumShadowStarts"), default=ClassAd()))
     if not job.synchronous or not files:
         return Why()
-    return next(filter(None, map(_said, files)), Why(NOT_SAID, sentence_of(NOT_SAID)))
+    return next((known for known in map(said, files) if known.code), Why(NOT_SAID, sentence_of(NOT_SAID)))
 
 
 def results(record: ClassAd) -> Sequence[ClassAd]:
@@ -37,8 +37,9 @@ def results(record: ClassAd) -> Sequence[ClassAd]:
     return [item for item in found if isinstance(item, ClassAd)] if isinstance(found, list) else []
 
 
-def _said(result: ClassAd) -> Why | None:
+def said(result: ClassAd) -> Why:
+    """Return the reason that a plugin reports for one file; empty for none."""
     extra = result.get("DeveloperData")
     if not isinstance(extra, ClassAd) or not extra.text("StageOutSynchronous"):
-        return None
+        return Why()
     return Why(extra.text("StageOutSynchronousCode") or FAILED, extra.text("StageOutSynchronous"))

@@ -8,10 +8,30 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from stageout.cli.arguments import add_json
 from stageout.cli.exits import CommandError, Exit
+from stageout.cli.results import tell
 from stageout.core import front_end
 
 _TIMEOUT_S = 20.0
+
+DESCRIPTION = """\
+Make a front end for each PLUGIN: an executable of the same name that hands uploads off to the sandbox manager. It
+answers -classad with the recorded answer of the plugin, and runs the plugin for all other calls. The command prints the
+line of configuration that names the front ends instead of their plugins. The sandbox manager renews a front end when
+its plugin changes.
+
+exit status: 0 all were made, 1 one cannot be made"""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add what this command takes."""
+    command.add_argument("plugins", metavar="PLUGIN", nargs="+", help="path of a plugin, as in FILETRANSFER_PLUGINS")
+    command.add_argument(
+        "--directory", metavar="DIR", default="/usr/local/libexec/stageout",
+        help="directory of the front ends (default: %(default)s)",
+    )  # fmt: skip
+    add_json(command)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -20,8 +40,11 @@ def run(options: argparse.Namespace) -> int:
     os.umask(0o022)  # HTCondor's user and those of jobs must get there
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     made = {plugin: str(_make(directory, plugin)) for plugin in options.plugins}
-    print("Put this line behind all others that set the list, then run condor_reconfig:\n")
-    print(front_end.replaced(_listed() or list(made), made))
+    line = front_end.replaced(_listed() or list(made), made)
+    if options.json:
+        tell({"front_ends": [{"plugin": plugin, "path": path} for plugin, path in made.items()], "setting": line})
+    else:
+        print(f"Put this line behind all others that set the list, then run condor_reconfig:\n\n{line}")
     return int(Exit.OK)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 #: In the environment of all that a plugin starts: the directory that its call has as long as it lasts.
 MOVER_MARK = "STAGEOUT_MOVER_DIR"
@@ -19,6 +21,19 @@ def module_command(module: str, *arguments: str) -> list[str]:
     """
     code = f"import runpy, sys; sys.path.insert(0, {_ROOT!r}); runpy.run_module({module!r}, None, '__main__', True)"
     return [sys.executable, "-c", code, *arguments]
+
+
+def answer_lines(answer: Callable[[dict[str, Any]], object]) -> int:
+    """Answer each line of stdin with a line of stdout, both JSON, until stdin ends. Return the exit status."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # HTCondor's bindings may print, and their output must not look like an answer
+    for line in sys.stdin:
+        try:
+            found = answer(json.loads(line))
+        except Exception as problem:
+            found = {"error": str(problem) or type(problem).__name__}
+        print(json.dumps(found), file=answers, flush=True)
+    return 0
 
 
 def having(variable: str, denied: Callable[[int], None] = lambda pid: None) -> Iterator[tuple[int, str]]:

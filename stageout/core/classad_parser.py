@@ -1,4 +1,4 @@
-"""Parser of :mod:`stageout.core.classads`; loaded at its first use."""
+"""Parser of ClassAds, in the new syntax and the old one. Values are those of :mod:`stageout.core.classads`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 from stageout.core.classads import ClassAd, ClassAdSyntaxError, Expr
 
 _MAX_DEPTH = 64
+#: Most characters of an integer: one of 64 bits has 20.
+_MOST_DIGITS = 300
 _BLANK = re.compile(r"(?:\s+|//[^\n]*|/\*.*?\*/)*", re.S)
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _LITERAL = re.compile(
@@ -21,7 +23,7 @@ _LITERAL = re.compile(
 )
 _NAME = re.compile(r"([A-Za-z_]\w*)|'((?:[^'\\]|\\.)*)'", re.S | re.A)
 # The common case in one match: name = literal, then its end.
-_FAST = re.compile(r'\s*([A-Za-z_]\w*)\s*=\s*(?:"([^"\\]*)"|(-?[1-9]\d*|0))\s*([;\]])', re.A)
+_FAST = re.compile(r'\s*([A-Za-z_]\w*)\s*=\s*(?:"([^"\\]*)"|(-?[1-9]\d{0,18}|0))\s*([;\]])', re.A)
 _PIECE = re.compile(rf"{_STRING}|'(?:[^'\\]|\\.)*'|//[^\n]*|/\*.*?\*/|[\[\](){{}};,]|/|[^\[\](){{}};,\"'/]+", re.S)
 _ESCAPE = re.compile(r"\\([0-3][0-7]{0,2}|[4-7][0-7]?|.)", re.S)
 _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a"}
@@ -42,7 +44,10 @@ def _broken(source: str, at: int, wanted: str) -> ClassAdSyntaxError:
 
 
 def parse_ads(source: str) -> Iterator[ClassAd]:
-    """See :func:`stageout.core.classads.parse_ads`."""
+    """Yield the ads of a new-syntax stream: any space or comments or nothing between them, ``{ , }`` tolerated.
+
+    :raises ClassAdSyntaxError: at the first ad that is broken, after all good ones before it.
+    """
     at = 0
     while True:
         at = _blank(source, at)
@@ -56,8 +61,22 @@ def parse_ads(source: str) -> Iterator[ClassAd]:
         yield ad
 
 
+def parse_ad(source: str) -> ClassAd:
+    """Parse exactly one new-syntax ad.
+
+    :raises ClassAdSyntaxError: when it is broken, missing, or followed by another.
+    """
+    ads = list(parse_ads(source))
+    if len(ads) != 1:
+        raise ClassAdSyntaxError(f"expected one ClassAd, found {len(ads)}")
+    return ads[0]
+
+
 def parse_old(source: str) -> ClassAd:
-    """See :func:`stageout.core.classads.parse_old`."""
+    """Parse one ad in the old syntax, a line per attribute (``.job.ad``, ``.machine.ad``, output of ``-classad``).
+
+    Lines that are no attribute are left out, as HTCondor does with the output of a plugin's query.
+    """
     ad = ClassAd()
     for line in source.split("\n"):
         found = _OLD_LINE.match(line)
@@ -145,6 +164,8 @@ def _literal(source: str, found: re.Match[str]) -> tuple[Any, int]:
             after = _blank(source, at)
         return unescape(value), at
     if kind == "int":
+        if len(text) > _MOST_DIGITS:
+            raise _broken(source, found.start(), f"an integer of at most {_MOST_DIGITS} digits")
         return int(text), at
     if kind == "word":
         return _WORDS[text.lower()], at

@@ -1,8 +1,8 @@
 """ClassAds, read and written without HTCondor's bindings.
 
 Plugins start in the way of every job: importing ``classad2`` costs more than the rest of a plugin, and some input
-derails it (``docs/decisions/0001-classads-in-plugins.md``). Importing this module loads nothing; the parser comes
-with its first use.
+derails it (``docs/decisions/0001-classads-in-plugins.md``). Importing this module loads nothing. The parser is in
+:mod:`stageout.core.classad_parser`, which loads regular expressions.
 
 Values in an ad: str, int, float, bool, None (UNDEFINED), list, :class:`ClassAd`, and :class:`Expr` for everything
 that is not a literal. Names are case-insensitive. Bytes that are not UTF-8 are kept as surrogate escapes (PEP 383).
@@ -93,37 +93,6 @@ class ClassAd(MutableMapping[str, "Any"]):
         """The attribute when it is an integer, else ``default``."""
         value = self.get(name)
         return value if isinstance(value, int) and not isinstance(value, bool) else default
-
-
-def parse_ads(source: str) -> Iterator[ClassAd]:
-    """Yield the ads of a new-syntax stream: any space or comments or nothing between them, ``{ , }`` tolerated.
-
-    :raises ClassAdSyntaxError: at the first ad that is broken, after all good ones before it.
-    """
-    from stageout.core.classad_parser import parse_ads as parse
-
-    return parse(source)
-
-
-def parse_ad(source: str) -> ClassAd:
-    """Parse exactly one new-syntax ad.
-
-    :raises ClassAdSyntaxError: when it is broken, missing, or followed by another.
-    """
-    ads = list(parse_ads(source))
-    if len(ads) != 1:
-        raise ClassAdSyntaxError(f"expected one ClassAd, found {len(ads)}")
-    return ads[0]
-
-
-def parse_old(source: str) -> ClassAd:
-    """Parse one ad in the old syntax, a line per attribute (``.job.ad``, ``.machine.ad``, output of ``-classad``).
-
-    Lines that are no attribute are left out, as HTCondor does with the output of a plugin's query.
-    """
-    from stageout.core.classad_parser import parse_old as parse
-
-    return parse(source)
 
 
 def decode(data: bytes) -> str:

@@ -1,7 +1,6 @@
 """Clocks. Durations come from the monotonic clock; wall time is for people and for what outlives a restart.
 
-What somebody else may have when its time is over (a lease) is counted by the boot clock, which runs on while the
-machine is suspended.
+The boot clock counts a lease whose end gives the resource to somebody else: it runs on while the machine is suspended.
 """
 
 from __future__ import annotations

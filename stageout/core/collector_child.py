@@ -1,42 +1,39 @@
-"""Talks to the collector for a daemon: a question per line on stdin, an answer per line on stdout."""
+"""The process that queries the collector for a daemon: a request per line on stdin, an answer per line on stdout."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
+from functools import cache
 from typing import Any
 
+from stageout.core.children import answer_lines
+from stageout.core.condor_ads import decoded
 from stageout.core.config import Settings, condor_settings
+
+_SKIPPED_MAX = 100
 
 
 def main() -> int:
     """Answer until stdin ends."""
-    # The bindings may print; what they print must not look like an answer.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    settings = condor_settings(sys.argv[1] if len(sys.argv) > 1 else "")
-    for line in sys.stdin:
-        print(json.dumps(_answer(settings, json.loads(line))), file=answers, flush=True)
-    return 0
+    settings = cache(condor_settings)  # read behind answer_lines' redirection: the bindings may print at their import
+    local_name = sys.argv[1] if len(sys.argv) > 1 else ""
+    return answer_lines(lambda question: _answer(settings(local_name), question))
 
 
 def _answer(settings: Settings, question: dict[str, Any]) -> dict[str, Any]:
-    try:
-        hosts = [question["host"]] if question["host"] else _hosts(settings)
-        if question["op"] == "query":
-            return {"ads": _query(hosts, question)}
-        _advertise(hosts, question["ad"], question["command"])
-        return {}
-    except Exception as problem:
-        return {"error": str(problem) or type(problem).__name__}
+    hosts = [question["host"]] if question["host"] else _hosts(settings)
+    if question["op"] == "query":
+        return _query(hosts, question)
+    _advertise(hosts, question["ad"], question["command"])
+    return {}
 
 
-def _query(hosts: list[str], question: dict[str, Any]) -> list[dict[str, Any]]:
-    """Ads of all collectors; with several, one that answers is enough."""
+def _query(hosts: list[str], question: dict[str, Any]) -> dict[str, Any]:
+    """Ads of all collectors; with several, one that answers is enough. Attributes that cannot be decoded are named."""
     import htcondor2
 
     found, problems = [], []
+    skipped: list[tuple[str, str]] = []
     ad_type, attributes = getattr(htcondor2.AdType, question["ad_type"]), question["attributes"]
     for host in hosts:
         try:
@@ -45,7 +42,9 @@ def _query(hosts: list[str], question: dict[str, Any]) -> list[dict[str, Any]]:
             problems.append(problem)
     if problems and len(problems) == len(hosts):
         raise problems[0]
-    return [{name: ad[name] for name in attributes if isinstance(ad.get(name), (str, int))} for ad in found]
+    ads = [decoded(ad, attributes, lambda *fault: skipped.append(fault)) for ad in found]
+    plain = [{name: value for name, value in ad.items() if isinstance(value, (str, int))} for ad in ads]
+    return {"ads": plain, "skipped": skipped[:_SKIPPED_MAX]}
 
 
 def _advertise(hosts: list[str], facts: dict[str, Any], command: str) -> None:

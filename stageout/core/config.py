@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Union
 
 from stageout.core.errors import StageoutError
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 Value = Union[str, int, float, bool]
 _TOOL_TIMEOUT_S = 20.0
+#: Settings of a daemon's log that are in no table: HTCondor has them for each daemon.
+_OF_DAEMONS = frozenset(
+    f"{subsystem}_{end}" for subsystem in ("STAGEOUT_ROUTER", "STAGEOUT_POLICY_SERVICE") for end in ("LOG", "DEBUG")
+)
 
 
 @dataclass(frozen=True)
@@ -25,9 +29,9 @@ class Knob:
     """One setting.
 
     :param name: as in condor_config. :param default: fixes the type too.
-    :param role: "ep", "pilot", "ap", "policy", "globus", "router": the
+    :param role: "ep", "pilot", "ap", "policy", "globus", "router", "web": the
         fragment that shows it; "both": all do.
-    :param doc: one line; says the unit.
+    :param doc: one line, with the unit.
     :param least, most: bounds of a number. :param choices: the words that a text may be, in any case.
     """
 
@@ -51,290 +55,730 @@ KNOBS: dict[str, Knob] = {
             "STAGEOUT_SPOOL",
             "$(EXECUTE)/../stageout",
             "ep",
-            "where accepted output waits; same filesystem as EXECUTE, outside it",
+            "Directory of accepted output, on the filesystem of EXECUTE but outside EXECUTE",
         ),
         Knob(
-            "STAGEOUT_SPOOL_QUOTA_MB", 0, "ep", "most MB of accepted output on this node; 0: half of the filesystem", 0
+            "STAGEOUT_SPOOL_QUOTA_MB",
+            0,
+            "ep",
+            "Megabytes of accepted output that the node may hold; 0: half of the filesystem",
+            0,
         ),
-        Knob("STAGEOUT_OWNER_QUOTA_MB", 0, "ep", "most MB of one owner; 0: half of the spool's quota", 0),
+        Knob(
+            "STAGEOUT_OWNER_QUOTA_MB",
+            0,
+            "ep",
+            "Megabytes of accepted output that one owner may have on the node; 0: half of the spool's quota",
+            0,
+        ),
         Knob(
             "STAGEOUT_SPOOL_HIGH_PERCENT",
             90,
             "ep",
-            "% of the quota waiting to be sent at which the node takes no new jobs",
+            "Percentage of the quota, waiting to be sent, at which the node stops taking new jobs",
             1,
             100,
         ),
-        Knob("STAGEOUT_SPOOL_LOW_PERCENT", 70, "ep", "% of the quota at which it takes jobs again", 0, 100),
-        Knob("STAGEOUT_DATA_SLOT_ACTIVE", 1, "ep", "sandboxes of one CPU slot that are sent to one server at once", 1),
-        Knob("STAGEOUT_DATA_SLOT_DEPTH", 2, "ep", "further sandboxes of one CPU slot that may wait", 0),
-        Knob("STAGEOUT_MAX_MOVERS", 4, "ep", "plugin processes that move data at once on this node", 1),
-        Knob("STAGEOUT_MAX_MOVERS_PER_DESTINATION", 3, "ep", "of these, at most so many to one host", 1),
-        Knob("STAGEOUT_MAX_MOVERS_PER_OWNER", 3, "ep", "of these, at most so many of one owner", 1),
+        Knob(
+            "STAGEOUT_SPOOL_LOW_PERCENT",
+            70,
+            "ep",
+            "Percentage of the quota, waiting to be sent, at which the node takes new jobs again",
+            0,
+            100,
+        ),
+        Knob(
+            "STAGEOUT_DATA_SLOT_ACTIVE",
+            1,
+            "ep",
+            "Sandboxes of one CPU slot that are sent to one server at the same time",
+            1,
+        ),
+        Knob(
+            "STAGEOUT_DATA_SLOT_DEPTH",
+            2,
+            "ep",
+            "Sandboxes of one CPU slot that may wait in addition to those being sent",
+            0,
+        ),
+        Knob("STAGEOUT_MAX_MOVERS", 4, "ep", "Plugin processes that may transfer data on the node at the same time", 1),
+        Knob(
+            "STAGEOUT_MAX_MOVERS_PER_DESTINATION",
+            3,
+            "ep",
+            "Plugin processes that may send to one host at the same time",
+            1,
+        ),
+        Knob(
+            "STAGEOUT_MAX_MOVERS_PER_OWNER",
+            3,
+            "ep",
+            "Plugin processes that may send one owner's output at the same time",
+            1,
+        ),
         Knob(
             "STAGEOUT_TUNING",
             "crowding",
             "ep",
-            "who chooses how many files move at once: crowding, running, fixed",
+            "Algorithm that chooses the number of files in transfer to a server: crowding, running or fixed",
             choices=("crowding", "running", "fixed"),
         ),
-        Knob("STAGEOUT_TUNING_INITIAL", 4, "ep", "files at once to one server at the start", 1),
-        Knob("STAGEOUT_TUNING_MAX", 16, "ep", "most files at once to one server", 1),
-        Knob("STAGEOUT_TUNING_STREAMS", 4, "ep", "streams of each file, where the plugin can send a file in parts", 1),
-        Knob("STAGEOUT_TUNING_DELAY", 4, "ep", "files that have moved between two steps", 1),
-        Knob("STAGEOUT_TUNING_STEP", 1, "ep", "files at once more, or fewer, in one step", 1),
-        Knob("STAGEOUT_TUNING_THRESHOLD", 1.0, "ep", "running: MB/s that the rate must change by for a step", 0),
-        Knob("STAGEOUT_POLICY_URL", "", "ep", "the policy service, https://HOST:PORT; empty: there is none"),
-        PathKnob(
-            "STAGEOUT_POLICY_TOKEN", "/etc/condor/stageout-policy.token", "ep", "file with this node's token for it"
-        ),
-        Knob("STAGEOUT_SITE", "", "ep", "name of this node's site for the policy service; empty: the host's domain"),
-        Knob("STAGEOUT_BATCH_FILES", 200, "ep", "most files in one call of a plugin", 1),
-        Knob("STAGEOUT_BATCH_MB", 1024, "ep", "MB after which a batch takes no further file", 1),
-        Knob("STAGEOUT_URGENT", 3600, "ep", "s before a deadline from which on output goes before all other", 0),
-        Knob("STAGEOUT_ATTEMPTS", 20, "ep", "attempts per file before it counts as failed; 0: only the time counts", 0),
-        Knob("STAGEOUT_RETRY_FIRST", 20, "ep", "s before the second attempt; doubles each time", 1),
-        Knob("STAGEOUT_RETRY_MAX", 1800, "ep", "most s between two attempts", 1),
+        Knob("STAGEOUT_TUNING_INITIAL", 4, "ep", "Files in transfer to one server at the start", 1),
+        Knob("STAGEOUT_TUNING_MAX", 16, "ep", "Files that may be in transfer to one server at the same time", 1),
+        Knob("STAGEOUT_TUNING_STREAMS", 4, "ep", "Streams for each file, where the plugin can send a file in parts", 1),
         Knob(
-            "STAGEOUT_GIVE_UP",
+            "STAGEOUT_TUNING_DELAY",
+            4,
+            "ep",
+            "Files to complete before the number of files in transfer changes again",
+            1,
+        ),
+        Knob(
+            "STAGEOUT_TUNING_STEP",
+            1,
+            "ep",
+            "Files by which one step raises or lowers the number of files in transfer",
+            1,
+        ),
+        Knob(
+            "STAGEOUT_TUNING_THRESHOLD",
+            1.0,
+            "ep",
+            "Change of the rate, in MB/s, that the algorithm running needs for a step",
+            0,
+        ),
+        Knob("STAGEOUT_POLICY_URL", "", "ep", "URL of the policy service, https://HOST:PORT; empty: the pool has none"),
+        PathKnob(
+            "STAGEOUT_POLICY_TOKEN",
+            "/etc/condor/stageout-policy.token",
+            "ep",
+            "File with the node's token for the policy service",
+        ),
+        Knob(
+            "STAGEOUT_SITE", "", "ep", "Name of the node's site for the policy service; empty: the domain of the host"
+        ),
+        Knob("STAGEOUT_BATCH_FILES", 200, "ep", "Files that one call of a plugin may have", 1),
+        Knob("STAGEOUT_BATCH_MB", 1024, "ep", "Megabytes after which a batch takes no further file", 1),
+        Knob(
+            "STAGEOUT_URGENT_WINDOW",
+            3600,
+            "ep",
+            "Seconds before a deadline in which output is sent before all other output",
+            0,
+        ),
+        Knob(
+            "STAGEOUT_ATTEMPTS",
+            20,
+            "ep",
+            "Attempts to send a file before it fails; 0: only STAGEOUT_DELIVERY_TIMEOUT counts",
+            0,
+        ),
+        Knob(
+            "STAGEOUT_RETRY_INITIAL_DELAY",
+            20,
+            "ep",
+            "Seconds to wait before the second attempt; the wait doubles with each attempt",
+            1,
+        ),
+        Knob("STAGEOUT_RETRY_MAX", 1800, "ep", "Seconds to wait between two attempts at most", 1),
+        Knob(
+            "STAGEOUT_DELIVERY_TIMEOUT",
             259200,
             "ep",
-            "s after acceptance, or a retry, at which a file fails that was tried and still cannot be delivered",
+            "Seconds to try to deliver a file, after its acceptance or a retry, before it fails",
             60,
         ),
         Knob(
             "STAGEOUT_CONFIRM_TIMEOUT",
             3600,
             "ep",
-            "s without the agent's word after which the sandbox is reported as unconfirmed",
+            "Seconds to wait for the agent's confirmation before a sandbox is reported as unconfirmed",
             1,
         ),
-        Knob("STAGEOUT_RETENTION", 604800, "ep", "s that the bytes of a failed or unconfirmed sandbox are kept", 0),
         Knob(
-            "STAGEOUT_REQUIRE_VERIFIED", False, "ep", "true: only plugins that verify uploads may move accepted output"
+            "STAGEOUT_RETENTION",
+            604800,
+            "ep",
+            "Seconds to keep the output of a failed or unconfirmed sandbox before it is deleted",
+            0,
         ),
         Knob(
-            "STAGEOUT_HANDOFF_TIMEOUT", 2.0, "ep", "s that a plugin waits for the manager before it uploads itself", 0.1
+            "STAGEOUT_REQUIRE_VERIFIED",
+            False,
+            "ep",
+            "true: only plugins that verify uploads may deliver accepted output",
         ),
-        Knob("STAGEOUT_STARTD_TIMEOUT", 0.25, "ep", "s that the startd has to say whose job a plugin serves", 0.05),
-        Knob("STAGEOUT_AGENT_FRESH", 180, "ep", "s after which an agent that was not heard of counts as gone", 10),
+        Knob(
+            "STAGEOUT_HANDOFF_TIMEOUT",
+            2.0,
+            "ep",
+            "Seconds for which a plugin waits for the manager before it uploads the output itself",
+            0.1,
+        ),
+        Knob(
+            "STAGEOUT_STARTD_TIMEOUT",
+            1.5,
+            "ep",
+            "Seconds to wait for the startd to identify a plugin's job before the hand-off is refused",
+            0.05,
+        ),
+        Knob(
+            "STAGEOUT_AGENT_TIMEOUT",
+            180,
+            "ep",
+            "Seconds to wait for a notice of an agent before the agent counts as gone",
+            10,
+        ),
         Knob(
             "STAGEOUT_AGENT_KEYS",
             "",
             "ep",
-            "SCHEDD=KEY ...: access points that this node obeys; empty: see SECURITY.md",
+            "Access points whose orders the node obeys: SCHEDD=KEY ...; empty: the agents that the node met first",
         ),
         Knob(
             "STAGEOUT_ACCOUNTS",
             "",
             "ep",
-            "accounts that keep output of jobs under slot users: NAME, ...; empty: such jobs upload themselves",
+            "Accounts that keep the output of jobs under slot users: NAME, ...; empty: such jobs upload themselves",
         ),
-        Knob("STAGEOUT_RENEWAL_INTERVAL", 60, "ep", "s between two looks for credentials that must be renewed", 1),
-        Knob("STAGEOUT_ORDER_INTERVAL", 5, "ep", "s between two looks at the agents' orders", 1),
-        Knob("STAGEOUT_REPORT_INTERVAL", 300, "ep", "s between two reports when nothing changed", 10),
-        Knob("STAGEOUT_STOP_GRACE", 20, "ep", "s that running transfers get to end on a graceful stop", 0),
-        Knob("STAGEOUT_PILOT", False, "pilot", "true: the spool goes away when HTCondor stops on this node"),
-        Knob("STAGEOUT_PILOT_END", 0, "pilot", "s since 1970 at which the pilot ends; 0: not known", 0),
-        Knob("STAGEOUT_PILOT_CLOSE", 600, "pilot", "s before that end at which no new job starts", 0),
-        Knob("STAGEOUT_PILOT_GRACE", 90, "pilot", "s from the signal to stop until the manager's last report", 1),
+        Knob(
+            "STAGEOUT_RENEWAL_INTERVAL",
+            60,
+            "ep",
+            "Seconds between two searches for credentials that must be renewed",
+            1,
+        ),
+        Knob("STAGEOUT_ORDER_INTERVAL", 5, "ep", "Seconds between two queries for the agents' orders", 1),
+        Knob("STAGEOUT_REPORT_INTERVAL", 300, "ep", "Seconds between two reports when nothing has changed", 10),
+        Knob(
+            "STAGEOUT_STOP_GRACE", 20, "ep", "Seconds to wait for running transfers before a graceful stop ends them", 0
+        ),
+        Knob(
+            "STAGEOUT_MANAGER_METRICS_PORT",
+            0,
+            "ep",
+            "TCP port where Prometheus reads the metrics of the sandbox manager; 0: none",
+            0,
+            65535,
+        ),
+        Knob(
+            "STAGEOUT_MANAGER_METRICS_HOST",
+            "127.0.0.1",
+            "ep",
+            "Address to listen on for metrics; whoever reaches it can read them",
+        ),
+        PathKnob(
+            "STAGEOUT_MANAGER_METRICS_FILE",
+            "",
+            "ep",
+            "File, NAME.prom, that the manager writes every 30 seconds for node_exporter; empty: none",
+        ),
+        Knob("STAGEOUT_PILOT", False, "pilot", "true: the spool is deleted when HTCondor stops on the node"),
+        Knob("STAGEOUT_PILOT_END", 0, "pilot", "Time at which the pilot ends, in seconds since 1970; 0: not known", 0),
+        Knob(
+            "STAGEOUT_PILOT_CLOSE", 600, "pilot", "Seconds before the end of the pilot from which no new job starts", 0
+        ),
+        Knob(
+            "STAGEOUT_PILOT_GRACE",
+            90,
+            "pilot",
+            "Seconds to deliver output after the signal to stop, before the manager sends its last report",
+            1,
+        ),
         Knob(
             "STAGEOUT_PILOT_ROUTER",
             "",
             "pilot",
-            "router that takes what a pilot cannot deliver: HOST:PORT, ...; empty: none",
+            "Routers that take the output that a pilot cannot deliver: HOST:PORT, ...; empty: none",
         ),
-        Knob("STAGEOUT_PILOT_COPIES", 1, "pilot", "routers that must have a file before the pilot lets go of it", 1),
+        Knob("STAGEOUT_PILOT_COPIES", 1, "pilot", "Routers that must hold a file before the pilot deletes it", 1),
         Knob(
-            "STAGEOUT_CUSTODIANS", "", "ap", "routers that are asked about pilots' output: HOST:PORT, ...; empty: none"
+            "STAGEOUT_CUSTODIANS",
+            "",
+            "ap",
+            "Routers that the agent asks about the output of pilots: HOST:PORT, ...; empty: none",
         ),
         PathKnob(
-            "STAGEOUT_CUSTODIAN_KEY", "/etc/condor/stageout-overlay.key", "ap", "NAME SECRET for them, the pilots' own"
+            "STAGEOUT_CUSTODIAN_KEY",
+            "/etc/condor/stageout-overlay.key",
+            "ap",
+            "File with NAME SECRET for these routers, the same as that of the pilots",
         ),
         Knob(
             "STAGEOUT_AGENT_KEY",
             "",
             "ap",
-            "public key of the agent (stageout-schedd-agent --key), told to nodes by jobs",
+            "Public key of the agent (stageout-schedd-agent --key), which jobs carry to the nodes",
         ),
         Knob("STAGEOUT_CREDENTIAL_PORT", 0, "ap", "TCP port where nodes fetch renewed credentials; 0: none", 0, 65535),
-        Knob("STAGEOUT_CREDENTIAL_HOST", "", "ap", "its name or address for the nodes; empty: this machine's"),
-        Knob("STAGEOUT_POLL_INTERVAL", 5, "ap", "s between two looks at the job queue", 1),
-        Knob("STAGEOUT_NOTICE_INTERVAL", 60, "ap", "s between two ads of the agent about itself", 5),
+        Knob(
+            "STAGEOUT_CREDENTIAL_HOST",
+            "",
+            "ap",
+            "Name or address of that port for the nodes; empty: the name of this machine",
+        ),
+        Knob("STAGEOUT_POLL_INTERVAL", 5, "ap", "Seconds between two queries of the job queue", 1),
+        Knob(
+            "STAGEOUT_NOTICE_INTERVAL", 60, "ap", "Seconds between two notices that the agent sends to the collector", 5
+        ),
         Knob(
             "STAGEOUT_EDIT_INTERVAL",
             20,
             "ap",
-            "least s between two edits of one job's progress (ends are written at once)",
+            "Seconds to wait before a job's progress is written again; ends are written at once",
             0,
         ),
         Knob(
             "STAGEOUT_LEASE",
             7200,
             "ap",
-            "s of silence, while collector and agent are up, after which a manager's sandboxes are lost",
+            "Seconds to wait for a manager's report, while collector and agent are up, before its sandboxes are lost",
             60,
         ),
         Knob(
             "STAGEOUT_MAX_RERUNS",
             2,
             "ap",
-            "times that a job runs again because its output was lost; then it is held",
+            "Times that a job runs again because its output was lost; then the job is held",
             0,
         ),
-        Knob("STAGEOUT_LEAVE_LIMIT", 604800, "ap", "s that a completed job waits for its output without an agent", 60),
-        Knob("STAGEOUT_MAIL_INTERVAL", 600, "ap", "least s between two mails to one owner; each sums up", 0),
-        Knob("STAGEOUT_POLICY", "greedy", "policy", "greedy, fair-share, priority, reserved, or the path of a module"),
-        Knob("STAGEOUT_POLICY_INITIAL", 4, "policy", "streams that the greedy policy gives a new client", 0),
-        Knob("STAGEOUT_POLICY_INCREMENT", 4, "policy", "streams that it adds when a client renews", 0),
-        Knob("STAGEOUT_POLICY_MAX_PAIR", 128, "policy", "most streams between a source and a destination", 0),
-        Knob("STAGEOUT_POLICY_MAX_CLIENT", 32, "policy", "of these, most of one client", 0),
-        Knob("STAGEOUT_POLICY_RESERVED", "", "policy", "reserved policy: OWNER=STREAMS, ... that only this owner gets"),
-        Knob("STAGEOUT_POLICY_PRIORITIES", "", "policy", "priority policy: OWNER=NUMBER, ...; larger first, else 0"),
-        Knob("STAGEOUT_POLICY_LEASE", 300.0, "policy", "s after which streams that are not renewed are free", 1),
         Knob(
-            "STAGEOUT_POLICY_HOST", "127.0.0.1", "policy", "address to listen on; all but loopback need a certificate"
+            "STAGEOUT_LEAVE_LIMIT",
+            604800,
+            "ap",
+            "Seconds for which a completed job waits for its output while the agent is stopped",
+            60,
         ),
-        Knob("STAGEOUT_POLICY_PORT", 9620, "policy", "TCP port; 0: any free one (see the log)", 0, 65535),
+        Knob(
+            "STAGEOUT_MAIL_INTERVAL",
+            600,
+            "ap",
+            "Seconds to collect messages for one owner before the next mail is sent",
+            0,
+        ),
+        Knob(
+            "STAGEOUT_NOTIFY_COMMAND",
+            "",
+            "ap",
+            "Program that gets the messages for owners as JSON on standard input, beside mail; empty: none",
+        ),
+        Knob(
+            "MAX_STAGEOUT_HISTORY_LOG",
+            20971520,
+            "ap",
+            "Bytes at which the history of delivered files is rotated",
+            1 << 20,
+        ),
+        Knob(
+            "MAX_STAGEOUT_HISTORY_ROTATIONS",
+            2,
+            "ap",
+            "Rotated parts of the history of delivered files to keep",
+            1,
+        ),
+        Knob(
+            "STAGEOUT_AGENT_METRICS_PORT",
+            0,
+            "ap",
+            "TCP port where Prometheus reads the metrics of the schedd agent and of the pool; 0: none",
+            0,
+            65535,
+        ),
+        Knob(
+            "STAGEOUT_AGENT_METRICS_HOST",
+            "127.0.0.1",
+            "ap",
+            "Address to listen on for metrics; whoever reaches it can read them",
+        ),
+        Knob(
+            "STAGEOUT_DOCS_URL", "", "ap", "Address of this documentation, for a link in hold reasons; empty: no link"
+        ),
+        Knob(
+            "STAGEOUT_POLICY",
+            "greedy",
+            "policy",
+            "Policy: greedy, fair-share, priority, reserved, or the path of a module",
+        ),
+        Knob("STAGEOUT_POLICY_INITIAL", 4, "policy", "Streams that the greedy policy grants to a new client", 0),
+        Knob(
+            "STAGEOUT_POLICY_INCREMENT",
+            4,
+            "policy",
+            "Streams that the greedy policy adds when a client renews its lease",
+            0,
+        ),
+        Knob("STAGEOUT_POLICY_MAX_PAIR", 128, "policy", "Streams that may exist between a source and a destination", 0),
+        Knob(
+            "STAGEOUT_POLICY_MAX_CLIENT",
+            32,
+            "policy",
+            "Streams between a source and a destination that one client may have",
+            0,
+        ),
+        Knob(
+            "STAGEOUT_POLICY_RESERVED",
+            "",
+            "policy",
+            "Streams that the reserved policy keeps for an owner: OWNER=STREAMS, ...",
+        ),
+        Knob(
+            "STAGEOUT_POLICY_PRIORITIES",
+            "",
+            "policy",
+            "Priorities of owners for the priority policy: OWNER=NUMBER, ...; larger first, 0 for all others",
+        ),
+        Knob(
+            "STAGEOUT_POLICY_LEASE",
+            300.0,
+            "policy",
+            "Seconds to wait for the renewal of a lease before its streams are free",
+            1,
+        ),
+        Knob(
+            "STAGEOUT_POLICY_HOST",
+            "127.0.0.1",
+            "policy",
+            "Address to listen on; any address but loopback needs a certificate",
+        ),
+        Knob(
+            "STAGEOUT_POLICY_PORT",
+            9620,
+            "policy",
+            "TCP port to listen on; 0: any free port, which the log names",
+            0,
+            65535,
+        ),
         PathKnob("STAGEOUT_POLICY_CERT", "", "policy", "PEM file of the certificate and its chain"),
-        PathKnob("STAGEOUT_POLICY_KEY", "", "policy", "PEM file of its key; empty: in the same file"),
-        PathKnob("STAGEOUT_POLICY_TOKENS", "/etc/condor/stageout-policy.tokens", "policy", "one OWNER TOKEN a line"),
-        PathKnob("STAGEOUT_POLICY_DIR", "$(SPOOL)/stageout_policy", "policy", "where leases are kept over restarts"),
+        PathKnob(
+            "STAGEOUT_POLICY_KEY", "", "policy", "PEM file of the certificate's key; empty: the file of the certificate"
+        ),
+        PathKnob(
+            "STAGEOUT_POLICY_TOKENS",
+            "/etc/condor/stageout-policy.tokens",
+            "policy",
+            "File of the clients' tokens, one OWNER TOKEN a line",
+        ),
+        PathKnob(
+            "STAGEOUT_POLICY_DIR",
+            "$(SPOOL)/stageout_policy",
+            "policy",
+            "Directory of the leases, which survive a restart",
+        ),
+        Knob(
+            "STAGEOUT_POLICY_METRICS_PORT",
+            0,
+            "policy",
+            "TCP port where Prometheus reads the metrics of the policy service; 0: none",
+            0,
+            65535,
+        ),
+        Knob(
+            "STAGEOUT_POLICY_METRICS_HOST",
+            "127.0.0.1",
+            "policy",
+            "Address to listen on for metrics; whoever reaches it can read them",
+        ),
+        Knob(
+            "STAGEOUT_WEB_HOST",
+            "127.0.0.1",
+            "web",
+            "Address to listen on; any address but loopback needs a certificate",
+        ),
+        Knob(
+            "STAGEOUT_WEB_PORT", 9622, "web", "TCP port to listen on; 0: any free port, which the log names", 0, 65535
+        ),
+        PathKnob("STAGEOUT_WEB_CERT", "", "web", "PEM file of the certificate and its chain"),
+        PathKnob(
+            "STAGEOUT_WEB_CERT_KEY", "", "web", "PEM file of the certificate's key; empty: the file of the certificate"
+        ),
+        Knob(
+            "STAGEOUT_WEB_BASE",
+            "",
+            "web",
+            "Path below which a proxy shows the page, such as /stageout; empty: X-Forwarded-Prefix of the proxy",
+        ),
+        Knob(
+            "STAGEOUT_WEB_NAMES",
+            "",
+            "web",
+            "Host names, separated by commas, under which browsers reach the page; "
+            "addresses, localhost and this host's full name are always allowed",
+        ),
+        PathKnob(
+            "STAGEOUT_WEB_TOKENS",
+            "",
+            "web",
+            "File of the readers who see names of files and URLs, one NAME TOKEN a line; empty: nobody does",
+        ),
+        Knob("STAGEOUT_WEB_READERS", 100, "web", "Browsers that may receive updates at the same time", 0),
+        Knob("STAGEOUT_WEB_INTERVAL", 5, "web", "Seconds between two queries of the collector", 1, 60),
+        Knob(
+            "STAGEOUT_WEB_METRICS_PORT",
+            0,
+            "web",
+            "TCP port where Prometheus reads the metrics of the web page; 0: none",
+            0,
+            65535,
+        ),
+        Knob(
+            "STAGEOUT_WEB_METRICS_HOST",
+            "127.0.0.1",
+            "web",
+            "Address to listen on for metrics; whoever reaches it can read them",
+        ),
+        PathKnob("STAGEOUT_WEB_DIR", "$(SPOOL)/stageout_web", "web", "Directory of the figures of the last 30 days"),
         PathKnob(
             "STAGEOUT_ROUTER_ROOT",
             "",
             "router",
-            "directory below which files arrive; empty: only a relay",
+            "Directory below which files arrive; empty: only a relay",
         ),
-        PathKnob("STAGEOUT_ROUTER_DIR", "$(SPOOL)/stageout_router", "router", "where the router keeps its records"),
-        Knob("STAGEOUT_ROUTER_HOST", "0.0.0.0", "router", "address to listen on"),
-        Knob("STAGEOUT_ROUTER_PORT", 9621, "router", "TCP port; 0: any free one (see the log)", 0, 65535),
-        PathKnob("STAGEOUT_ROUTER_KEYS", "/etc/condor/stageout-router.keys", "router", "one NAME SECRET PREFIX a line"),
+        PathKnob("STAGEOUT_ROUTER_DIR", "$(SPOOL)/stageout_router", "router", "Directory of the router's records"),
+        Knob("STAGEOUT_ROUTER_HOST", "0.0.0.0", "router", "Address to listen on"),
+        Knob(
+            "STAGEOUT_ROUTER_PORT",
+            9621,
+            "router",
+            "TCP port to listen on; 0: any free port, which the log names",
+            0,
+            65535,
+        ),
         PathKnob(
-            "STAGEOUT_ROUTER_ISSUERS", "", "router", "file of trusted issuers of capabilities: NAME ed25519:KEY PREFIX"
+            "STAGEOUT_ROUTER_KEYS",
+            "/etc/condor/stageout-router.keys",
+            "router",
+            "File of the keys that may connect, one NAME SECRET PREFIX a line",
         ),
-        Knob("STAGEOUT_ROUTER_CAPABILITIES", False, "router", "true: nothing is written without a capability"),
+        PathKnob(
+            "STAGEOUT_ROUTER_ISSUERS",
+            "",
+            "router",
+            "File of the trusted issuers of capabilities, one NAME ed25519:KEY PREFIX a line",
+        ),
+        Knob("STAGEOUT_ROUTER_CAPABILITIES", False, "router", "true: writing needs a capability"),
         PathKnob("STAGEOUT_ROUTER_CERT", "", "router", "PEM file of the certificate and its chain; empty: no TLS"),
-        PathKnob("STAGEOUT_ROUTER_CERT_KEY", "", "router", "PEM file of its key; empty: in the same file"),
-        Knob("STAGEOUT_ROUTER_TLS_ONLY", False, "router", "true: senders and routers without TLS are refused"),
-        Knob("STAGEOUT_ROUTER_PEER_TRANSFERS", 1024, "router", "most transfers of one key under way at once", 1),
-        Knob("STAGEOUT_ROUTER_PEER_CONNECTIONS", 512, "router", "most connections of one key at once", 1),
-        Knob("STAGEOUT_ROUTER_PEER_MESSAGES", 5000.0, "router", "most messages a second on a control connection", 1),
-        Knob("STAGEOUT_ROUTER_ADDRESS", "", "router", "HOST:PORT that others reach it by; empty: full host name, port"),
+        PathKnob(
+            "STAGEOUT_ROUTER_CERT_KEY",
+            "",
+            "router",
+            "PEM file of the certificate's key; empty: the file of the certificate",
+        ),
+        Knob("STAGEOUT_ROUTER_TLS_ONLY", False, "router", "true: the router refuses senders and routers without TLS"),
+        Knob("STAGEOUT_ROUTER_PEER_TRANSFERS", 1024, "router", "Transfers that one key may have under way", 1),
+        Knob("STAGEOUT_ROUTER_PEER_CONNECTIONS", 512, "router", "Connections that one key may have open", 1),
         Knob(
-            "STAGEOUT_ROUTER_NEIGHBOURS", "", "router", "routers that it may connect to: HOST:PORT, ..., or: collector"
+            "STAGEOUT_ROUTER_PEER_MESSAGES",
+            5000.0,
+            "router",
+            "Messages that the router reads from a control connection in a second",
+            1,
+        ),
+        Knob(
+            "STAGEOUT_ROUTER_ADDRESS",
+            "",
+            "router",
+            "HOST:PORT at which others reach the router; empty: full host name and port",
+        ),
+        Knob(
+            "STAGEOUT_ROUTER_NEIGHBOURS",
+            "",
+            "router",
+            "Routers that the router may connect to: HOST:PORT, ..., or collector",
         ),
         PathKnob(
-            "STAGEOUT_ROUTER_KEY", "/etc/condor/stageout-overlay.key", "router", "its NAME SECRET for its neighbours"
+            "STAGEOUT_ROUTER_KEY",
+            "/etc/condor/stageout-overlay.key",
+            "router",
+            "File with the router's NAME SECRET for its neighbours",
         ),
-        Knob("STAGEOUT_ROUTER_INTERVAL", 15.0, "router", "s between announcements of its links; alike on all", 0.05),
         Knob(
-            "STAGEOUT_ROUTER_TERMINALS", "", "router", "takes custody for these: HOST:PORT[=KEY,KEY] ...; empty: none"
+            "STAGEOUT_ROUTER_INTERVAL",
+            15.0,
+            "router",
+            "Seconds between two announcements of links; the same on all routers",
+            0.05,
         ),
-        Knob("STAGEOUT_ROUTER_SPOOL_MB", 0, "router", "MB of its spool for that; 0: half of the filesystem", 0),
-        Knob("STAGEOUT_ROUTER_DELIVERIES", 4, "router", "files that it delivers at once out of its spool", 1),
         Knob(
-            "STAGEOUT_ROUTER_EGRESS", "", "router", "delivered by FILETRANSFER_PLUGINS: /PATH=URL ...; empty: nothing"
+            "STAGEOUT_ROUTER_TERMINALS",
+            "",
+            "router",
+            "Terminals for which the router takes custody: HOST:PORT[=KEY,KEY] ...; empty: none",
+        ),
+        Knob(
+            "STAGEOUT_ROUTER_SPOOL_MB",
+            0,
+            "router",
+            "Megabytes of the router's custody spool; 0: half of the filesystem",
+            0,
+        ),
+        Knob(
+            "STAGEOUT_ROUTER_DELIVERIES",
+            4,
+            "router",
+            "Files that the router delivers out of its spool at the same time",
+            1,
+        ),
+        Knob(
+            "STAGEOUT_ROUTER_EGRESS",
+            "",
+            "router",
+            "Targets that FILETRANSFER_PLUGINS deliver to: /PATH=URL ...; empty: none",
         ),
         PathKnob(
             "STAGEOUT_ROUTER_EGRESS_CREDENTIALS",
             "",
             "router",
-            "directory of the plugins' tokens (SERVICE.use) and proxy (x509_proxy); empty: none",
+            "Directory of the plugins' tokens (SERVICE.use) and proxy (x509_proxy); empty: none",
         ),
         Knob(
             "STAGEOUT_ROUTER_EGRESS_LEASES",
             "",
             "router",
-            "router that says who may deliver, where gateways share URLs: HOST:PORT; empty: none do",
+            "Router that grants the right to deliver where gateways share URLs: HOST:PORT; empty: none",
         ),
         Knob(
             "STAGEOUT_ROUTER_EGRESS_KEEP",
             60.0,
             "router",
-            "seconds for which it keeps a file that plugins fetched, for who goes on with that version",
+            "Seconds to keep a file that a plugin fetched, for downloads that continue with the same version",
             0,
         ),
         Knob(
             "STAGEOUT_ROUTER_UPLINK_MB_S",
             0.0,
             "router",
-            "MB/s (10^6 bytes) that all it sends shares, and never exceeds; 0: not known, no limit",
+            "Rate that all data sent by the router share and never exceed, in MB/s (10^6 bytes); 0: no limit",
             0,
         ),
-        Knob("STAGEOUT_ROUTER_WORKERS", 2, "router", "processes that move data, and as many that make small files", 1),
+        Knob(
+            "STAGEOUT_ROUTER_WORKERS",
+            2,
+            "router",
+            "Processes that move data, and the same number that create small files",
+            1,
+        ),
+        Knob(
+            "STAGEOUT_ROUTER_METRICS_PORT",
+            0,
+            "router",
+            "TCP port where Prometheus reads the metrics of the router; 0: none",
+            0,
+            65535,
+        ),
+        Knob(
+            "STAGEOUT_ROUTER_METRICS_HOST",
+            "127.0.0.1",
+            "router",
+            "Address to listen on for metrics; whoever reaches it can read them",
+        ),
         PathKnob(
-            "STAGEOUT_OVERLAY_KEY", "/etc/condor/stageout-overlay.key", "ep", "NAME SECRET that overlay:// routers know"
+            "STAGEOUT_OVERLAY_KEY",
+            "/etc/condor/stageout-overlay.key",
+            "ep",
+            "File with NAME SECRET for overlay:// routers",
         ),
         Knob(
-            "STAGEOUT_OVERLAY_GATEWAY", "", "ep", "custodian that overlay:// uploads go through: HOST:PORT; empty: none"
+            "STAGEOUT_OVERLAY_GATEWAY",
+            "",
+            "ep",
+            "Custodian through which overlay:// uploads go: HOST:PORT; empty: none",
         ),
         Knob(
-            "STAGEOUT_OVERLAY_ROUTES", "", "ep", "ways to overlay:// routers: RELAY, ...; ask RELAY, ...; empty: direct"
+            "STAGEOUT_OVERLAY_ROUTES",
+            "",
+            "ep",
+            "Routes to overlay:// routers: RELAY, ...; ask RELAY, ...; empty: direct",
         ),
-        Knob("STAGEOUT_OVERLAY_CONNECTIONS", 24, "ep", "most connections of a file on each route, without a grant", 1),
+        Knob(
+            "STAGEOUT_OVERLAY_CONNECTIONS",
+            24,
+            "ep",
+            "Connections that a file may have on each route when no number was granted",
+            1,
+        ),
         Knob(
             "STAGEOUT_OVERLAY_CONGESTION",
             "",
             "ep",
-            "TCP congestion control of overlay:// uploads, as bbr; empty: the kernel's",
+            "TCP congestion control of overlay:// uploads, such as bbr; empty: the kernel's default",
         ),
         PathKnob(
-            "STAGEOUT_PROFILES", "/var/lib/stageout/profiles", "ep", "what stageout profile measured about servers"
+            "STAGEOUT_PROFILES", "/var/lib/stageout/profiles", "ep", "Directory of the measurements of stageout profile"
         ),
         Knob(
             "STAGEOUT_GLOBUS_LOCAL",
             "",
             "globus",
-            "collection that sees this node's files: UUID /here=/there, ...; empty: HTTPS to the other collection",
+            "Collection that can read the node's files: UUID /here=/there, ...; empty: HTTPS to the other collection",
         ),
         PathKnob(
             "STAGEOUT_GLOBUS_PERSONAL",
             "",
             "globus",
-            "program of Globus Connect Personal, to make an endpoint for each call without LOCAL; empty: never",
+            "Program of Globus Connect Personal, which makes an endpoint where the node has no collection; empty: none",
         ),
-        Knob("STAGEOUT_GLOBUS_COLLECTIONS", "", "globus", "names that URLs may use for collections: NAME=UUID, ..."),
-        Knob("STAGEOUT_GLOBUS_CREDENTIAL", "globus", "globus", "service of the credmon whose tokens are used"),
+        Knob("STAGEOUT_GLOBUS_COLLECTIONS", "", "globus", "Names that URLs may use for collections: NAME=UUID, ..."),
+        Knob("STAGEOUT_GLOBUS_CREDENTIAL", "globus", "globus", "Credential service whose tokens are used"),
         Knob(
             "STAGEOUT_GLOBUS_LEASE",
             2700.0,
             "globus",
-            "s after which a task ends that no plugin watches any more; renewed meanwhile",
+            "Seconds after which a task ends unless a plugin renews it",
             2,
         ),
-        Knob("STAGEOUT_GLOBUS_POLL", 15.0, "globus", "most s between two looks at a running task", 0.05),
-        Knob("STAGEOUT_GLOBUS_TASKS", 2, "globus", "tasks of one plugin call that run at once; the others queue", 1),
-        Knob("STAGEOUT_GLOBUS_TASK_FILES", 10000, "globus", "most files in one task", 1),
+        Knob("STAGEOUT_GLOBUS_POLL", 15.0, "globus", "Seconds between two queries about a running task at most", 0.05),
+        Knob(
+            "STAGEOUT_GLOBUS_TASKS",
+            2,
+            "globus",
+            "Tasks of one plugin call that may run at the same time; further tasks wait",
+            1,
+        ),
+        Knob("STAGEOUT_GLOBUS_TASK_FILES", 10000, "globus", "Files that one task may have", 1),
         Knob(
             "STAGEOUT_GLOBUS_SYNC",
             "checksum",
             "globus",
-            "files that are there already are not sent again when they agree in: exists, size, mtime, checksum",
+            "Property by which a file counts as already delivered: exists, size, mtime or checksum",
             choices=("exists", "size", "mtime", "checksum"),
         ),
         Knob(
             "STAGEOUT_GLOBUS_FAULT_PATIENCE",
             60.0,
             "globus",
-            "s without progress after which a denied path, a full quota or a missing file ends a task",
+            "Seconds to wait for progress before a denied path, a full quota or a missing file ends a task",
             0.1,
         ),
-        Knob("STAGEOUT_GLOBUS_STALL", 900.0, "globus", "s without progress after which any other task ends", 0.1),
-        Knob("STAGEOUT_GLOBUS_PAUSE", 3600.0, "globus", "s that a task which Globus has paused is waited for", 0.1),
+        Knob("STAGEOUT_GLOBUS_STALL", 900.0, "globus", "Seconds to wait for progress before any other task ends", 0.1),
+        Knob(
+            "STAGEOUT_GLOBUS_PAUSE",
+            3600.0,
+            "globus",
+            "Seconds to wait for a task that Globus has paused before it ends",
+            0.1,
+        ),
         Knob(
             "STAGEOUT_GLOBUS_RATE_MB",
             20.0,
             "globus",
-            "MB/s that a task is expected to reach, until one was seen",
+            "Rate that a task is expected to reach before one was measured, in MB/s",
             0.001,
         ),
         Knob(
-            "STAGEOUT_GLOBUS_TRANSFER_URL", "", "globus", "base URL of the Transfer service; empty: the public service"
+            "STAGEOUT_GLOBUS_TRANSFER_URL", "", "globus", "Base URL of the Transfer service; empty: the public service"
         ),
-        Knob("STAGEOUT_DEBUG", False, "both", "true: more in the logs"),
     )
 }
+
+
+#: Former name of a knob -> its name now. A former name counts for one release, where the new one is not set.
+RENAMED: dict[str, str] = {
+    "STAGEOUT_AGENT_FRESH": "STAGEOUT_AGENT_TIMEOUT",
+    "STAGEOUT_GIVE_UP": "STAGEOUT_DELIVERY_TIMEOUT",
+    "STAGEOUT_RETRY_FIRST": "STAGEOUT_RETRY_INITIAL_DELAY",
+    "STAGEOUT_URGENT": "STAGEOUT_URGENT_WINDOW",
+}
+_FORMER = {name: former for former, name in RENAMED.items()}
 
 
 class ConfigError(StageoutError):
@@ -390,6 +834,9 @@ class Settings:
     def _value(self, name: str) -> Value:
         knob = KNOBS[name]
         text = self._source(name)
+        if name in _FORMER and (text is None or not text.strip()):
+            text = self._source(_FORMER[name])
+            knob = replace(knob, name=_FORMER[name])  # errors give the name that the administrator wrote
         if text is None or not text.strip():
             return knob.default
         value = _parse(knob, text.strip())
@@ -513,15 +960,39 @@ def file_settings(path: Path) -> Settings:
 
 
 def misspelt(settings: Settings) -> list[str]:
-    """A sentence for each name that looks like one of our settings and is none."""
+    """A sentence for each name that looks like a setting of a daemon without HTCondor and is none."""
     import difflib
 
-    wrong = sorted(name for name in set(settings.names) if name.startswith("STAGEOUT_ROUTER_") and name not in KNOBS)
+    ours = {name for name in settings.names if name.startswith(("STAGEOUT_ROUTER_", "STAGEOUT_POLICY_"))}
+    wrong = sorted(name for name in ours - _OF_DAEMONS if name not in KNOBS)
     near = {name: difflib.get_close_matches(name, KNOBS, 1) for name in wrong}
     return [f"there is no setting {name}{': is it ' + near[name][0] + '?' if near[name] else ''}" for name in wrong]
 
 
-def environment_settings(prefix: str = "_CONDOR_") -> Settings:
-    """Settings of the environment, in HTCondor's ``_CONDOR_NAME`` form."""
-    names = tuple(name[len(prefix) :] for name in os.environ if name.startswith(prefix))
-    return Settings(lambda name: os.environ.get(prefix + name), names)
+def former_names(settings: Settings) -> list[str]:
+    """Return a sentence for each former name of a knob that is set: it gives the new name and what to do."""
+    found = []
+    for former, name in RENAMED.items():
+        if settings.condor(name).strip() and settings.condor(former).strip():
+            found.append(
+                f"{former} has no effect because {name} is set: "
+                f"give its value to {name}, with the same prefix, or delete {former}"
+            )
+        elif settings.condor(former).strip():
+            found.append(f"{former} is now {name}: rename it, because the next release ignores the former name")
+    return found
+
+
+def environment_settings(*prefixes: str) -> Settings:
+    """Settings of the environment.
+
+    :param prefixes: of the variables, the first that is set counts; HTCondor's ``_CONDOR_`` without any.
+    """
+    prefixes = prefixes or ("_CONDOR_",)
+    found = {
+        name[len(prefix) :]: value
+        for prefix in reversed(prefixes)
+        for name, value in os.environ.items()
+        if name.startswith(prefix)
+    }
+    return Settings(found.get, tuple(found))

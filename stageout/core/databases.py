@@ -11,7 +11,7 @@ from pathlib import Path
 #: Another process that is just closing it, a router that is started again above all, is waited for so long.
 _BUSY_S = 0.5
 _ERROR, _READONLY, _IOERR, _FULL = 1, 8, 10, 13
-#: What is tried to be had beside a database of which nobody says what it lacks.
+#: Bytes to write beside a database as a trial, when SQLite names no cause.
 _TRIED_BYTES = 1024 * 1024
 _CODES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
@@ -70,7 +70,7 @@ class Foreign(sqlite3.DatabaseError):
 def open_alone(path: Path, table: str = "meta") -> tuple[sqlite3.Connection, int]:
     """Open or make a database in a transaction that has begun. Gives it, and its ``user_version``: 0 for a new one.
 
-    No other process opens it as long as it is open here. What is committed is on the disk (WAL, ``synchronous=FULL``).
+    No other process opens it as long as it is open here. A committed change is on the disk (WAL, ``synchronous=FULL``).
     It begins no transaction by itself; any thread may use it, one at a time.
 
     :param table: that each of these databases has, unless it is new.

@@ -1,11 +1,10 @@
 """Every step that must survive a crash goes through here, under a label.
 
-A label names one place in ``docs/ORDERING.md``. It appears in the log when the step fails, and tests make the
-process fail or die exactly there: the environment variable ``STAGEOUT_FAULTS`` holds ``label=what`` items
-separated by blanks. ``what`` is ``kill-before``, ``kill-after``, or an errno name such as ``EIO``; ``@FILE``
-behind it makes the fault happen only while FILE exists, and removes FILE when it does, so that it happens
-once although the daemon is restarted in the same environment. ``short-write`` writes half and then finds the disk
-full.
+A label names one place in ``docs/reference/durable-steps.md``. It appears in the log when the step fails, and tests
+make the process fail or die exactly there: the environment variable ``STAGEOUT_FAULTS`` holds ``label=what`` items
+separated by blanks. ``what`` is ``kill-before``, ``kill-after``, or an errno name such as ``EIO``; ``@FILE`` behind it
+makes the fault happen only while FILE exists, and then removes FILE. So it happens once although the daemon is
+restarted in the same environment. ``short-write`` writes half and then finds the disk full.
 
 The system calls themselves are those of :data:`disk`, which is the module ``os``. The simulation of ``tests/crash``
 puts a filesystem in its place that forgets what was not synced when the power goes.
@@ -26,7 +25,7 @@ from typing import NamedTuple, Union
 
 AnyPath = Union[str, "os.PathLike[str]"]
 
-#: Who carries out system calls on files that must survive.
+#: The disk that carries out system calls on files that must survive.
 disk = os
 _KINDS = ("kill-before", "kill-after", "short-write")
 _FIEMAP = 0xC020660B
@@ -133,6 +132,36 @@ def write_file(label: str, path: AnyPath, data: bytes, mode: int = 0o600) -> Non
             disk.close(descriptor)
         disk.replace(temporary, target)
         _fsync_path(target.parent)
+
+
+def append_file(label: str, path: AnyPath, data: bytes, mode: int, keep: int) -> None:
+    """Append to a file, which is made where it is missing. On return its content and its name are on the disk.
+
+    :param keep: bytes of the file that stay; what follows them is cut off first. :raises OSError: nothing was appended.
+    """
+    target = Path(path)
+    with step(label):
+        descriptor = disk.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+        try:
+            if disk.fstat(descriptor).st_size > keep:
+                disk.ftruncate(descriptor, keep)
+            if not keep:
+                disk.fchmod(descriptor, mode)  # whatever the umask is
+            _append(descriptor, data, keep)
+        finally:
+            disk.close(descriptor)
+        if not keep:
+            _fsync_path(target.parent)
+
+
+def _append(descriptor: int, data: bytes, start: int) -> None:
+    try:
+        write_all(descriptor, data)
+        disk.fsync(descriptor)
+    except OSError:
+        with suppress(OSError):
+            disk.ftruncate(descriptor, start)
+        raise
 
 
 def write_all(descriptor: int, data: bytes) -> None:

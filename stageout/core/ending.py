@@ -1,4 +1,4 @@
-"""The end of tasks."""
+"""The end of tasks, and of work that must not be broken off."""
 
 from __future__ import annotations
 
@@ -9,12 +9,23 @@ from typing import Any
 _AGAIN_S = 0.5
 
 
+async def outlast(work: asyncio.Future[Any]) -> bool:
+    """Wait until work has ended, however often this task is cancelled meanwhile. Return whether it was."""
+    is_cancelled = False
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            is_cancelled = True
+    return is_cancelled
+
+
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks and wait until they have ended, whatever they raise.
 
     Once is not enough: ``asyncio.wait_for`` loses a cancellation that comes together with the answer (until Python
-    3.12), and the task goes on. Whoever is cancelled while it ends others ends them first: else a task among them that
-    has lost its cancellation would go on, and hold up the end of the process.
+    3.12), and the task goes on. A task that is cancelled while it ends others finishes ending them first. Else a task
+    among them that has lost its cancellation would go on, and hold up the end of the process.
     """
     pending = set(tasks)
     while pending:

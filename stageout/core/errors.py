@@ -1,4 +1,4 @@
-"""Error classes: one table says what each failure means, what HTCondor is told and what to do next.
+"""Error classes: one table has the meaning of each failure, its attributes for HTCondor and the next step.
 
 Every failure of a transfer is put into exactly one :class:`ErrorClass` where it happens. Everything later
 (exit status, ``TransferErrorData``, the manager's retries, the hold reason) is read from the table, never from
@@ -91,7 +91,7 @@ class ErrorClass(enum.Enum):
 
 _BY_CODE = {member.value.code: member for member in ErrorClass}
 
-# What the error ads of plugins that are not ours mean (ErrorType, FailureType): their codes are their own.
+# Error classes for the error ads of plugins that are not ours (ErrorType, FailureType): their codes are their own.
 _FOREIGN: dict[tuple[str, str | None], ErrorClass] = {
     ("Parameter", None): ErrorClass.PLUGIN_BROKEN,
     ("Resolution", "Definitive"): ErrorClass.NAME_NOT_RESOLVED,
@@ -124,6 +124,21 @@ def classify_foreign(error_type: str | None, failure_type: str | None, retryable
     return found
 
 
+#: The server was not reached, or it takes nothing now: no file's fault.
+UNREACHABLE = frozenset(
+    {
+        ErrorClass.NAME_NOT_RESOLVED,
+        ErrorClass.NAME_LOOKUP_FAILED,
+        ErrorClass.CONNECT_FAILED,
+        ErrorClass.SERVER_BUSY,
+        ErrorClass.THROTTLED,
+    }
+)
+#: The server said nothing for so long that the file was given up. It is away when it answered nobody meanwhile; else
+#: the fault may be the file's, so each attempt counts.
+SILENT = UNREACHABLE | {ErrorClass.TIMED_OUT, ErrorClass.STALLED, ErrorClass.DEADLINE}
+
+
 @dataclass
 class TransferFailure(Exception):
     """A transfer failed, and why. Raised by protocols, turned into result ads by the plugin framework.
@@ -152,3 +167,6 @@ class TransferFailure(Exception):
 
 class StageoutError(Exception):
     """Base of errors that are shown to a person; the text says what to do."""
+
+    #: Another attempt may succeed although nobody has done anything.
+    is_temporary = False

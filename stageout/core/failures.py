@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stageout.core import durable, log
 
 FILE_NAME = "stageout_agent_failures"
-#: Records that are kept, the newest ones.
+#: Records that the file keeps, the newest ones.
 MOST = 2000
 _REASON_CHARS = 500
 _MODE = 0o644
@@ -46,15 +46,19 @@ def read_failures(path: Path) -> list[Failure]:
 
 
 class FailureLog:
-    """The file and what is in it."""
+    """The file, and in memory its records and older ones of output that managers still report."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
             self._known = {(one.job, one.run): one for one in read_failures(path)}
         except ValueError as problem:
-            log.error("failures-unreadable", path=path, problem=problem, advice="it is begun anew; set a copy aside")
+            log.error("failures-read-failed", path=path, problem=problem, advice="it is begun anew; set a copy aside")
             self._known = {}
+
+    def get(self, job: str, run: int) -> Failure | None:
+        """Return the record of a run, None without one."""
+        return self._known.get((job, run))
 
     def add(self, failures: Iterable[Failure]) -> list[Failure]:
         """Record those that are not known. On return they are on the disk.
@@ -65,8 +69,14 @@ class FailureLog:
         if not new:
             return []
         short = {(one.job, one.run): Failure(**{**asdict(one), "reason": one.reason[:_REASON_CHARS]}) for one in new}
-        kept = dict(list({**self._known, **short}.items())[-MOST:])
-        text = json.dumps([asdict(one) for one in kept.values()], indent=0)
+        known = {**self._known, **short}
+        text = json.dumps([asdict(one) for one in list(known.values())[-MOST:]], indent=0)
         durable.write_file("failure-record", self._path, text.encode(), _MODE)
-        self._known = kept
+        self._known = known
         return new
+
+    def keep_only(self, jobs: Set[str]) -> None:
+        """Drop records from memory that the file no longer holds, except those of the given jobs."""
+        for key in list(self._known)[:-MOST]:
+            if key[0] not in jobs:
+                del self._known[key]

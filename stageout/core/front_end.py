@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Callable
 
 from stageout.core import durable
-from stageout.core.classads import parse_old
+from stageout.core.classad_parser import parse_old
 
 #: Runs a plugin with ``-classad`` in this environment, and returns what it prints; "" when it does not run.
 Ask = Callable[[str, Mapping[str, str]], str]

@@ -1,4 +1,4 @@
-"""Log of the daemons: one event per line, ``time level event key=value ...``, in a file that rotates by size."""
+"""Log of the daemons: one event per line, ``time level event key=value ...``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ import logging
 import re
 import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from stageout.core.config import Settings
 
 _PLAIN = re.compile(r'[^\s"=]+')
 
@@ -31,38 +26,24 @@ class _Line(logging.Formatter):
         return f"{self._stamp}.{int(record.msecs):03d} {record.levelname} {record.getMessage()}"
 
 
-def open_log(path: Path | None, debug: bool = False) -> None:
-    """Send the log to ``path`` (rotated at 10 MB, two old files kept), or to stderr when it is None."""
-    handler: logging.Handler
-    if path is None:
-        handler = logging.StreamHandler(sys.stderr)
-    else:
-        from stageout.core.rotation import RotatedFile  # for daemons: a command is done before it is loaded
+def open_log(handler: logging.Handler | None = None, debug: bool = False) -> None:
+    """Send the log to ``handler`` from now on, to stderr without one. The handler before is closed.
 
-        handler = RotatedFile(path)
-    handler.setFormatter(_Line())
-    root = logging.getLogger("stageout")
-    root.handlers[:] = [handler]
-    root.setLevel(logging.DEBUG if debug else logging.INFO)
-    root.propagate = False
-
-
-def open_daemon_log(settings: Settings, knob: str, name: str, terminal: bool = False) -> None:
-    """Send the log of a daemon to the file of HTCondor's ``knob``, or to ``name`` in ``$(LOG)``.
-
-    :param terminal: to stderr; so too where neither is set. :raises ConfigError: that is no file to write.
+    :param debug: write events of the level DEBUG, too.
     """
-    from stageout.core.config import ConfigError, checked_path
+    handler = handler or logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Line())
+    logger = logging.getLogger("stageout")
+    before, logger.handlers[:] = logger.handlers[:], [handler]
+    for old in before:
+        old.close()
+    logger.setLevel(logging.DEBUG if debug else logging.INFO)
+    logger.propagate = False
 
-    directory = settings.condor("LOG")
-    path = "" if terminal else settings.condor(knob) or (f"{directory}/{name}" if directory else "")
-    if path:
-        checked_path(knob, path)
-    try:
-        open_log(Path(path) if path else None, settings.flag("STAGEOUT_DEBUG"))
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as problem:
-        why = f"{problem.strerror}; name a file that this daemon's user may write"
-        raise ConfigError(f"{knob}: the log {path}: {why}") from None
+
+def is_debug() -> bool:
+    """Return True when events of the level DEBUG are written."""
+    return logging.getLogger("stageout").isEnabledFor(logging.DEBUG)
 
 
 def event(name: str, level: int = logging.INFO, **facts: object) -> None:

@@ -15,7 +15,8 @@ T = TypeVar("T")
 class Pool(ThreadPoolExecutor):
     """Threads for work that must not be done twice.
 
-    What finds no thread is not done: a ThreadPoolExecutor keeps it, and does it when nobody waits for it any more.
+    Work that finds no thread is refused: a ThreadPoolExecutor would keep it, and do it when nobody waits for it any
+    more.
     """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:

@@ -1,6 +1,6 @@
 """Measurements of servers, one file for each: written by ``stageout profile``, read by estimator and manager.
 
-A profile is a hint: who cannot read one goes on without it. Its form is described in ``docs/TUNING.md``.
+A profile is a hint: who cannot read one goes on without it. Its form is described in ``docs/user/estimate.md``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ed25519 keys of the daemons: who wrote a report or an order, and that nobody changed it since.
 
-A public key is the text ``ed25519:`` and 43 characters of base64url; a signature is base64url. What is signed is the
-kind of message and its exact text, so that no message can be shown as one of another kind. ``cryptography`` is
-imported only where a key is used: plugins never load it.
+A public key is the text ``ed25519:`` and 43 characters of base64url; a signature is base64url. The signature covers the
+kind of message and its exact text, so that no message can be shown as one of another kind. ``cryptography`` is imported
+only where a key is used: plugins never load it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def load_key(path: Path) -> SigningKey | None:
         raise KeyUnusable(f"the key {path} is not for this user to read: run this as its owner, or as root") from None
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise KeyUnusable(f"the key {path} cannot be used ({problem}); put it back from a backup, or remove it: "
-                        "a new one is then made, see docs/SECURITY.md, \"Lost keys\"") from None  # fmt: skip
+                        "a new one is then made, see docs/administrator/security.md, \"Keys\"") from None  # fmt: skip
     if mode & 0o077:
         raise KeyUnusable(
             f"the key {path} can be read by others (mode {mode & 0o777:04o}): chmod 600 it, or replace it"

@@ -1,7 +1,8 @@
 """States of a sandbox in custody: one table of states and legal moves. Imports no I/O.
 
 The words are used everywhere: in the ledger, in log events, in the job's ad (StageOutState) and by
-``stageout status``. ``docs/CUSTODY.md`` shows the diagram that :func:`diagram` draws from the table.
+``stageout status --node`` and ``--json``. Tables for job owners use :data:`PLAIN` instead.
+``docs/explanation/states.md`` shows the diagram that :func:`diagram` draws from the table.
 """
 
 from __future__ import annotations
@@ -30,6 +31,23 @@ class State(str, enum.Enum):
         return self.value
 
 
+#: The words for job owners.
+PLAIN = {
+    State.OFFERED: "being handed off",
+    State.ACCEPTED: "waiting for confirmation",
+    State.CONFIRMED: "waiting for a data slot",
+    State.LEASED: "starting to send",
+    State.MOVING: "sending",
+    State.RETRY_WAIT: "waiting to retry",
+    State.HANDED_OVER: "at a router",
+    State.DELIVERED: "delivered",
+    State.RELEASED: "delivered",
+    State.FAILED: "failed",
+    State.CANCELLED: "cancelled",
+    State.SUPERSEDED: "replaced by a newer run",
+    State.LOST: "lost",
+}
+
 _STOPS = frozenset({State.CANCELLED, State.SUPERSEDED, State.LOST})
 
 MOVES: dict[State, frozenset[State]] = {
@@ -37,7 +55,7 @@ MOVES: dict[State, frozenset[State]] = {
     State.ACCEPTED: frozenset({State.CONFIRMED, State.FAILED}) | _STOPS,
     State.CONFIRMED: frozenset({State.LEASED, State.FAILED}) | _STOPS,
     State.LEASED: frozenset({State.MOVING, State.CONFIRMED, State.FAILED}) | _STOPS,
-    State.MOVING: frozenset({State.DELIVERED, State.RETRY_WAIT, State.LEASED, State.HANDED_OVER, State.FAILED})
+    State.MOVING: frozenset({State.DELIVERED, State.RETRY_WAIT, State.CONFIRMED, State.HANDED_OVER, State.FAILED})
     | _STOPS,
     State.RETRY_WAIT: frozenset({State.LEASED, State.FAILED}) | _STOPS,
     State.HANDED_OVER: frozenset({State.DELIVERED, State.LEASED, State.FAILED}) | _STOPS,
@@ -73,6 +91,11 @@ def move(old: State, new: State) -> State:
     if new not in MOVES[old]:
         raise IllegalMove(old, new)
     return new
+
+
+def plain_word(state: str) -> str:
+    """Return the word for job owners; a state that is not in the table as it is."""
+    return PLAIN[State(state)] if state in PLAIN else state
 
 
 def diagram() -> str:

@@ -1,4 +1,4 @@
-"""Offers a job's output to the sandbox manager of this node, at the end of the job, in the way of its slot.
+"""The offer of a job's output to the sandbox manager of this node, while the job's slot waits.
 
 So nothing is imported and nothing is waited for unless a manager has been here; and whatever goes wrong is an answer,
 never an exception: the plugin then uploads by itself.
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from stageout.handoff.place import Place, find
 
 if TYPE_CHECKING:
+    from stageout.handoff.connection import ManagerConnection
     from stageout.handoff.links import Source
-    from stageout.handoff.talk import Talk
-    from stageout.wire.handoff import Surroundings
+    from stageout.wire.handoff import TransferContext
 
 _ACCEPT_S = 30.0
 #: Files for which every limit is a second longer.
@@ -43,13 +43,13 @@ class Offer:
 class Carried:
     """The data that goes along with the files.
 
-    :param surroundings: as it is offered. :param contents: of its credentials, in their order.
+    :param context: as it is offered. :param contents: of its credentials, in their order.
     """
 
-    __slots__ = ("contents", "surroundings")
+    __slots__ = ("contents", "context")
 
-    def __init__(self, surroundings: Surroundings, contents: Sequence[bytes]) -> None:
-        self.surroundings = surroundings
+    def __init__(self, context: TransferContext, contents: Sequence[bytes]) -> None:
+        self.context = context
         self.contents = contents
 
 
@@ -76,16 +76,16 @@ def offer(requests: Sequence[tuple[str, str]], plugin: str, carried: Carried | N
 def _hand_off(
     where: Place, requests: Sequence[tuple[str, str]], plugin: str, carried: Carried | None
 ) -> Mapping[str, Any]:
-    from stageout.handoff import links, talk
+    from stageout.handoff import connection, links
     from stageout.wire import handoff as wire
 
-    manager = talk.Talk(where)
+    manager = connection.ManagerConnection(where)
     try:
         found = links.sources([path for _, path in requests], where.scratch)
         files = [wire.OfferedFile(url, path, item.size_bytes) for (url, path), item in zip(requests, found)]
         manager.extend(len(files) / _FILES_PER_S / 10)
-        surroundings = carried.surroundings if carried else wire.Surroundings()
-        go = manager.ask(list(wire.offer_frames(files, plugin, surroundings)), "go")
+        context = carried.context if carried else wire.TransferContext()
+        go = manager.ask(list(wire.offer_frames(files, plugin, context)), "go")
         bring(manager, found, str(go["directory"]))
         links.write_credentials(carried.contents if carried else (), str(go["directory"]))
         manager.limit(_ACCEPT_S + len(files) / _FILES_PER_S, "it accepted the files")
@@ -95,20 +95,21 @@ def _hand_off(
         manager.close()
 
 
-def bring(manager: Talk, found: Sequence[Source], directory: str) -> None:
+def bring(manager: ManagerConnection, found: Sequence[Source], directory: str) -> None:
     """Bring the files into the manager's directory, each step within a limit, so that a disk that hangs frees the slot.
 
-    :raises stageout.handoff.talk.No: it takes too long, or the manager has no room. :raises OSError: as links.bring.
+    :raises stageout.handoff.connection.HandoffRefused: it takes too long, or the manager has no room.
+    :raises OSError: as links.bring.
     """
     from stageout.handoff import links
-    from stageout.handoff.talk import No
+    from stageout.handoff.connection import HandoffRefused
 
     limit_s = _ACCEPT_S + len(found) / _FILES_PER_S
     latest_s = time.monotonic() + limit_s
 
     def progress() -> None:
         if time.monotonic() > latest_s:
-            raise No(f"the files could not be linked within {limit_s:.0f} s", "ManagerSlow")
+            raise HandoffRefused(f"the files could not be linked within {limit_s:.0f} s", "ManagerSlow")
         manager.tell({"op": "linking"})
 
     rest = links.bring(found, directory, progress)
@@ -116,7 +117,7 @@ def bring(manager: Talk, found: Sequence[Source], directory: str) -> None:
         _copy(manager, found, rest, directory)
 
 
-def _copy(manager: Talk, found: Sequence[Source], positions: Sequence[int], directory: str) -> None:
+def _copy(manager: ManagerConnection, found: Sequence[Source], positions: Sequence[int], directory: str) -> None:
     """Copy what cannot be linked, when the manager has room, and no longer than it says."""
     from stageout.handoff import links
 

@@ -1,4 +1,4 @@
-"""Brings a job's files into the manager's directory: by hard link, by a clone of the blocks, or by a copy."""
+"""The transfer of a job's files into the manager's directory: by hard link, clone of the blocks, or copy."""
 
 from __future__ import annotations
 

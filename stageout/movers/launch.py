@@ -129,7 +129,7 @@ def _reap(plugin: int) -> int | None:
 
 
 def _end_rest(note: int) -> None:
-    """Kill until there are no children: whose parent is killed becomes one. Those that stay are written down."""
+    """Kill until there are no children: whose parent is killed becomes one. Processes that stay are logged."""
     until_s = time.monotonic() + _REST_S
     while True:
         try:

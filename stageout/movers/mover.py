@@ -107,7 +107,8 @@ class Batch:
     :param directory: work directory to make, below ``movers/``. :param uid: the job's user; :param gid: its group.
     :param settings: for the plugin's environment; what the administrator has set there goes before them.
     :param passing_group: that may pass through the directories of the sources; -1: none beside the user's own.
-    :param fetches: the files come from their URLs.
+    :param fetches: the files come from their URLs. :param deletes: the files at their URLs are deleted; only for the
+        methods of ``plugin.deletes``.
     """
 
     directory: Path
@@ -120,6 +121,7 @@ class Batch:
     settings: Mapping[str, str] = field(default_factory=dict)
     passing_group: int = -1
     fetches: bool = False
+    deletes: bool = False
 
 
 class Stopped(Exception):
@@ -166,7 +168,7 @@ class StoppableMover:
 
 
 class Mover:
-    """Runs one batch. :meth:`run` blocks and belongs into a thread; :meth:`stop` may come from any other."""
+    """Execution of one batch. :meth:`run` blocks and belongs into a thread; :meth:`stop` may come from any other."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -220,7 +222,7 @@ class Mover:
         home = self._batch.directory
         home.mkdir(mode=0o700)
         for item, name in zip(self._batch.files, self._names):
-            if self._links and not self._batch.fetches:
+            if self._links and not (self._batch.fetches or self._batch.deletes):
                 (home / name).symlink_to(item.source)
         reserved = _OUTFILE_BASE + _OUTFILE_PER_FILE * len(self._batch.files)
         self._put(self._infile, self._requests().encode("ascii"))
@@ -278,7 +280,7 @@ class Mover:
     def _run_multi(self) -> list[Answer]:
         arguments = ["-infile", str(self._infile), "-outfile", str(self._outfile)]
         if not self._batch.fetches:
-            arguments.append("-upload")
+            arguments.append("-delete" if self._batch.deletes else "-upload")
         try:
             ending, _ = self._call(arguments, time.monotonic() + self._batch.lifetime_s)
         except Stopped:
@@ -346,7 +348,7 @@ class Mover:
         """Of what the plugin has started and ``launch.py`` could not end, the administrator hears."""
         rest = os.read(note, _OUTPUT_KEPT).decode() if readable([note], 0) else ""
         if rest:
-            log.error("plugin-outlived", plugin=self._batch.plugin.path, pids=rest, advice=_OUTLIVED)
+            log.error("plugin-kill-failed", plugin=self._batch.plugin.path, pids=rest, advice=_OUTLIVED)
 
     def _start(self, arguments: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
         """The process, and a descriptor for what it could not end. :raises OSError: it cannot be started."""
@@ -410,7 +412,7 @@ class Mover:
         return status
 
     def _end_for(self, launcher: int) -> None:
-        """Do what ``launch.py`` should have done, which gets no time to run. Once it is killed, none knows the rest.
+        """End the processes that ``launch.py`` should have ended, which gets no time to run. Nobody knows them later.
 
         It is halted before: then it reaps none of them, and their numbers stay theirs.
         """
@@ -423,7 +425,7 @@ class Mover:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
         if rest:
-            log.error("plugin-outlived", plugin=self._batch.plugin.path, pids=rest, advice=_OUTLIVED)
+            log.error("plugin-kill-failed", plugin=self._batch.plugin.path, pids=rest, advice=_OUTLIVED)
 
     def _read_outfile(self) -> str:
         """Read the plugin's output file. The directory is the user's, so only a plain file of the user is read."""
@@ -437,7 +439,7 @@ class Mover:
                 return ""
             most = _READ_BASE + _READ_PER_FILE * len(self._batch.files)
             if facts.st_size > most:
-                log.warn("results-cut", plugin=self._batch.plugin.path, size_bytes=facts.st_size, read_bytes=most)
+                log.warn("results-truncated", plugin=self._batch.plugin.path, size_bytes=facts.st_size, read_bytes=most)
             return decode(stream.read(most))
 
 
@@ -540,7 +542,7 @@ def _remove(directory: Path) -> None:
     try:
         trees.remove(directory.parent, directory.name)
     except OSError as problem:
-        log.error("mover-left", directory=directory, problem=problem)
+        log.error("mover-cleanup-failed", directory=directory, problem=problem)
 
 
 def group_list(uid: int, gid: int) -> list[int]:

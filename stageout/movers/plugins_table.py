@@ -7,11 +7,12 @@ import pwd
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stageout.core import log
-from stageout.core.classads import decode, parse_old
+from stageout.core.classad_parser import parse_old
+from stageout.core.classads import decode
 from stageout.movers.schemes import method_of
 
 PLUGIN_LIFETIME_S = 72000.0
@@ -25,8 +26,10 @@ class Plugin:
     """One registered plugin.
 
     :param protocol: 1, 2 or 4: how it is called. :param verifies: it says what the destination has confirmed.
-    :param batch_files: files that it would rather have in one call, 0 when it does not mind.
-    :param several: it heeds STAGEOUT_CONCURRENCY. :param in_parts: methods whose uploads heed STAGEOUT_PARALLELISM.
+    :param batch_files: files that it prefers to get in one call, 0 without a preference.
+    :param several: it heeds STAGEOUT_CONCURRENCY.
+    :param multi_stream_methods: methods whose uploads heed STAGEOUT_PARALLELISM.
+    :param deletes: methods for which it deletes files.
     """
 
     path: Path
@@ -36,7 +39,8 @@ class Plugin:
     version: str = ""
     batch_files: int = 0
     several: bool = False
-    in_parts: tuple[str, ...] = ()
+    multi_stream_methods: tuple[str, ...] = ()
+    deletes: tuple[str, ...] = ()
 
 
 class PluginsTable:
@@ -89,7 +93,7 @@ class PluginsTable:
             facts = Path(path).stat()
         except OSError as problem:
             if path not in self._missing:
-                log.warn("plugin-missing", plugin=path, problem=problem)
+                log.warn("plugin-not-found", plugin=path, problem=problem)
             self._missing.add(path)
             return None
         self._missing.discard(path)
@@ -107,7 +111,7 @@ def ask(path: str, as_itself: bool = False) -> Plugin | None:
     try:
         return read_abilities(path, printed(path, as_itself))
     except (OSError, subprocess.TimeoutExpired) as problem:
-        log.warn("plugin-broken", plugin=path, problem=problem)
+        log.warn("plugin-query-failed", plugin=path, problem=problem)
         return None
 
 
@@ -139,14 +143,17 @@ def read_abilities(path: str, output: str) -> Plugin | None:
     ad = parse_old(output)
     methods = _names(ad.text("SupportedMethods"))
     if not methods:
-        log.warn("plugin-broken", plugin=path, problem="it names no SupportedMethods", output=output[-500:])
+        log.warn("plugin-query-failed", plugin=path, problem="it names no SupportedMethods", output=output[-500:])
         return None
     several = ad.get("MultipleFileSupport") is True
     version = ad.integer("ProtocolVersion", 2 if several else 1)
     protocol = version if several else 1
     verifies, batch_files = ad.get("StageOutVerifies") is True, max(0, ad.integer("StageOutBatchFiles", 0))
-    at_once, in_parts = ad.get("StageOutConcurrency") is True, _names(ad.text("StageOutInParts"))
-    return Plugin(Path(path), methods, protocol, verifies, ad.text("PluginVersion"), batch_files, at_once, in_parts)
+    at_once, multi_stream_methods = ad.get("StageOutConcurrency") is True, _names(ad.text("StageOutInParts"))
+    plugin = Plugin(
+        Path(path), methods, protocol, verifies, ad.text("PluginVersion"), batch_files, at_once, multi_stream_methods
+    )
+    return replace(plugin, deletes=_names(ad.text("StageOutDeletes")))
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
-from stageout.core.classads import ClassAd, ClassAdSyntaxError, parse_ads
+from stageout.core.classad_parser import parse_ads, parse_old
+from stageout.core.classads import ClassAd, ClassAdSyntaxError
 from stageout.core.errors import ErrorClass, classify_foreign
 from stageout.wire.deposits import BadReceipt, Receipt, read_receipt
 
@@ -20,6 +21,9 @@ PLUGINS_WORD = "plugin's word"
 CUSTODY = "custody"
 """What stands for a file's verification while only a custodian has it."""
 _MESSAGE_CHARS = 500
+_ROUTE_CHARS = 300
+#: Greater numbers are neither times nor durations.
+_MOST_COUNT = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,25 @@ class Ending:
 
 
 @dataclass(frozen=True)
+class TransferFacts:
+    """Figures of one transfer, as its plugin reports them; 0 and "" where it does not.
+
+    :param began_at: wall clock, seconds, of the first byte; :param ended_at: likewise of the last.
+    :param transfer_ms: duration of the transfer of the data. :param streams: connections that it used.
+    :param route: routers of the overlay, with the bytes that each has carried.
+    """
+
+    began_at: int = 0
+    ended_at: int = 0
+    transfer_ms: int = 0
+    streams: int = 0
+    route: str = ""
+
+
+NO_FACTS = TransferFacts()
+
+
+@dataclass(frozen=True)
 class Delivered:
     """The destination has the file.
 
@@ -72,6 +95,7 @@ class Delivered:
 
     verified: str
     digest: str = ""
+    facts: TransferFacts = NO_FACTS
 
 
 @dataclass(frozen=True)
@@ -92,8 +116,11 @@ def read_answers(sent: Sequence[SentFile], output: str, ending: Ending) -> list[
 
     :param output: content of the out-file.
     """
-    ads = _matched(sent, _good_ads(output))
-    return [_answer(item, ad, ending) if ad is not None else _no_ad(ending) for item, ad in zip(sent, ads)]
+    try:
+        ads = _matched(sent, _good_ads(output))
+        return [_answer(item, ad, ending) if ad is not None else _no_ad(ending) for item, ad in zip(sent, ads)]
+    except Exception as problem:
+        return [_unreadable(problem)] * len(sent)
 
 
 Gone = Union[Delivered, InCustody]
@@ -107,15 +134,21 @@ def only_delivered(answers: Sequence[Answer]) -> dict[int, Gone]:
 
 def read_single(item: SentFile, stdout: str, ending: Ending) -> Answer:
     """The answer of a call with protocol 1, whose stdout is one ad in the old syntax, or nothing."""
-    from stageout.core.classads import parse_old
+    try:
+        return _single(item, parse_old(stdout), ending)
+    except Exception as problem:
+        return _unreadable(problem)
 
-    ad = parse_old(stdout)
+
+def _single(item: SentFile, ad: ClassAd, ending: Ending) -> Answer:
     if ending.status != 0:
         return _failure(ad, ending) if "TransferError" in ad else _no_ad(ending)
     if ad.get("TransferSuccess") is False:
         return _failure(ad, ending)
     told = _told_bytes(ad)
-    return _size_mismatch(item, told) if told and item.size_bytes not in told else Delivered(PLUGINS_WORD)
+    if told and item.size_bytes not in told:
+        return _size_mismatch(item, told)
+    return Delivered(PLUGINS_WORD, facts=_facts(ad, ClassAd()))
 
 
 def _good_ads(output: str) -> list[ClassAd]:
@@ -156,17 +189,19 @@ def _answer(item: SentFile, ad: ClassAd, ending: Ending) -> Answer:
     custody = developer.text("StageOutCustody")
     if custody:
         return _custody(item, custody, _told_bytes(ad))
-    verified, told = developer.text("StageOutVerified"), _told_bytes(ad)
+    verified, told = _one_line(developer.text("StageOutVerified")), _told_bytes(ad)
     if verified:
         if told and item.size_bytes not in told:
             return _size_mismatch(item, told)
-        return Delivered(verified, developer.text("StageOutDigests"))
+        return Delivered(verified, _one_line(developer.text("StageOutDigests")), _facts(ad, developer))
     if ending.status != 0:
         text = f"the plugin calls this file delivered, but {_end_text(ending)}; the file is sent again by itself"
         return Failure(ErrorClass.UNKNOWN, text, at_once=True)
     if not told:
         return Failure(ErrorClass.NOT_VERIFIED, "the plugin calls this file delivered, but not how many bytes it sent")
-    return Delivered(PLUGINS_WORD) if item.size_bytes in told else _size_mismatch(item, told)
+    if item.size_bytes not in told:
+        return _size_mismatch(item, told)
+    return Delivered(PLUGINS_WORD, facts=_facts(ad, developer))
 
 
 def _custody(item: SentFile, text: str, told: Sequence[int]) -> Answer:
@@ -180,6 +215,26 @@ def _custody(item: SentFile, text: str, told: Sequence[int]) -> Answer:
         text = f"the plugin's receipt, {receipt}, is of something else than it was given, {item.deposit}"
         return Failure(ErrorClass.NOT_VERIFIED, f"{text}: is this the plugin that came with the manager?")
     return InCustody(str(receipt)) if item.size_bytes in told else _size_mismatch(item, told or [0])
+
+
+def _facts(ad: ClassAd, developer: ClassAd) -> TransferFacts:
+    """Return the figures of a transfer. Numbers out of their range count as not reported."""
+    began_at, ended_at = (_count(ad, name) for name in ("TransferStartTime", "TransferEndTime"))
+    seconds = _seconds(developer.get("StageOutSeconds")) or _seconds(ad.get("ConnectionTimeSeconds"))
+    seconds = seconds or max(0, ended_at - began_at)
+    route = _one_line(developer.text("Routes"))[:_ROUTE_CHARS]
+    return TransferFacts(began_at, ended_at, round(1000 * seconds), _count(developer, "Streams"), route)
+
+
+def _count(ad: ClassAd, name: str) -> int:
+    value = ad.get(name)
+    return value if type(value) is int and 0 <= value <= _MOST_COUNT else 0
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return 0.0
+    return float(value) if 0 <= value <= _MOST_COUNT else 0.0
 
 
 def _told_bytes(ad: ClassAd) -> list[int]:
@@ -202,7 +257,13 @@ def _failure(ad: ClassAd, ending: Ending) -> Failure:
         kind = classify_foreign(newest.text("ErrorType") or None, newest.text("FailureType") or None, retryable)
     message = ad.text("TransferError") or newest.text("ErrorString")
     message = message or f"the plugin gave no reason; {_end_text(ending)}"
-    return Failure(kind, _one_line(message), float(max(0, retryable or 0)))
+    return Failure(kind, _one_line(message), float(min(max(0, retryable or 0), _MOST_COUNT)))
+
+
+def _unreadable(problem: Exception) -> Failure:
+    """Return the failure for results whose reading has an error: it counts as an attempt, so that it ends."""
+    text = f"the plugin's result cannot be read: {problem!r}"
+    return Failure(ErrorClass.PLUGIN_BROKEN, _one_line(text))
 
 
 def _no_ad(ending: Ending) -> Failure:

@@ -1,6 +1,12 @@
-"""Parts of URLs that say which plugin moves them, and who is down when it is down. Pure."""
+"""Parts of URLs that say which plugin moves them, and who is down when it is down; URLs for people. Pure."""
 
 from __future__ import annotations
+
+import re
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+._-]*\Z")
+_URL_CHARS = 4000
+_USUAL_PORTS = {"http": 80, "https": 443, "ftp": 21}
 
 
 def method_of(scheme: str) -> str:
@@ -15,9 +21,43 @@ def split_url(url: str) -> tuple[str, str]:
     return url.partition("://")[0].lower(), _authority(url).rpartition("@")[2].lower()
 
 
+def shown_url(url: str) -> str:
+    """A URL without userinfo, query and fragment, for people."""
+    scheme, mark, rest = url.partition("://")
+    host, slash, path = rest.partition("#")[0].partition("?")[0].partition("/")
+    return f"{scheme}{mark}{host.rpartition('@')[2]}{slash}{path}"
+
+
 def userinfo(url: str) -> str:
     """Return the user information of a URL: a user, perhaps with a password."""
     return _authority(url).rpartition("@")[0]
+
+
+def redirect_problem(url: str) -> str:
+    """Return why output cannot be redirected to this URL; "" when it can. Orders and job ads are public."""
+    scheme, mark, rest = url.partition("://")
+    if not (_SCHEME.match(scheme) and mark and rest and url.isascii() and url.isprintable() and " " not in url):
+        return "the URL must be scheme://host/path, without spaces and with other than ASCII characters encoded"
+    if len(url) > _URL_CHARS:
+        return f"the URL has more than {_URL_CHARS} characters"
+    if userinfo(url) or "?" in url or "#" in url:
+        return "the URL has a user, a password, a query or a fragment, and everybody can read the job's ad"
+    return ""
+
+
+def credential_of(url: str) -> str:
+    """Name of the token that a URL asks for, as ``service.handle+https://`` does, in its own case; "" for none."""
+    return url.partition("://")[0].rpartition("+")[0].replace(".", "_")
+
+
+def comparable_url(url: str) -> str:
+    """Return the same text for URLs that certainly name the same file: only scheme, token, case and port may differ."""
+    scheme, mark, rest = url.partition("://")
+    method, authority = method_of(scheme), _authority(url)
+    user, at, host = authority.rpartition("@")
+    port = _USUAL_PORTS.get(method)
+    name = host.lower().removesuffix(f":{port}") if port else host.lower()
+    return f"{method}{mark}{user}{at}{name}{rest[len(authority) :]}"
 
 
 def _authority(url: str) -> str:

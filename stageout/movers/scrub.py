@@ -12,7 +12,7 @@ _WORD = re.compile(r"[^\s\"',;:{}\[\]]+")
 
 
 class Secrets:
-    """Takes the content of credentials out of texts, and what stands before the host in URLs.
+    """Filter that removes credentials from texts, and user information from URLs.
 
     :param contents: of credentials. :param urls: perhaps with ``USER:PASSWORD@``.
     """

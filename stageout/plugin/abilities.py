@@ -15,9 +15,9 @@ class Abilities:
     :param download: likewise.
     :param verifies: uploads end with a positive answer about the destination (size or digest).
     :param parallel: default number of files of one batch that move at once (the knob overrides it).
-    :param lacks: what the plugin needs and this node has not, with the remedy; then it advertises no method and refuses
-        each file with this sentence. "" when all is there.
-    :param in_parts: those of the methods whose uploads send one file over STAGEOUT_PARALLELISM streams.
+    :param missing_requirement: the requirement that this node does not meet, with the remedy. The plugin then
+        advertises no method, and refuses each file with this sentence. "" when nothing is missing.
+    :param multi_stream_methods: those of the methods whose uploads send one file over STAGEOUT_PARALLELISM streams.
     :param startd_attributes: scalars to publish in the slot ads.
     :param credentials: services whose tokens (``SERVICE.use``, ``SERVICE_HANDLE.use``) its transfers need although no
         URL names them.
@@ -26,22 +26,24 @@ class Abilities:
     :param job_attributes: of the job's ad that a transfer reads; others are not there when output is sent after the
         job's end. Jobs that differ in one of them do not travel in the same call.
     :param proxy_methods: methods for which the job's X.509 proxy is used when the URL names no credential.
-    :param splits_downloads: those of the methods whose downloads fetch one file over STAGEOUT_PARALLELISM streams, and
-        only its first bytes when PluginData has ``sample_bytes``.
+    :param multi_stream_downloads: those of the methods whose downloads fetch one file over STAGEOUT_PARALLELISM
+        streams, and only its first bytes when PluginData has ``sample_bytes``.
+    :param deletes: those of the methods for which the plugin deletes files (``-delete``).
     :raises ValueError: for a declaration that HTCondor would misread.
     """
 
     __slots__ = (
         "batch_files",
         "credentials",
+        "deletes",
         "download",
-        "in_parts",
         "job_attributes",
-        "lacks",
         "methods",
+        "missing_requirement",
+        "multi_stream_downloads",
+        "multi_stream_methods",
         "parallel",
         "proxy_methods",
-        "splits_downloads",
         "startd_attributes",
         "upload",
         "verifies",
@@ -56,14 +58,15 @@ class Abilities:
         upload: bool = True,
         verifies: bool = False,
         parallel: int = 4,
-        lacks: str = "",
+        missing_requirement: str = "",
         startd_attributes: Mapping[str, object] | None = None,
         credentials: tuple[str, ...] = (),
         batch_files: int = 0,
         job_attributes: tuple[str, ...] = (),
         proxy_methods: tuple[str, ...] = (),
-        in_parts: tuple[str, ...] = (),
-        splits_downloads: tuple[str, ...] = (),
+        multi_stream_methods: tuple[str, ...] = (),
+        multi_stream_downloads: tuple[str, ...] = (),
+        deletes: tuple[str, ...] = (),
     ) -> None:
         self.methods = methods
         self.version = version
@@ -71,14 +74,15 @@ class Abilities:
         self.upload = upload
         self.verifies = verifies
         self.parallel = parallel
-        self.lacks = lacks
+        self.missing_requirement = missing_requirement
         self.startd_attributes = dict(startd_attributes or {})
         self.credentials = credentials
         self.batch_files = batch_files
         self.job_attributes = job_attributes
-        self.splits_downloads = splits_downloads
+        self.multi_stream_downloads = multi_stream_downloads
         self.proxy_methods = proxy_methods
-        self.in_parts = in_parts
+        self.multi_stream_methods = multi_stream_methods
+        self.deletes = deletes
         self._check()
 
     def _check(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable, Protocol
 
-from stageout.core.errors import TransferFailure
+from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.abilities import Abilities
 
 __all__ = ["Abilities", "BatchProtocol", "Context", "Outcome", "Request", "Transfer", "TransferProtocol"]
@@ -121,6 +121,15 @@ class TransferProtocol(abc.ABC):
         :raises TransferFailure: classified; the framework writes the result ad.
         """
 
+    def delete(self, request: Request, context: Context) -> Outcome:
+        """Delete the file at ``request.url``; a file that does not exist counts as deleted.
+
+        Called only for the methods of ``Abilities.deletes``.
+
+        :raises TransferFailure: classified; the framework writes the result ad.
+        """
+        raise TransferFailure(ErrorClass.NOT_SUPPORTED, "this plugin cannot delete files")
+
     def close(self) -> None:  # noqa: B027 - most protocols have nothing to close
         """Called once after the last file."""
 
@@ -147,3 +156,10 @@ class BatchProtocol(abc.ABC):
         :param concurrency: files that may move at once (``STAGEOUT_CONCURRENCY``, else ``Abilities.parallel``).
         :raises TransferFailure: for all files that are not finished.
         """
+
+    def delete(self, transfers: Sequence[Transfer]) -> None:
+        """Delete the files at the URLs, and ``finish`` each. Called only for the methods of ``Abilities.deletes``.
+
+        :raises TransferFailure: for all files that are not finished.
+        """
+        raise TransferFailure(ErrorClass.NOT_SUPPORTED, "this plugin cannot delete files")

@@ -1,4 +1,4 @@
-"""Moves the files of one call in parallel; every file ends with a result, whatever its transfer does."""
+"""The parallel transfer of the files of one call; every file gets a result, whatever its transfer does."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from types import FrameType
 from typing import Union
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.plugin.api import BatchProtocol, Context, Outcome, Transfer, TransferProtocol
-from stageout.plugin.context import MOST_STREAMS, Deadline, FileContext, PluginLog, Surroundings
+from stageout.plugin.api import BatchProtocol, Context, Outcome, Request, Transfer, TransferProtocol
+from stageout.plugin.context import MOST_STREAMS, Deadline, FileContext, PluginEnvironment, PluginLog
+from stageout.plugin.requests import Call
 from stageout.plugin.results import Record
 
 _LOOK_INTERVAL_S = 1.0  # at deadline and parent
@@ -28,6 +29,7 @@ _STOP_GRACE_S = 2.0  # for running transfers to remove their temporary files
 class Batch:
     """The transfers of one call.
 
+    :param call: its direction.
     :param make_protocol: builds the protocol object; called once, in the first worker that needs it.
     :param finished: called in this thread with each record as its file ends.
     """
@@ -35,18 +37,18 @@ class Batch:
     def __init__(
         self,
         records: Sequence[Record],
-        upload: bool,
+        call: Call,
         make_protocol: Callable[[], AnyProtocol],
         finished: Callable[[Record], None],
-        surroundings: Surroundings,
+        environment: PluginEnvironment,
         deadline: Deadline,
         log: PluginLog,
     ) -> None:
         self._records = records
-        self._upload = upload
+        self._call = call
         self._make_protocol = make_protocol
         self._finished = finished
-        self._surroundings = surroundings
+        self._environment = environment
         self._deadline = deadline
         self._log = log
         self._protocol: AnyProtocol | TransferFailure | None = None
@@ -131,7 +133,7 @@ class Batch:
         self._done.put(None)
 
     def _work(self, turn: Iterator[Record], concurrency: int) -> None:
-        with contextlib.suppress(TransferFailure):  # it is said file by file below
+        with contextlib.suppress(TransferFailure):  # the loop below reports it file by file
             protocol = self._one_protocol()
             if isinstance(protocol, BatchProtocol):
                 with self._lock:
@@ -151,15 +153,19 @@ class Batch:
         try:
             protocol = self._one_protocol()
             assert isinstance(protocol, TransferProtocol)
-            context: Context = FileContext(record, self._surroundings, self._deadline, self._log)
-            move = protocol.upload if self._upload else protocol.download
-            outcome: object = move(record.item.request, context)
+            context: Context = FileContext(record, self._environment, self._deadline, self._log)
+            outcome: object = self._method(protocol)(record.item.request, context)
         except BaseException as error:
             return self._failure(error)
         if isinstance(outcome, Outcome):
             return outcome
         text = f"the plugin's protocol class returned {type(outcome).__name__}, not an Outcome"
         return TransferFailure(ErrorClass.PLUGIN_BROKEN, text)
+
+    def _method(self, protocol: TransferProtocol) -> Callable[[Request, Context], Outcome]:
+        if self._call.delete:
+            return protocol.delete
+        return protocol.upload if self._call.upload else protocol.download
 
     def _failure(self, error: BaseException) -> TransferFailure:
         """Turn a protocol's exception into a result: HTCondor reruns a job for ever whose plugin dies without an ad."""
@@ -179,11 +185,14 @@ class Batch:
         transfers = []
         for record in records:
             record.start_s = time.time()
-            context: Context = FileContext(record, self._surroundings, self._deadline, self._log)
+            context: Context = FileContext(record, self._environment, self._deadline, self._log)
             transfers.append(Transfer(record.item.request, context, functools.partial(finish, record)))
         failure = TransferFailure(ErrorClass.PLUGIN_BROKEN, "the plugin's protocol class said nothing about this file")
         try:
-            protocol.move(transfers, self._upload, concurrency)
+            if self._call.delete:
+                protocol.delete(transfers)
+            else:
+                protocol.move(transfers, self._call.upload, concurrency)
         except BaseException as error:
             failure = self._failure(error)
         for record in list(waiting.values()):

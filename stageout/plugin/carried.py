@@ -14,7 +14,7 @@ from stageout.core.classads import ClassAd, unparse_ad
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.handoff.client import Carried
 from stageout.plugin.abilities import Abilities
-from stageout.plugin.context import Surroundings, credential_name
+from stageout.plugin.context import PluginEnvironment, credential_name
 from stageout.plugin.requests import Item
 from stageout.plugin.urls import split_scheme
 from stageout.wire import handoff as wire
@@ -23,19 +23,19 @@ ALL = "*"
 """Among ``Abilities.credentials``: all tokens that came with the job, and its proxy, whatever the URLs name."""
 
 
-def carried(abilities: Abilities, items: Sequence[Item], surroundings: Surroundings) -> Carried:
+def carried(abilities: Abilities, items: Sequence[Item], environment: PluginEnvironment) -> Carried:
     """Everything that the plugin will need again for these uploads.
 
     :raises TransferFailure: one credential cannot be read, or the files ask for different things.
     """
     found = [(kind, service, _content(path)) for kind, service, path in _credentials(abilities, items)]
     offered = tuple(wire.OfferedCredential(kind, service, len(content)) for kind, service, content in found)
-    job = surroundings.ad("_CONDOR_JOB_AD") if abilities.job_attributes else ClassAd()
+    job = environment.ad("_CONDOR_JOB_AD") if abilities.job_attributes else ClassAd()
     wanted = ClassAd({name: job[name] for name in abilities.job_attributes if name in job})
     ads = [unparse_ad(ad) if ad else "" for ad in (wanted, _plugin_data(items))]
     if any(len(text) > wire.MAX_ADS_CHARS for text in ads):
         raise _cannot(f"PluginData has more than {wire.MAX_ADS_CHARS} characters")
-    return Carried(wire.Surroundings(offered, *ads), [content for _, _, content in found])
+    return Carried(wire.TransferContext(offered, *ads), [content for _, _, content in found])
 
 
 def _credentials(abilities: Abilities, items: Iterable[Item]) -> Iterator[tuple[str, str, Path]]:

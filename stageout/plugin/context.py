@@ -11,7 +11,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from stageout.core.classads import ClassAd, decode, parse_old
+from stageout.core.classad_parser import parse_old
+from stageout.core.classads import ClassAd, decode
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.results import Record
 from stageout.plugin.text import Scrubber, one_line
@@ -48,7 +49,7 @@ class PluginLog:
         return "".join(line + "\n" for line in self._lines)
 
 
-class Surroundings:
+class PluginEnvironment:
     """Job ad, machine ad, credentials and knobs: read when asked for, the ads once."""
 
     def __init__(self, scrubber: Scrubber) -> None:
@@ -168,9 +169,9 @@ class Deadline:
 class FileContext:
     """The context of one file; see :class:`stageout.plugin.api.Context`."""
 
-    def __init__(self, record: Record, surroundings: Surroundings, deadline: Deadline, log: PluginLog) -> None:
+    def __init__(self, record: Record, environment: PluginEnvironment, deadline: Deadline, log: PluginLog) -> None:
         self._record = record
-        self._surroundings = surroundings
+        self._environment = environment
         self._deadline = deadline
         self._log = log
 
@@ -186,24 +187,24 @@ class FileContext:
 
     def credential(self, service: str, handle: str = "") -> str:
         """Read a bearer token, anew on each call."""
-        return self._surroundings.credential(service, handle)
+        return self._environment.credential(service, handle)
 
     def job_attribute(self, name: str) -> Any:
         """Value of an attribute of the job's ad, None when absent."""
-        return self._surroundings.ad("_CONDOR_JOB_AD").get(name)
+        return self._environment.ad("_CONDOR_JOB_AD").get(name)
 
     def machine_attribute(self, name: str) -> Any:
         """Value of an attribute of the machine's ad, None when absent."""
-        return self._surroundings.ad("_CONDOR_MACHINE_AD").get(name)
+        return self._environment.ad("_CONDOR_MACHINE_AD").get(name)
 
     def setting(self, name: str, default: str) -> str:
         """A knob."""
-        return self._surroundings.setting(name, default)
+        return self._environment.setting(name, default)
 
     @property
     def parallelism(self) -> int:
         """Streams that this file may use."""
-        return min(MOST_STREAMS, self._surroundings.count("PARALLELISM", 1))
+        return min(MOST_STREAMS, self._environment.count("PARALLELISM", 1))
 
     def attempt_failed(self, failure: Exception) -> None:
         """Record a failed attempt that will be retried."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from stageout.handoff.client import offer
 from stageout.plugin.abilities import Abilities
 from stageout.plugin.carried import ALL, carried
-from stageout.plugin.context import Surroundings
+from stageout.plugin.context import PluginEnvironment
 from stageout.plugin.requests import Call, Item, parse_arguments, read_items
 from stageout.plugin.results import AdWriter, Record
 from stageout.plugin.session import Report
@@ -59,7 +59,7 @@ def _offered(front_end: str, call: Call, items: list[Item], stack: ExitStack) ->
             return False
         sizes_bytes = [Path(item.request.local_path).stat().st_size for item in items]
         requests = [(item.request.url, item.request.local_path) for item in items]  # as the plugin would get them
-        answer = offer(requests, front_end, carried(_ABILITIES, items, Surroundings(scrubber)))
+        answer = offer(requests, front_end, carried(_ABILITIES, items, PluginEnvironment(scrubber)))
         if answer.accepted:
             report.taken_over(records, sizes_bytes, answer.receipt)
         taken = answer.accepted

@@ -21,17 +21,19 @@ def query_ad(abilities: Abilities) -> dict[str, object]:
         "ProtocolVersion": 4,
         "PluginType": "FileTransfer",
         "PluginVersion": abilities.version,
-        "SupportedMethods": "" if abilities.lacks else ",".join(abilities.methods),
+        "SupportedMethods": "" if abilities.missing_requirement else ",".join(abilities.methods),
     }
     if abilities.verifies:
         ad["StageOutVerifies"] = True  # read by the sandbox manager (STAGEOUT_REQUIRE_VERIFIED); others ignore it
     if abilities.batch_files:
         ad["StageOutBatchFiles"] = abilities.batch_files  # likewise
     ad["StageOutConcurrency"] = True  # likewise: STAGEOUT_CONCURRENCY is heeded
-    if abilities.in_parts:
-        ad["StageOutInParts"] = ",".join(abilities.in_parts)  # likewise: uploads heed STAGEOUT_PARALLELISM
-    if abilities.splits_downloads:
-        ad["StageOutSplitsDownloads"] = ",".join(abilities.splits_downloads)  # read by estimator and profiler
+    if abilities.multi_stream_methods:
+        ad["StageOutInParts"] = ",".join(abilities.multi_stream_methods)  # likewise: uploads heed STAGEOUT_PARALLELISM
+    if abilities.multi_stream_downloads:
+        ad["StageOutSplitsDownloads"] = ",".join(abilities.multi_stream_downloads)  # read by estimator and profiler
+    if abilities.deletes:
+        ad["StageOutDeletes"] = ",".join(abilities.deletes)  # read by 'stageout check'
     if abilities.startd_attributes:
         ad["StartdAttrs"] = ",".join(abilities.startd_attributes)
         ad.update(abilities.startd_attributes)

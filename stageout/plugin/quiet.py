@@ -1,4 +1,4 @@
-"""Keeps whatever code inside a plugin prints away from HTCondor: it reads stdout as a sign of life and keeps it all."""
+"""A filter for the output of code inside a plugin: HTCondor takes stdout for a sign of life, and keeps all of it."""
 
 from __future__ import annotations
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stageout.core.classads import ClassAd, ClassAdSyntaxError, decode, parse_ads
+from stageout.core.classad_parser import parse_ads
+from stageout.core.classads import ClassAd, ClassAdSyntaxError, decode
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.abilities import Abilities
 from stageout.plugin.api import Request
 from stageout.plugin.urls import encode_url, is_url, safe_url, split_scheme
 
-USAGE = "usage: PLUGIN -classad, or -infile FILE -outfile FILE [-upload], or SOURCE DESTINATION"
+USAGE = "usage: PLUGIN -classad, or -infile FILE -outfile FILE [-upload | -delete], or SOURCE DESTINATION"
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Call:
     """One call of the plugin.
 
     :param infile: "" in the single-file form. :param outfile: "" when results go to stdout.
+    :param delete: the files at the URLs are deleted; HTCondor never asks for this.
     :param single: source and destination of the single-file form.
     :param problem: why the arguments cannot be used, "" when they can.
     """
@@ -29,6 +31,7 @@ class Call:
     infile: str = ""
     outfile: str = ""
     upload: bool = False
+    delete: bool = False
     single: tuple[str, ...] = ()
     problem: str = ""
 
@@ -58,31 +61,33 @@ def parse_arguments(arguments: list[str]) -> Call:
             return Call(problem=f"neither {source!r} nor {destination!r} is a URL; {USAGE}")
         return Call(single=(source, destination), upload=not is_url(source))
     values = {"-infile": "", "-outfile": ""}
-    upload, unknown = False, []
+    asked: set[str] = set()
+    unknown = []
     rest = iter(arguments)
     for argument in rest:
         if argument in values:
             values[argument] = next(rest, "")
-        elif argument == "-upload":
-            upload = True
+        elif argument in ("-upload", "-delete"):
+            asked.add(argument)
         else:
             unknown.append(argument)
     problem = f"arguments not understood: {' '.join(unknown)}; {USAGE}" if unknown else ""
-    if not problem and not all(values.values()):
+    if not problem and (len(asked) > 1 or not all(values.values())):
         problem = USAGE
-    return Call(values["-infile"], values["-outfile"], upload, problem=problem)
+    return Call(values["-infile"], values["-outfile"], "-upload" in asked, "-delete" in asked, problem=problem)
 
 
 class Reader:
-    """Turns ads into items.
+    """Parser of ads into items.
 
     :param destination: which destination of the job HTCondor has put a raw name behind, by URL and direction (True:
         upload); only asked where names need it.
     """
 
-    def __init__(self, abilities: Abilities, upload: bool, destination: Callable[[str, bool], str]) -> None:
+    def __init__(self, abilities: Abilities, call: Call, destination: Callable[[str, bool], str]) -> None:
         self._abilities = abilities
-        self._upload = upload
+        self._upload = call.upload
+        self._delete = call.delete
         self._destination = destination
         self._shared: ClassAd = ClassAd()
         self._taken: dict[str, str] = {}
@@ -103,9 +108,10 @@ class Reader:
         method = split_scheme(url).method if is_url(url) else ""
         given = self._given(ad, method)
         data = _merged(given)
-        encoded = self._encoded(url, data)
+        destination = self._base(url, data)
+        encoded = encode_url(url, destination)
         request = Request(url, os.path.join(os.getcwd(), file_name), index, data, encoded)  # noqa: PTH109,PTH118
-        refused = self._refusal(url, file_name, method)
+        refused = self._refusal(url, file_name, method) or _fragment(destination)
         return Item(request, file_name, method or "none", safe_url(encoded), refused, given)
 
     def _given(self, ad: ClassAd, method: str) -> ClassAd:
@@ -120,16 +126,18 @@ class Reader:
                     given[name] = value
         return given
 
-    def _encoded(self, url: str, data: dict[str, Any]) -> str:
+    def _base(self, url: str, data: dict[str, Any]) -> str:
+        """Return the destination behind which HTCondor has put a raw name; "" where that does not matter."""
         plain = not set(url) & set(" #?%") and url.isascii() and "//" not in url.partition("://")[2]
         if os.environ.get("STAGEOUT_MOVER") or plain:
-            return encode_url(url)  # what was handed off is encoded already
+            return ""  # what was handed off is encoded already
         given = data.get("StageOutDestination") if self._upload else None
-        return encode_url(url, given if isinstance(given, str) else self._destination(url, self._upload))
+        found = given if isinstance(given, str) else self._destination(url, self._upload)
+        return found if url.startswith(found) else ""
 
     def _refusal(self, url: str, file_name: str, method: str) -> TransferFailure | None:
-        if self._abilities.lacks:
-            return TransferFailure(ErrorClass.PLUGIN_BROKEN, self._abilities.lacks)
+        if self._abilities.missing_requirement:
+            return TransferFailure(ErrorClass.PLUGIN_BROKEN, self._abilities.missing_requirement)
         if not url or not file_name:
             return TransferFailure(ErrorClass.BAD_REQUEST, "Url and LocalFileName of a request must be strings")
         if not method:
@@ -138,6 +146,9 @@ class Reader:
         if methods and method not in map(str.lower, methods):
             text = f"{method} is not for this plugin, which moves {', '.join(methods)}"
             return TransferFailure(ErrorClass.NOT_SUPPORTED, text)
+        if self._delete:
+            text = f"this plugin cannot delete {method} URLs"
+            return None if method in self._abilities.deletes else TransferFailure(ErrorClass.NOT_SUPPORTED, text)
         if not (self._abilities.upload if self._upload else self._abilities.download):
             word = "upload to" if self._upload else "download from"
             return TransferFailure(ErrorClass.NOT_SUPPORTED, f"this plugin cannot {word} {method} URLs")
@@ -157,6 +168,13 @@ class Reader:
         return TransferFailure(ErrorClass.CONFLICT, text)
 
 
+def _fragment(destination: str) -> TransferFailure | None:
+    """Refuse a destination with a fragment, which servers never see: all files would get the name in front of it."""
+    if "#" not in destination:
+        return None
+    return TransferFailure(ErrorClass.BAD_URL, f"{safe_url(destination)}#... has a fragment: write %23 for #")
+
+
 def _merged(given: ClassAd) -> dict[str, Any]:
     """Attributes of all ads together; what is no ad keeps its name."""
     found: dict[str, Any] = {}
@@ -170,7 +188,7 @@ def read_items(call: Call, abilities: Abilities, destination: Callable[[str, boo
 
     When the input file is broken nothing of it is tried: what is missing would be done without, in silence.
     """
-    reader = Reader(abilities, call.upload, destination)
+    reader = Reader(abilities, call, destination)
     if call.single:
         source, target = call.single
         url, file_name = (target, source) if call.upload else (source, target)

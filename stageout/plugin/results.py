@@ -53,7 +53,7 @@ class Record:
 
 
 class AdWriter:
-    """Writes the result ads of one call.
+    """Writer of the result ads of one call.
 
     :param upload: direction. :param plugin_version: goes into ads about failures of the plugin itself.
     :param facts: scalars for every DeveloperData.

@@ -15,7 +15,7 @@ from stageout.core.classads import unparse_old
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.abilities import Abilities
 from stageout.plugin.api import BatchProtocol, Outcome, TransferProtocol
-from stageout.plugin.context import Deadline, PluginLog, Surroundings
+from stageout.plugin.context import Deadline, PluginEnvironment, PluginLog
 from stageout.plugin.outfile import OutFile
 from stageout.plugin.quiet import Quiet
 from stageout.plugin.requests import Call, Item, parse_arguments, read_items, refused_item
@@ -57,7 +57,7 @@ class Session:
         self._quiet = Quiet()
         self._scrubber = Scrubber()
         self._log = PluginLog(self._scrubber)
-        self._surroundings = Surroundings(self._scrubber)
+        self._environment = PluginEnvironment(self._scrubber)
         self._deadline = Deadline()
         self._call = parse_arguments(list(argv[1:]))
         self._writer = AdWriter(self._call.upload, abilities.version, self._scrubber)
@@ -97,7 +97,7 @@ class Session:
     def _items(self) -> list[Item]:
         if self._call.problem:
             return [refused_item(self._call.problem)]
-        items = read_items(self._call, self._abilities, self._surroundings.destination)
+        items = read_items(self._call, self._abilities, self._environment.destination)
         for item in items:
             self._scrubber.learn_url(item.request.url)
         return items
@@ -161,22 +161,22 @@ class Session:
             return None
         from stageout.plugin.carried import carried
 
-        return carried(self._abilities, items, self._surroundings)
+        return carried(self._abilities, items, self._environment)
 
     def _move(self) -> None:
         from stageout.plugin.batch import Batch
 
         waiting = [record for record in self._records if record.result is None]
-        machine = self._surroundings.ad("_CONDOR_MACHINE_AD").text("Machine")
+        machine = self._environment.ad("_CONDOR_MACHINE_AD").text("Machine")
         self._writer.facts["TransferLocalMachineName"] = machine or os.uname().nodename
         self._report_known()
         if waiting:
             batch = Batch(
                 waiting,
-                self._call.upload,
+                self._call,
                 self._make_protocol,
                 self._report.finished,
-                self._surroundings,
+                self._environment,
                 self._deadline,
                 self._log,
             )
@@ -186,7 +186,7 @@ class Session:
         """Files at once. Uploads to the same URL go one after the other, in HTCondor's order: the last one stays."""
         if self._call.upload and len({record.item.request.url for record in records}) < len(records):
             return 1
-        return self._surroundings.count("CONCURRENCY", self._abilities.parallel)
+        return self._environment.count("CONCURRENCY", self._abilities.parallel)
 
     def _report_known(self) -> None:
         """Report what was known without moving a file."""

@@ -22,7 +22,7 @@ _RAW = re.compile(r"[\x00-\x1f\x7f]|\\\Z")
 
 
 class Scrubber:
-    """Takes known secrets, and what looks like one, out of texts. Safe to use from several threads."""
+    """Filter that removes secrets, known or likely, from texts. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._secrets: set[str] = set()

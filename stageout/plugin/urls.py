@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.+)", re.S)
 _IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+")
-# What a URL written by a person may hold as it is, besides letters and digits.
+# Characters, besides letters and digits, that a URL written by a person may hold as they are.
 _AS_WRITTEN = "-._~!$&'()*+,;=:@/?#[]%"
 _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 

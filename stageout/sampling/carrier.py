@@ -13,9 +13,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stageout.core import log
-from stageout.core.classads import ClassAd, ClassAdSyntaxError, decode, parse_ads, unparse_ad
+from stageout.core.classad_parser import parse_ads
+from stageout.core.classads import ClassAd, ClassAdSyntaxError, decode, unparse_ad
 from stageout.core.errors import StageoutError
 from stageout.core.profiles import Run
+from stageout.core.units import size
 from stageout.sampling.plugins import Plugin
 from stageout.sampling.processes import Usage, usage_of
 
@@ -50,7 +52,7 @@ class Setting:
 
 @dataclass
 class Carrier:
-    """Moves samples between this machine and one URL.
+    """Transfer of samples between this machine and one URL.
 
     :param url: a file to download; for an upload a place to write to: a directory (``/`` at its end), or a file beside
         which the samples are put under names of their own.
@@ -85,13 +87,13 @@ class Carrier:
         return urlsplit(self.url).netloc.rpartition("@")[2].lower()
 
     @property
-    def in_parts(self) -> bool:
+    def multi_stream(self) -> bool:
         """One file moves over several streams; else several files are moved at once."""
-        return self.plugin.in_parts(self.method, self.upload)
+        return self.plugin.multi_stream(self.method, self.upload)
 
     def streams(self, count: int, all_bytes: int) -> Setting:
         """The setting that uses so many streams at once to move so many bytes in all."""
-        if self.in_parts:
+        if self.multi_stream:
             return Setting(max(1, all_bytes), 1, count, 1)
         return Setting(max(1, all_bytes // count), count, 1, count)
 
@@ -118,7 +120,7 @@ class Carrier:
         """
         all_bytes = setting.file_bytes * setting.files
         if self.most_bytes and all_bytes > self.left_bytes:
-            text = f"a sample of {all_bytes} bytes is more than the {self.left_bytes} that are left for sampling"
+            text = f"a sample of {size(all_bytes)} is more than the {size(self.left_bytes)} left for sampling"
             raise StageoutError(f"{text}: name a larger file, or use one stream")
         self.empty_s()
         ads, seconds, client, before, server = self._results_of(setting)
@@ -159,7 +161,7 @@ class Carrier:
             try:
                 self.run(Setting(0, most_files, 1, min(4, most_files)))
             except StageoutError as problem:
-                log.warn("samples-left", place=self.url, problem=problem)
+                log.warn("samples-cleanup-failed", place=self.url, problem=problem)
             else:
                 return
 
@@ -255,9 +257,9 @@ class Carrier:
     def _rate(self, setting: Setting, ads: list[ClassAd], moved_bytes: int, call_s: float) -> float:
         """Bytes per second of all files together.
 
-        What arrives is seen as it arrives. Of what is sent, megabytes of each stream may wait in the kernel and are not
-        at the server: there the whole time counts, without that of an empty file. Of many files it is what the call
-        took, the plugin's start and the checks included: that is their cost. Where a steady rate is wanted, see
+        Bytes are seen as they arrive. Of what is sent, megabytes of each stream may wait in the kernel and are not at
+        the server: there the whole time counts, without that of an empty file. Of many files it is what the call took,
+        the plugin's start and the checks included: that is their cost. Where a steady rate is wanted, see
         :func:`steady_rate`.
         """
         if len(ads) > setting.concurrency:
@@ -275,9 +277,9 @@ class Carrier:
 def steady_rate(seen: float, whole: float) -> float:
     """Rate of an upload that goes on for long.
 
-    That is what the plugin saw when 40 to 90 % of the bytes had left it, unless so much of them may have been waiting
-    in the kernel that this was the filling of its buffers. If all time that the whole upload took longer than at that
-    rate was the emptying of the buffers, and they hold no more than 40 % of the bytes, they were full by then.
+    The plugin measures it while 40 to 90 % of the bytes leave the plugin. The measurement is wrong if it shows only how
+    the kernel's buffers fill. The buffers were full by then if they hold at most 40 % of the bytes. Emptying them must
+    also explain all the time that the upload took longer than at that rate.
 
     :param seen: by the plugin, bytes/s. :param whole: all bytes over the whole time.
     """

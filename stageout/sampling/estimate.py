@@ -7,6 +7,7 @@ than what is left of that, and the carrier refuses it.
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -37,6 +38,8 @@ _LEAST_BYTES = 64 << 10
 _MBIT = 1e6 / 8
 _GROWTH = 1.6
 _FIRST_PART, _PROBES = 8, 40
+#: Numbers of streams that a choice takes, and standard deviations that a gain must exceed.
+_LEAST_LEVELS, _DEVIATIONS = 3, 2.0
 
 
 @dataclass
@@ -56,14 +59,14 @@ class Leg:
     spent_s: float = 0.0
     sampled_bytes: int = 0
     stored: bool = False
-    in_parts: bool = True
+    multi_stream: bool = True
     choice: Choice = field(default_factory=lambda: Choice(1, 0.0, "samples"))
 
     @property
     def spread(self) -> float:
         """Return the variance between samples of the same number of streams."""
         kept = [run for run in self.runs if run.moved_bytes and not self.stored]
-        streams = [run.streams if self.in_parts else run.concurrency for run in kept]
+        streams = [run.streams if self.multi_stream else run.concurrency for run in kept]
         return spread_of((n, run.rate_bytes_per_s, float(run.moved_bytes)) for n, run in zip(streams, kept))
 
 
@@ -102,12 +105,12 @@ def _sides(asked: Estimation) -> list[tuple[str, bool]]:
 def _leg(asked: Estimation, url: str, upload: bool, means: Means, most_bytes: int) -> Leg:
     method = urlsplit(url).scheme.lower()
     plugin = means.find(method)
-    leg = Leg(url, upload, in_parts=plugin.in_parts(method, upload))
+    leg = Leg(url, upload, multi_stream=plugin.multi_stream(method, upload))
     known = load(means.profiles, urlsplit(url).netloc.lower()) if means.profiles else None
     if known is not None and known.fresh() and _of_profile(leg, known):
         leg.choice = _choose(leg, means)
         return leg
-    if not upload and not leg.in_parts:
+    if not upload and not leg.multi_stream:
         text = f"{plugin.path.name} cannot fetch a part of a {method}:// file: swap src_url and dest_url"
         raise BadAd(f"{text}, or store a profile (stageout profile {url})")
     with ExitStack() as stack:
@@ -126,7 +129,7 @@ def _carrier(asked: Estimation, plugin: Plugin, leg: Leg, means: Means, stack: E
     if asked.proxy not in ("", "default"):
         settings["X509_USER_PROXY"] = asked.proxy
     carrier = Carrier(plugin, leg.url, leg.upload, place, _LONGEST_S, steady=True, settings=settings)
-    stack.callback(carrier.tidy, 1 if leg.in_parts else means.most_streams)
+    stack.callback(carrier.tidy, 1 if leg.multi_stream else means.most_streams)
     return carrier
 
 
@@ -218,10 +221,10 @@ def _of_profile(leg: Leg, known: Profile) -> bool:
     """Take samples from a stored profile: of the largest files in it, with nothing else varied."""
     wanted = [run for run in known.runs if run.direction == ("upload" if leg.upload else "download")]
     wanted = [run for run in wanted if not run.block_bytes and run.reserved is None]
-    largest = max((run.file_bytes * (1 if leg.in_parts else run.concurrency) for run in wanted), default=0)
+    largest = max((run.file_bytes * (1 if leg.multi_stream else run.concurrency) for run in wanted), default=0)
     for run in wanted:
-        streams, others = (run.streams, run.concurrency) if leg.in_parts else (run.concurrency, run.streams)
-        if others == 1 and run.file_bytes * (1 if leg.in_parts else run.concurrency) >= largest // 2:
+        streams, others = (run.streams, run.concurrency) if leg.multi_stream else (run.concurrency, run.streams)
+        if others == 1 and run.file_bytes * (1 if leg.multi_stream else run.concurrency) >= largest // 2:
             leg.samples[streams] = max(leg.samples.get(streams, 0.0), run.rate_bytes_per_s)
             leg.runs.append(run)
     leg.stored = len(leg.samples) >= 2
@@ -249,12 +252,14 @@ def _answer(asked: Estimation, legs: list[Leg], means: Means) -> ClassAd:
             "file_size_in_bytes": asked.file_bytes,
             "max_throughput": rate / _MBIT,
             "optimal_streams": slow.choice.streams,
-            "streams_are": "of one file" if slow.in_parts else "files at once",
+            "streams_are": "of one file" if slow.multi_stream else "files at once",
             "est_time": duration_text(asked.file_bytes / rate),
             "optimization_cost": sum(leg.spent_s for leg in legs),
             "sampled_bytes": sampled_bytes,
             "sampled_share": sampled_bytes / asked.file_bytes,
             "from_profile": all(leg.stored for leg in legs),
+            "enough_data": not (doubt := _doubt(slow)),
+            **({"not_enough_data": doubt} if doubt else {}),
             "samples": [
                 {"leg": "dest" if leg.upload else "src", "streams": streams, "throughput": value / _MBIT}
                 for leg in legs
@@ -266,6 +271,20 @@ def _answer(asked: Estimation, legs: list[Leg], means: Means) -> ClassAd:
         _add_plan(answer, asked, slow)
     answer["timestamp"] = stamp()
     return answer
+
+
+def _doubt(leg: Leg) -> str:
+    """Return the reason why the samples do not show the best number of streams; "" when they do."""
+    if len(leg.samples) < _LEAST_LEVELS:
+        return f"only {len(leg.samples)} of at least {_LEAST_LEVELS} numbers of streams could be sampled"
+    one, chosen = min(leg.samples), min(leg.samples, key=lambda streams: abs(streams - leg.choice.streams))
+    if leg.stored or not leg.weights or one == chosen:
+        return ""
+    gain = leg.samples[chosen] / leg.samples[one] - 1
+    error = _DEVIATIONS * math.sqrt(leg.spread * (1 / leg.weights[one] + 1 / leg.weights[chosen]))
+    if gain > error:
+        return ""
+    return f"the gain of {gain:.0%} over {one} is within the error of the samples ({error:.0%})"
 
 
 def _add_plan(answer: ClassAd, asked: Estimation, leg: Leg) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stageout.core.classads import decode, parse_old
+from stageout.core.classad_parser import parse_old
+from stageout.core.classads import decode
 from stageout.core.config import Settings, condor_settings, environment_settings
 from stageout.core.errors import StageoutError
 
@@ -19,18 +20,18 @@ _QUERY_S = 30.0
 class Plugin:
     """A transfer plugin.
 
-    :param uploads_in_parts: methods whose uploads heed STAGEOUT_PARALLELISM. :param downloads_in_parts: likewise; these
-        also give the first bytes of a file when they are asked for a sample.
+    :param multi_stream_uploads: methods whose uploads heed STAGEOUT_PARALLELISM.
+    :param multi_stream_downloads: likewise; these also give the first bytes of a file when they are asked for a sample.
     """
 
     path: Path
     methods: tuple[str, ...]
-    uploads_in_parts: tuple[str, ...] = ()
-    downloads_in_parts: tuple[str, ...] = ()
+    multi_stream_uploads: tuple[str, ...] = ()
+    multi_stream_downloads: tuple[str, ...] = ()
 
-    def in_parts(self, method: str, upload: bool) -> bool:
+    def multi_stream(self, method: str, upload: bool) -> bool:
         """Tell whether one file moves over several streams; otherwise several files move at once."""
-        return method in (self.uploads_in_parts if upload else self.downloads_in_parts)
+        return method in (self.multi_stream_uploads if upload else self.multi_stream_downloads)
 
 
 def ask(path: Path) -> Plugin | None:
@@ -63,21 +64,27 @@ def find(method: str, candidates: Sequence[Path]) -> Plugin:
 
 def installed() -> list[Path]:
     """Plugins of FILETRANSFER_PLUGINS where this machine has an HTCondor, else those beside this program."""
-    beside = sorted(Path(sys.executable).parent.glob("*_plugin"))
-    beside.sort(key=lambda path: "curl" in path.name)  # stageout_curl_plugin last: it wins ftp
-    return [path for path in _of_the_node() if path.is_file()] or beside
+    return [path for path in of_the_node() if path.is_file()] or beside()
 
 
-def _of_the_node() -> list[Path]:
-    return [Path(word) for word in _settings().condor("FILETRANSFER_PLUGINS").replace(",", " ").split()]
+def beside() -> list[Path]:
+    """Plugins that are installed beside this program."""
+    found = sorted(Path(sys.executable).parent.glob("*_plugin"))
+    found.sort(key=lambda path: "curl" in path.name)  # stageout_curl_plugin last: it wins ftp
+    return found
+
+
+def of_the_node() -> list[Path]:
+    """Return the paths in FILETRANSFER_PLUGINS, whether or not there are plugins."""
+    return [Path(word) for word in node_settings().condor("FILETRANSFER_PLUGINS").replace(",", " ").split()]
 
 
 def profiles_folder() -> Path:
     """Return the directory of profiles: STAGEOUT_PROFILES of HTCondor's configuration, or its default."""
-    return Path(_settings().text("STAGEOUT_PROFILES"))
+    return Path(node_settings().text("STAGEOUT_PROFILES"))
 
 
-def _settings() -> Settings:
+def node_settings() -> Settings:
     """HTCondor's configuration where there is one, else ``_CONDOR_NAME`` of the environment."""
     try:
         settings = condor_settings()

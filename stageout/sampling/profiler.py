@@ -9,9 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
+from typing import NamedTuple
 
 from stageout.core.errors import StageoutError
 from stageout.core.profiles import Best, Profile, Run
+from stageout.core.units import size
 from stageout.sampling.carrier import Carrier, Setting
 from stageout.tuning.choice import choose
 
@@ -25,6 +28,10 @@ _MOST_FILES = 32
 _MEASURES = 40  # how many runs of the usual size the limits should allow
 _RESERVED_PAIRS = 5
 _WITHIN = 0.03
+#: Equal measurements by which the noise is known, and numbers of streams or of files among which one is chosen.
+_EQUAL, LEAST_LEVELS = 3, 3
+#: Measurements of each kind for a comparison: the range of five is an interval with 94 % confidence of their median.
+_FOR_COMPARISON = 5
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class Outcome:
 
 
 class Profiler:
-    """Makes the profile of one server.
+    """Measurement of the profile of one server.
 
     :param upload: writes samples. :param download: builds the carrier that reads them again, from a file's URL; None:
         only writes are measured. :param blocks: the plugin lets its block size be set.
@@ -64,11 +71,11 @@ class Profiler:
         self._download = download
         self._blocks = blocks
         self._limits = limits
-        self._said = said
+        self._log_run = said
         self._start_s = time.monotonic()
         self._runs: list[Run] = []
         self._moved_bytes = 0
-        self._why = ""
+        self._stop_reason = ""
 
     def run(self) -> Outcome:
         """Measure as much of the plan as the limits allow; samples are made empty or removed at the end.
@@ -90,9 +97,9 @@ class Profiler:
             way: _best(self._runs, way) for way in ("upload", "download") if any(r.direction == way for r in self._runs)
         }
         if not best:
-            raise StageoutError(self._why)
+            raise StageoutError(self._stop_reason)
         profile = Profile(self._upload.server, self._upload.method, int(time.time()), best, tuple(self._runs))
-        return Outcome(profile, left_out, self._why)
+        return Outcome(profile, left_out, self._stop_reason)
 
     def _usual_bytes(self) -> int:
         """Size of a file that moves for about a second, within what the limits allow for each measurement.
@@ -124,40 +131,46 @@ class Profiler:
                 try:
                     self._one(carrier, setting)
                 except StageoutError as problem:
-                    left_out, self._why = left_out + 1, str(problem)
+                    left_out, self._stop_reason = left_out + 1, str(problem)
         return left_out
 
     def _one(self, carrier: Carrier, setting: Setting) -> None:
         run = carrier.run(setting)
         self._moved_bytes += run.moved_bytes
         self._runs.append(run)
-        self._said(run)
+        self._log_run(run)
 
     def _over(self, setting: Setting) -> bool:
         if time.monotonic() - self._start_s > self._limits.time_s:
-            self._why = f"the time was up ({self._limits.time_s:.0f} s)"
+            self._stop_reason = f"the time was up ({self._limits.time_s:.0f} s)"
             return True
         if self._moved_bytes + setting.file_bytes * setting.files > self._limits.size_bytes:
-            self._why = f"the bytes were used up ({self._limits.size_bytes} bytes)"
+            self._stop_reason = f"the bytes were used up ({size(self._limits.size_bytes)})"
             return True
         return False
 
     def _plan(self, carrier: Carrier, usual: int) -> list[Setting]:
-        """List the measurements, the most telling first; none twice, but for the pairs with and without reservation."""
+        """List the measurements, the most telling first.
+
+        None is there twice, except for the pairs with and without reservation, and the first one, for the noise.
+        """
         plan: list[Setting] = []
         for setting in self._settings(carrier, usual):
             if setting.reserve is not None or setting not in plan:
                 plan.append(setting)
+        first, step = plan[0], len(STREAMS)
+        for count in range(1, _EQUAL):  # apart from each other, so that they differ as the others do
+            plan.insert(count * step, first)
         return plan
 
     def _settings(self, carrier: Carrier, usual: int) -> Iterator[Setting]:
-        streams = STREAMS if carrier.in_parts else (1,)
+        streams = STREAMS if carrier.multi_stream else (1,)
         for count in streams:
             yield Setting(usual, 1, count, 1)
         for count in FILES_AT_ONCE:
-            part = carrier.upload or carrier.in_parts  # else only whole files can be read
+            part = carrier.upload or carrier.multi_stream  # else only whole files can be read
             yield Setting(max(1, usual // count) if part else usual, count, 1, count)
-        if carrier.upload or carrier.in_parts:
+        if carrier.upload or carrier.multi_stream:
             for size in _SIZES_BYTES:
                 if size < usual:
                     yield Setting(size, max(1, min(_MOST_FILES, usual // size)), 1, 4)
@@ -176,25 +189,77 @@ class Profiler:
 
 def _best(runs: Sequence[Run], direction: str) -> Best:
     """Fewest streams of one file, fewest files at once, and the best rate that either reaches."""
-    plain = [run for run in runs if run.direction == direction and not run.block_bytes and run.reserved is None]
-    largest = max(run.moved_bytes for run in plain)
-    plain = [run for run in plain if run.moved_bytes > largest // 2]
-    by_streams = {run.streams: run.rate_bytes_per_s for run in plain if run.concurrency == 1}
-    by_files = {run.concurrency: run.rate_bytes_per_s for run in plain if run.streams == 1 and run.all_at_once}
-    if not by_streams or not by_files:
-        return Best(1, 1, max(run.rate_bytes_per_s for run in plain))
-    streams, files = (choose(found, _WITHIN, margin=1.0) for found in (by_streams, by_files))
+    found = levels(runs, direction)
+    if not found.by_streams or not found.by_files:
+        return Best(1, 1, max(run.rate_bytes_per_s for run in _plain(runs, direction)))
+    within = max(_WITHIN, found.noise or 0.0)
+    streams, files = (choose(known, within, margin=1.0) for known in (found.by_streams, found.by_files))
     return Best(streams.streams, files.streams, max(streams.rate, files.rate))
 
 
-def reservation_cost(runs: Sequence[Run]) -> float | None:
-    """Median share of the write rate that reserving the space first costs (negative: a gain); None if not measured."""
-    from statistics import median
+class Levels(NamedTuple):
+    """The rates (bytes/s) that were measured in one direction.
 
-    rates = {kept: [run.rate_bytes_per_s for run in runs if run.reserved is kept] for kept in (True, False)}
-    if not all(rates.values()):
+    :param by_streams: of one file. :param by_files: files at once, with one stream each.
+    :param single: median rate of one file with one stream.
+    :param noise: difference of the largest and the smallest rate of one file with one stream, as a fraction of
+        ``single``; None when this was measured less than three times.
+    """
+
+    by_streams: dict[int, float]
+    by_files: dict[int, float]
+    single: float
+    noise: float | None
+
+    @property
+    def are_enough(self) -> bool:
+        """Tell whether a number of streams or of files at once can be chosen."""
+        return self.noise is not None and max(len(self.by_streams), len(self.by_files)) >= LEAST_LEVELS
+
+
+def levels(runs: Sequence[Run], direction: str) -> Levels:
+    """Return the rates of the measurements of about the same size; of equal ones their median."""
+    plain = _plain(runs, direction)
+    streams: dict[int, list[float]] = {}
+    files: dict[int, list[float]] = {}
+    for run in plain:
+        if run.concurrency == 1:
+            streams.setdefault(run.streams, []).append(run.rate_bytes_per_s)
+        if run.streams == 1 and run.all_at_once:
+            files.setdefault(run.concurrency, []).append(run.rate_bytes_per_s)
+    equal = [run.rate_bytes_per_s for run in plain if run.concurrency == run.streams == 1 and run.all_at_once]
+    single = median(equal) if equal else 0.0
+    noise = (max(equal) - min(equal)) / single if len(equal) >= _EQUAL else None
+    by_streams, by_files = ({number: median(rates) for number, rates in found.items()} for found in (streams, files))
+    return Levels(by_streams, by_files, single, noise)
+
+
+def _plain(runs: Sequence[Run], direction: str) -> list[Run]:
+    plain = [run for run in runs if run.direction == direction and not run.block_bytes and run.reserved is None]
+    largest = max((run.moved_bytes for run in plain), default=0)
+    return [run for run in plain if run.moved_bytes > largest // 2]
+
+
+class Comparison(NamedTuple):
+    """Result of a comparison of two kinds of measurements.
+
+    :param cost: share of the median rate that the first kind costs (negative: a gain). :param pairs: of measurements.
+    :param is_clear: there are five of each, and the intervals of the medians with 94 % confidence do not overlap.
+    """
+
+    cost: float
+    pairs: int
+    is_clear: bool
+
+
+def reservation_cost(runs: Sequence[Run]) -> Comparison | None:
+    """Compare writes with and without reserved space; None if that was not measured."""
+    kept, free = ([run.rate_bytes_per_s for run in runs if run.reserved is way] for way in (True, False))
+    if not kept or not free:
         return None
-    return 1 - median(rates[True]) / median(rates[False])
+    count = min(len(kept), len(free))
+    apart = max(kept) < min(free) or max(free) < min(kept)
+    return Comparison(1 - median(kept) / median(free), count, count >= _FOR_COMPARISON and apart)
 
 
 def writer(carrier: Carrier) -> Carrier:

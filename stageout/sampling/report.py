@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from stageout.core.errors import StageoutError
-from stageout.core.profiles import Profile, Run
-from stageout.sampling.profiler import reservation_cost
+from stageout.core.profiles import Best, Profile, Run
+from stageout.core.units import size
+from stageout.sampling.profiler import LEAST_LEVELS, Comparison, Levels, levels, reservation_cost
 
 _HEAD = (
     "",
@@ -29,23 +30,15 @@ _HEAD = (
 _MB = 1e6
 
 
-def size_text(size_bytes: int) -> str:
-    """Bytes for a person, in powers of 1024 as they are chosen here."""
-    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if size_bytes >= 1 << power:
-            return f"{size_bytes / (1 << power):.3g} {unit}"
-    return f"{size_bytes} B"
-
-
 def row(run: Run) -> tuple[str, ...]:
     """One line of the table."""
     gigabytes = max(run.moved_bytes, 1) / 1e9
     return (
         run.direction + {True: ", space reserved", False: ", not reserved", None: ""}[run.reserved],
-        size_text(run.file_bytes),
+        size(run.file_bytes),
         str(run.streams),
         str(run.concurrency),
-        size_text(run.block_bytes) if run.block_bytes else "-",
+        size(run.block_bytes) if run.block_bytes else "-",
         f"{run.rate_bytes_per_s / _MB:.1f}",
         f"{run.client_cpu_s / gigabytes:.2f}",
         f"{run.client_rss_bytes / _MB:.0f}",
@@ -67,16 +60,33 @@ def table(profile: Profile) -> str:
 
 def conclusions(profile: Profile) -> list[str]:
     """Return the conclusions, in sentences."""
-    found = [
-        f"{way}: {best.streams} streams of one file, or {best.concurrency} files at once, come within 3 % of the best;"
-        f" {best.rate_bytes_per_s / _MB:.1f} MB/s"
-        for way, best in profile.best.items()
-    ]
-    cost = reservation_cost(profile.runs)
-    if cost is not None:
-        word = "costs" if cost >= 0 else "gains"
-        found.append(f"reserving the space before writing {word} {abs(cost):.0%} of the rate (median)")
+    found = [f"{way}: {_choice(levels(profile.runs, way), best)}" for way, best in profile.best.items()]
+    compared = reservation_cost(profile.runs)
+    if compared is not None:
+        found.append(f"reserving the space before writing {_cost(compared)}")
     return found
+
+
+def _choice(seen: Levels, best: Best) -> str:
+    """Return what the measurements say about the number of streams and of files at once."""
+    if not seen.are_enough or seen.noise is None:
+        return (
+            f"not enough data to choose a number of streams or of files at once. That takes {LEAST_LEVELS} numbers and "
+            "several equal measurements: raise --max-time or --max-bytes"
+        )
+    differ = f"equal measurements differ by {seen.noise:.0%}"
+    if best.rate_bytes_per_s <= seen.single * (1 + seen.noise):
+        return f"more streams or files at once bring no clear gain ({differ}); {seen.single / _MB:.1f} MB/s with one"
+    return (
+        f"{best.streams} streams of one file, or {best.concurrency} files at once, come within "
+        f"{max(0.03, seen.noise):.0%} of the best ({differ}); {best.rate_bytes_per_s / _MB:.1f} MB/s"
+    )
+
+
+def _cost(compared: Comparison) -> str:
+    if not compared.is_clear:
+        return f"makes no clear difference: not enough data ({compared.pairs} pairs: too few, or their rates overlap)"
+    return f"{'costs' if compared.cost >= 0 else 'gains'} {abs(compared.cost):.0%} of the rate (median)"
 
 
 def picture(profile: Profile) -> bytes:
@@ -119,7 +129,7 @@ def _series(runs: Sequence[Run], name: str) -> dict[str, list[tuple[int, float]]
         if name == "concurrency" and (run.block_bytes or not run.all_at_once):
             continue
         value = getattr(run, name)
-        label = size_text(value) + " blocks" if name == "block_bytes" else f"{value} at once"
+        label = size(value) + " blocks" if name == "block_bytes" else f"{value} at once"
         found.setdefault(label, []).append((run.streams, run.rate_bytes_per_s / _MB))
     return {label: sorted(dict(points).items()) for label, points in found.items()}
 

@@ -1,1 +1,3 @@
-"""Shipped for tests: the conformance suite for plugins, stand-ins, and a real pool on one machine."""
+"""Tests for authors of transfer plugins: the conformance suite, places for files, and the embedded starter."""
+
+__all__ = ["conformance", "endpoints", "starter"]

@@ -1,4 +1,4 @@
-"""Holds a transfer plugin against the rules by which HTCondor treats plugins.
+"""A test of a transfer plugin against the rules by which HTCondor treats plugins.
 
 ``python -m stageout.testing.conformance PLUGIN`` prints a table and what to do about each finding; from a test::
 
@@ -24,6 +24,8 @@ from stageout.testing.conformance_rules import RULES, Rule
 from stageout.testing.endpoints import Endpoint, HttpEndpoint
 from stageout.testing.examination import Examination, NotApplicable
 from stageout.testing.starter import PluginError, listed, query
+
+__all__ = ["Finding", "check", "failures", "local_endpoint", "table"]
 
 
 class Finding(NamedTuple):

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from stageout.core.classads import ClassAd, Expr, parse_old, quote, unparse_ad
+from stageout.core.classad_parser import parse_old
+from stageout.core.classads import ClassAd, Expr, quote, unparse_ad
 from stageout.testing.examination import CONTENT, ODD_NAMES, Examination, NotApplicable, story
 from stageout.testing.starter import PREALLOCATED_BYTES, PluginError, PluginRun, Result, Wanted, dropped, listed
 

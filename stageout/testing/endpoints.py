@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import quote, unquote, urlsplit
 
+__all__ = ["Endpoint", "HttpEndpoint"]
+
 STALLED = "stalled"  # a file of this name never arrives whole
 
 

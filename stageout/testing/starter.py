@@ -19,16 +19,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from stageout.core.classads import (
-    ClassAd,
-    ClassAdSyntaxError,
-    Expr,
-    decode,
-    parse_ads,
-    parse_old,
-    unparse_ad,
-    unparse_old,
-)
+from stageout.core.classad_parser import parse_ads, parse_old
+from stageout.core.classads import ClassAd, ClassAdSyntaxError, Expr, decode, unparse_ad, unparse_old
+
+__all__ = ["EmbeddedStarter", "PluginError", "PluginRun", "Result", "Wanted", "installed", "query"]
 
 PREALLOCATED_BYTES = 19_264
 QUERY_TIMEOUT_S = 20.0

@@ -1,4 +1,4 @@
 """Stream counts: policies, adaptive controllers, stream and flow models. Pure: no sockets, no files, no clock.
 
-``docs/TUNING.md`` explains which to choose.
+``docs/explanation/tuning.md`` explains which to choose.
 """

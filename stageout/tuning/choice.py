@@ -1,15 +1,15 @@
 """The number of streams to sample next, and the one to take: the published rule and the improved one.
 
 As printed (:mod:`stageout.tuning.streams`): powers of two until the rate falls or hardly rises, then the peak of the
-curve through the best three samples. On real links a sample of a few seconds is wrong by a tenth or more, so that the
-first fall is often none, and a peak is where luck was. And the printed curve bends slowly where a link is full, so its
+curve through the best three samples. On real links a sample of a few seconds is wrong by a tenth or more. So the first
+fall is often none, and a peak may be luck. And the printed curve bends slowly where a link is full, so its
 peak lies where nothing is gained any more.
 
-The running version goes one level further before it believes a fall, draws through all samples a curve that rises with
-the number of streams and then is full, sharply or softly, whatever fits, and takes the fewest streams that the curve
-has within a few percent of its end, and three tenths more where that is at least one: one too many costs little, one
-too few costs its part of the rate. Where samples of the same number differ from each other, what they cannot tell apart
-counts as equal, and of equals the fewest are taken. What may still be moved then goes where it decides most: to that
+The running version goes one level further before it believes a fall. It draws a curve through all samples that rises
+with the number of streams and then is full, sharply or softly. It takes the fewest streams that the curve has within a
+few percent of its end, and three tenths more where that is at least one. One too many costs little; one too few costs
+its part of the rate. Where samples of the same number differ from each other, what they cannot tell apart counts as
+equal, and of equals the fewest are taken. The remaining bytes of the budget then go where they decide most: to that
 number, to its neighbours and to where the link is full, each time where least has been seen, and to a sample that is
 odd; and the curve is drawn again.
 """
@@ -160,7 +160,7 @@ def choose(
 ) -> Choice:
     """Fewest streams within a fraction of what a full link brings, by the curve, and a margin on top.
 
-    :param samples: streams -> rate; at least one. What lies beyond the best one and far below it is left out of the
+    :param samples: streams -> rate; at least one. Points beyond the best one and far below it are left out of the
         curve, which cannot fall. :param weights: as for :func:`fit_filling`. :param margin: factor on the number.
     :param spread: see :func:`spread_of`; 0 where it is not known.
     """

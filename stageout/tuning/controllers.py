@@ -12,7 +12,7 @@ CROWDING, RUNNING, FIXED = NAMES = ("crowding", "running", "fixed")
 
 
 class Controller:
-    """Chooses how many transfers run at once to one destination, step by step.
+    """Controller of the number of transfers to one destination, step by step.
 
     :param name: one of :data:`NAMES`. :param start: transfers at the start, instead of ``knobs.initial``.
     """

@@ -7,10 +7,10 @@ number of transfers that would carry the present rate on an empty link; the tran
 other. It keeps this excess small: none means that there is room, many mean that the link, the disks or the CPUs are
 full, whoever fills them. Clients that share a link so come to similar numbers without knowing of each other.
 
-What one transfer reaches is measured at the start, with one transfer, and again from time to time with half of them,
-and half again while that makes them faster: a link that became slower for good is not taken for a crowded one. Against
-noise it takes the mean of several measurements at one level (more when they differ more), and the more they differ the
-wider is the band of no step.
+The rate of one transfer is measured at the start, and again from time to time with half of the transfers, and half
+again while that makes them faster: a link that became slower for good is not taken for a crowded one. Against noise it
+takes the mean of several measurements at one level (more when they differ more), and the more they differ the wider is
+the band of no step.
 """
 
 from __future__ import annotations

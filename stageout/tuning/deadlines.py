@@ -1,8 +1,9 @@
 """Limits on the duration and the slowness of a transfer, from the past rates of its destination.
 
 One figure per destination is kept: the rate of one call of a plugin, as a decaying mean and mean deviation of its
-logarithm, because rates of one destination differ by factors. Every file counts as :data:`FILE_BYTES` more than it has,
-so that calls with many small files and calls with few large ones tell about each other.
+logarithm, because rates of one destination differ by factors. Every file counts as
+:data:`stageout.core.eta.FILE_BYTES` more than it has, so that calls with many small files and calls with few large ones
+tell about each other.
 
 A limit is generous: :data:`MARGIN` times what a slow one of the earlier calls would have taken. One that was hit was
 too tight, so it teaches a lower rate, and the next limit is longer, up to the administrator's own.
@@ -13,17 +14,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-#: Cost of a file beside its bytes.
-FILE_BYTES = 1_000_000
+from stageout.core.eta import work_bytes
+
 MARGIN = 10.0
 LEAST_S = 600.0
 #: Rate that is assumed of a destination without measurements.
 UNKNOWN_BYTES_S = 1_000_000.0
 #: Knowledge that was not confirmed for so long is worth nothing.
 OLD_S = 30 * 86400.0
+#: Spread after one call.
+FIRST_SPREAD = 1.0
 
 _NEWEST_WEIGHT = 0.25
-_FIRST_SPREAD = 1.0
 _DAY_SPREAD = 0.1
 _DAY_S = 86400.0
 _LEAST_RATE = 1.0
@@ -39,7 +41,7 @@ _STALLS_TEACH_DOWN_TO = 10_000.0  # a server that hangs again and again must not
 class Observed:
     """The rates that a plugin's calls to one destination have reached.
 
-    :param log_rate: decaying mean of ln(bytes per s), with :data:`FILE_BYTES` for each file.
+    :param log_rate: decaying mean of ln(bytes per s), with the cost of each file.
     :param spread: decaying mean deviation from it. :param at: wall clock of the last call, s.
     """
 
@@ -52,18 +54,16 @@ class Observed:
         """The usual rate."""
         return math.exp(self.log_rate)
 
-    def slow_bytes_s(self, now: float) -> float:
-        """The rate of a slow call; the older the knowledge, the lower.
+    def spread_now(self, now: float) -> float:
+        """Return the spread, which grows with the age of the knowledge.
 
         :param now: wall clock, s; a clock that was set back counts as no time.
         """
-        days = max(0.0, now - self.at) / _DAY_S
-        return max(_LEAST_RATE, math.exp(self.log_rate - 2 * (self.spread + _DAY_SPREAD * days)))
+        return self.spread + _DAY_SPREAD * max(0.0, now - self.at) / _DAY_S
 
-
-def work_bytes(files: int, size_bytes: int) -> int:
-    """Return the work of a call, the cost of its files included."""
-    return size_bytes + files * FILE_BYTES
+    def slow_bytes_s(self, now: float) -> float:
+        """The rate of a slow call; the older the knowledge, the lower. :param now: wall clock, s."""
+        return max(_LEAST_RATE, math.exp(self.log_rate - 2 * self.spread_now(now)))
 
 
 def learn(known: Observed | None, files: int, size_bytes: int, took_s: float, now: float) -> Observed:
@@ -79,7 +79,7 @@ def missed(known: Observed | None, files: int, size_bytes: int, took_s: float, n
     """Return the knowledge after a call that took too long: it doubles the next limit."""
     slow = max(_LEAST_RATE, MARGIN * work_bytes(files, size_bytes) / max(took_s, 1e-3) / 2)
     if known is None or not is_fresh(known, now):
-        return Observed(math.log(slow) + 2 * _FIRST_SPREAD, _FIRST_SPREAD, now)
+        return Observed(math.log(slow) + 2 * FIRST_SPREAD, FIRST_SPREAD, now)
     return _slower(known, min(slow, known.slow_bytes_s(now) / 2), now)
 
 
@@ -103,7 +103,7 @@ def is_fresh(known: Observed | None, now: float) -> bool:
 def _mixed(known: Observed | None, rate: float, now: float) -> Observed:
     value = math.log(min(_MOST_RATE, max(_LEAST_RATE, rate)))
     if known is None:
-        return Observed(value, _FIRST_SPREAD, now)
+        return Observed(value, FIRST_SPREAD, now)
     off = value - known.log_rate
     spread = known.spread + _NEWEST_WEIGHT * (abs(off) - known.spread)
     return Observed(known.log_rate + _NEWEST_WEIGHT * off, spread, now)

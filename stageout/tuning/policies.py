@@ -1,7 +1,7 @@
 """Policies that divide the streams between one source and one destination among clients.
 
-The reference is the greedy policy of Chervenak, Sim, Gu, Schuler and Hirpathak, "Adaptation and Policy-Based Resource
-Allocation for Efficient Bulk Data Transfers in High Performance Computing Environments" (the ADAPT project);
+The reference is the greedy policy of the ADAPT project: Chervenak, Sim, Gu, Schuler and Hirpathak, "Adaptation and
+Policy-Based Resource Allocation for Efficient Bulk Data Transfers in High Performance Computing Environments".
 :func:`provision_as_printed` follows its procedure PROVISION line by line. The other policies are :data:`Policy`
 functions: who asks, who holds what, the limits, and back comes the new number of streams of the asker.
 

@@ -16,7 +16,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is ``HOST:PORT``."""
+    """Tell whether a text is ``HOST:PORT``."""
     try:
         split_address(text)
     except ValueError:

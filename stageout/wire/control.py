@@ -9,25 +9,41 @@ Questions::
 
 ``status`` is answered by a ``sandbox`` frame each (``sandbox``: the fields of SandboxReport; ``files``: how many
 follow), then ``files`` frames (``files``: lists of the fields of FileReport), and at last ``end`` (``manager``: its
-name). ``metrics`` is answered by one frame with an object ``metrics``, ``streams`` by one with a list ``streams`` of
-the fields of :class:`StreamsReport`.
+name; ``servers`` and ``flows``: lists of the fields of ServerReport and FlowReport). ``metrics`` is answered by one
+frame with an object ``metrics``, ``streams`` by one with a list ``streams`` of the fields of :class:`StreamsReport`.
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 SOCKET_NAME = "control"
 
 
+class Tuning(str, enum.Enum):
+    """State of the tuner for one server: the result of its last step, or the reason for which there is none."""
+
+    STARTING = "starting"
+    RAISED = "raised"
+    LOWERED = "lowered"
+    KEPT = "kept"
+    UNMEASURED = "unmeasured"
+    FIXED = "fixed"
+    NO_GRANT = "no-grant"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclass(frozen=True)
 class StreamsReport:
-    """How much goes to one server at once, and why.
+    """The number of transfers to one server at once, and the reason.
 
     :param server: method and host. :param tuning: name of the controller. :param files_at_once: that it has come to.
     :param streams_each: of one file. :param files_in_flight: :param streams_in_use: that plugins were given.
     :param streams: that may be used. :param rate_mb_s: at the last step, of all files together.
-    :param reason: of the last step. :param grant: where ``streams`` comes from.
+    :param reason: of the last step. :param grant: where ``streams`` comes from. :param state: see :class:`Tuning`.
     """
 
     server: str
@@ -40,3 +56,4 @@ class StreamsReport:
     rate_mb_s: float
     reason: str
     grant: str
+    state: str = ""

@@ -1,10 +1,10 @@
 """Messages between sandbox managers (EP) and schedd agents (AP), carried by ads in the collector.
 
-A manager publishes one ad (MyType ``StageOutManager``) with the states of its sandboxes; where the collector
-refuses such ads from it, the same attributes go into its slot ads. An agent publishes an ad about itself
-(``StageOutAgent``, one per schedd) and one ad with orders per manager (``StageOutOrders``). What counts is inside
-one string, ``StageOutPayload`` (JSON), which ``StageOutSignature`` covers byte by byte; the other attributes are for
-people. ``docs/SECURITY.md`` says who may say what.
+A manager publishes one ad (MyType ``StageOutManager``) with the states of its sandboxes; where the collector refuses
+such ads from it, the same attributes go into its slot ads. An agent publishes an ad about itself (``StageOutAgent``,
+one per schedd) and one ad with orders per manager (``StageOutOrders``). The content is one string, ``StageOutPayload``
+(JSON), which ``StageOutSignature`` covers byte by byte; the other attributes are for people.
+``docs/administrator/security.md`` says who may say what.
 
 The collector keeps its ads in tables, and a query scans the tables of its type. Each kind of message therefore has a
 small table of its own that no daemon of HTCondor scans: :data:`REPORTS` and :data:`LETTERS`.
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from stageout.core.signing import BadSignature, SigningKey, Vouch, check
 from stageout.core.states import State
-from stageout.wire.typed import IllTyped, built
+from stageout.wire.typed import IllTyped, WallClock, built
 
 MANAGER_AD = "StageOutManager"
 AGENT_AD = "StageOutAgent"
@@ -29,7 +29,16 @@ ORDERS_AD = "StageOutOrders"
 BUCKET_AD = "StageOutOrderBucket"
 AD_LIFETIME_S = 900
 FILES_SHOWN = 50
-_NEWER = frozenset({"manager_key", "vouches", "custody", "holdings", "files_only_here", "ends_in_s"})
+#: Fields that are left out of a message while they have their default value.
+_NEWER = frozenset(
+    {
+        "manager_key", "vouches", "custody", "holdings", "files_only_here", "ends_in_s", "excused", "began_at",
+        "ended_at", "digest", "streams", "transfer_ms", "route", "group", "confirmed_at", "paused", "flows",
+        "cpu_slots", "data_slots", "spool_bytes", "spool_limit_bytes", "rate_bytes_per_s", "work_bytes_per_s", "spread",
+        "limit", "tuning", "files_waiting", "bytes_waiting", "files_moving", "bytes_moving", "files_dropped",
+        "bytes_dropped", "redirects", "refused", "request", "new_url", "only_file",
+    }
+)  # fmt: skip
 SERVERS_SHOWN = 20
 _IN_BUCKET = ("Name", "StageOutManager", "StageOutPayload", "StageOutSignature")
 _NO_SANDBOXES = '"sandboxes":[]'
@@ -83,6 +92,13 @@ class FileReport:
     """One file as shown to people.
 
     :param url: without userinfo and query. :param next_attempt_at: wall clock, seconds; 0 when none is planned.
+    :param excused: attempts that do not count against the limit, because the server or a credential was missing.
+    :param began_at: wall clock, seconds: first byte of the attempt that delivered the file where the plugin reports it,
+        otherwise the start of that attempt. While the file moves, the start of the attempt that runs.
+    :param ended_at: wall clock, seconds, of the delivery; 0 before.
+    :param digest: ``name:value`` pairs that the plugin computed; ``verified`` says what the destination confirmed.
+    :param streams: that the transfer used. :param transfer_ms: duration of the transfer of the data; 0: not known.
+    :param route: routers of the overlay, as its plugin reports them.
     """
 
     name: str
@@ -93,8 +109,15 @@ class FileReport:
     attempts: int = 0
     error_code: int = 0
     error: str = ""
-    next_attempt_at: int = 0
+    next_attempt_at: WallClock = 0
     verified: str = ""
+    excused: int = 0
+    began_at: WallClock = 0
+    ended_at: WallClock = 0
+    digest: str = ""
+    streams: int = 0
+    transfer_ms: int = 0
+    route: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,11 +126,17 @@ class SandboxReport:
 
     :param number: fencing number of the run. :param change: grows with each change of this sandbox's state.
     :param tickets: hand-offs that belong to it. :param attempts_limit: of each file; 0 without a limit.
+    :param excused: attempts that do not count against the limit.
     :param files: at most FILES_SHOWN, those in trouble first.
     :param custody: receipts of files that were handed over to the overlay (:mod:`stageout.wire.deposits`); of a sandbox
         that has not come to its end, also of those that a custodian may have by now.
     :param files_only_here: left, and in none of these receipts.
     :param holdings: who has how much of these, and since when.
+    :param group: accounting group of the job, "" without one.
+    :param confirmed_at: wall clock, seconds; 0: the run is not confirmed. :param ended_at: likewise, of the end.
+    :param paused: 1 while its owner has paused it.
+    :param files_dropped: given up with the sandbox, and not in ``files_total``; likewise ``bytes_dropped``.
+    :param refused: reason why the last REDIRECT was not carried out, or not for all files; "" when it was.
     """
 
     job: str
@@ -124,13 +153,21 @@ class SandboxReport:
     bytes_left: int
     attempts: int
     attempts_limit: int
-    next_attempt_at: int
-    accepted_at: int
+    next_attempt_at: WallClock
+    accepted_at: WallClock
     data_slot: str = ""
     files: tuple[FileReport, ...] = ()
     custody: tuple[str, ...] = ()
     holdings: tuple[str, ...] = ()
     files_only_here: int = 0
+    excused: int = 0
+    group: str = ""
+    confirmed_at: WallClock = 0
+    ended_at: WallClock = 0
+    paused: int = 0
+    files_dropped: int = 0
+    bytes_dropped: int = 0
+    refused: str = ""
 
     @property
     def run(self) -> Run:
@@ -150,8 +187,34 @@ class ServerReport:
     circuit: str
     reason: str
     failures: int
-    since_at: int
-    probe_at: int
+    since_at: WallClock
+    probe_at: WallClock
+
+
+@dataclass(frozen=True)
+class FlowReport:
+    """Deliveries of one manager to one server.
+
+    :param rate_bytes_per_s: of all transfers together, while some ran, over their last ten minutes; 0: not known.
+    :param work_bytes_per_s: likewise with :data:`stageout.core.eta.FILE_BYTES` for each file; while this manager has
+        delivered nothing since its start, the usual rate of one plugin call. 0: not known.
+    :param spread: mean deviation of the natural logarithm of a call's rate.
+    :param streams: in use. :param limit: files at once that the tuner has chosen.
+    :param tuning: state of the tuner: :class:`stageout.wire.control.Tuning`.
+    :param files_waiting: that may be sent, with ``bytes_waiting``. :param files_moving: likewise, being sent.
+    """
+
+    server: str
+    rate_bytes_per_s: int = 0
+    work_bytes_per_s: int = 0
+    spread: float = 0.0
+    streams: int = 0
+    limit: int = 0
+    tuning: str = ""
+    files_waiting: int = 0
+    bytes_waiting: int = 0
+    files_moving: int = 0
+    bytes_moving: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,18 +227,28 @@ class Report:
     :param unleased: schedds whose output waits for their agent's word that it hears this manager.
     :param ends_in_s: a pilot's end: so long after this report was made its manager sends and says nothing any more,
         unless it is started again. 0: no end is known.
+    :param flows: servers with output that waits or moves, at most SERVERS_SHOWN, those with the most bytes first.
+    :param cpu_slots: CPUs of the node. :param data_slots: sandboxes that its data slots take.
+    :param spool_bytes: of the quota that are taken. :param spool_limit_bytes: the quota.
+    :param redirects: 1 when the manager knows REDIRECT. Another manager cannot read an order sheet with that action.
     """
 
     manager: str
     key: str
     number: int
-    sent_at: int
+    sent_at: WallClock
     acknowledged: Mapping[str, int]
     bytes_at_risk: int
     sandboxes: tuple[SandboxReport, ...] = ()
     servers: tuple[ServerReport, ...] = ()
     unleased: tuple[str, ...] = ()
     ends_in_s: int = 0
+    flows: tuple[FlowReport, ...] = ()
+    cpu_slots: int = 0
+    data_slots: int = 0
+    spool_bytes: int = 0
+    spool_limit_bytes: int = 0
+    redirects: int = 0
 
 
 class Action(str, enum.Enum):
@@ -187,6 +260,7 @@ class Action(str, enum.Enum):
     RETRY = "retry"
     PAUSE = "pause"
     RESUME = "resume"
+    REDIRECT = "redirect"
     FORGET = "forget"
 
 
@@ -197,9 +271,12 @@ class Order:
     CONFIRM: the run completed, send its files (``tickets`` and ``files`` as in the OUTPUT record of the run).
     SUPERSEDE: a run with a number above ``run_number`` exists: delete what that run and older ones handed over.
     CANCEL: the job was removed. RETRY: try FAILED and waiting files now, with fresh attempts.
-    PAUSE/RESUME: the owner's wish. FORGET: the AP has recorded the end; the manager may drop the record.
+    PAUSE/RESUME: the owner's wish. REDIRECT: send what waits or failed to another URL, with fresh attempts.
+    FORGET: the AP has recorded the end; the manager may drop the record.
 
     :param number: grows with every order of this agent, over restarts too.
+    :param request: of the owner, which tells two redirects apart. :param new_url: of a redirect.
+    :param only_file: name of the only file to redirect; "" for all, below ``new_url``.
     """
 
     number: int
@@ -209,6 +286,9 @@ class Order:
     tickets: tuple[str, ...] = ()
     files: int = 0
     priority: int = 0
+    request: str = ""
+    new_url: str = ""
+    only_file: str = ""
 
 
 @dataclass(frozen=True)
@@ -223,7 +303,7 @@ class OrderSheet:
 
     agent: str
     manager: str
-    sent_at: int
+    sent_at: WallClock
     orders: tuple[Order, ...] = ()
     manager_key: str = ""
     series: str = ""
@@ -247,7 +327,7 @@ class AgentNotice:
     schedd: str
     key: str
     number: int
-    sent_at: int
+    sent_at: WallClock
     renewal_url: str = ""
     renewal_certificate: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -325,7 +405,7 @@ def notice_ad(notice: AgentNotice, key: SigningKey | None = None) -> dict[str, A
 
 
 def _fields(said: object) -> dict[str, Any]:
-    """Without fields that say nothing and are unknown to readers from before they were invented."""
+    """Return the fields of a message, without newer ones that have their default value."""
     return {name: value for name, value in vars(said).items() if value or name not in _NEWER}
 
 
@@ -402,4 +482,10 @@ def _object(payload: str) -> dict[str, Any]:
         raise BadPayload(f"not JSON: {problem}") from None
     if not isinstance(data, dict):
         raise BadPayload("the payload is not an object")
-    return data
+    return _without_surrogates(data) if "\\ud" in payload.lower() else data
+
+
+def _without_surrogates(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the object with ``?`` for each half of a surrogate pair: no file and no daemon takes such a text."""
+    found: dict[str, Any] = json.loads(json.dumps(data, ensure_ascii=False).encode("utf-8", "replace"))
+    return found

@@ -1,7 +1,7 @@
 """Receipts of deposits: what a pilot leaves behind, so that somebody else can ask a custodian what became of its files.
 
-One call of a plugin deposits many files. Their names are one random seed and a number each, from 1 on (behind a restart
-of the manager from somewhere far beyond), so the receipts of a whole sandbox are a few short texts,
+One call of a plugin deposits many files. Their names are one random seed and a number each, from 1 on, and from
+a much higher number after a restart of the manager. So the receipts of a whole sandbox are a few short texts,
 ``HOST:PORT[,HOST:PORT] SEED FIRST-LAST EXPIRES``. Everybody can read them in reports, and whoever knows an origin could
 speak in its name: so that is derived with the key that the custodian knows depositors by.
 """
@@ -20,6 +20,8 @@ from stageout.wire.address import is_address
 EXPIRES_AFTER_S = 24 * 3600
 #: A router takes nothing that is to be tried for longer (s).
 MOST_EXPIRES_AFTER_S = 7 * 24 * 3600
+#: Larger files travel by themselves, smaller ones many in one frame.
+MAX_PACKED_FILE_BYTES = 64 * 1024
 _SEED_CHARS = 32
 _NONCE_BYTES = 8
 _MOST = 1_000_000
@@ -55,7 +57,7 @@ class Receipt:
         return tuple(self.custodian.split(","))
 
     def is_of(self, given: Receipt) -> bool:
-        """Whether this is what a custodian may say of deposits that were to go to one or more of those of ``given``."""
+        """Tell whether a custodian may confirm ``given`` with this receipt: the same deposits at some of its places."""
         same = (self.seed, self.first, self.last) == (given.seed, given.first, given.last)
         return same and set(self.places) <= set(given.places)
 
@@ -82,12 +84,12 @@ class Holding:
 
     @property
     def is_single(self) -> bool:
-        """Whether each file has one copy."""
+        """Tell whether each file has one copy."""
         return "," not in self.custodians
 
 
 def holdings_of(files: Iterable[tuple[str, int]]) -> tuple[Holding, ...]:
-    """Who has the files. :param files: receipt and size in bytes of each. :raises BadReceipt: a receipt is none."""
+    """Return the custodians of files. :param files: receipts, sizes in bytes. :raises BadReceipt: a receipt is none."""
     found: dict[str, Holding] = {}
     for text, size_bytes in files:
         receipt = read_receipt(text)
@@ -119,7 +121,7 @@ def new_seed(key: str) -> str:
 
 
 def is_seed_of(seed: str, key: str) -> bool:
-    """Whether :func:`new_seed` made it for that public key."""
+    """Tell whether :func:`new_seed` made it for that public key."""
     nonce = seed[: 2 * _NONCE_BYTES]
     return seed == nonce + _mark(nonce, key)
 
@@ -134,7 +136,7 @@ def name_of(seed: str, number: int) -> str:
 
 
 def operation_of(name: str, secret: bytes) -> tuple[str, int]:
-    """What a custodian knows a deposit by: its origin, 32 hexadecimal digits, and its number there.
+    """Return the identity of a deposit at a custodian: its origin, 32 hexadecimal digits, and its number there.
 
     Deposits of one seed with numbers near each other have one origin, so they can go in one pack; and each is the same
     operation by itself, or in whichever pack.
@@ -147,7 +149,7 @@ def operation_of(name: str, secret: bytes) -> tuple[str, int]:
 
 
 def earlier_operation_of(name: str, secret: bytes) -> tuple[str, int]:
-    """What pilots of releases before 22 November 2026 called the same deposit: each had an origin of its own."""
+    """Return the identity that pilots released before 22 November 2026 used: each deposit had its own origin."""
     return hmac.new(secret, name.encode(), hashlib.sha256).hexdigest()[:32], 1
 
 

@@ -1,6 +1,6 @@
 """Messages of a hand-off: plugin (client) and sandbox manager over a Unix stream socket.
 
-A frame is a 4-byte big-endian length and that many bytes of JSON. The talk is::
+A frame is a 4-byte big-endian length and that many bytes of JSON. The dialogue is::
 
     plugin                                   manager
     offer  (files in chunks of <= 1000)  ->            who is the peer? consent? room? a data slot?
@@ -16,7 +16,7 @@ A frame is a 4-byte big-endian length and that many bytes of JSON. The talk is::
 
 ``copy`` comes only where a file could neither be linked nor cloned; all the others are linked then.
 
-The doctor tries the same talk as root, or as the manager's own user: ``offer`` then has a field ``probe`` with the
+The doctor starts the same dialogue as root, or as the manager's own user: ``offer`` then has a field ``probe`` with the
 name of a schedd, and the answer to ``linked`` is ``probed``: everything was done but the record, and nothing is left.
 
 The socket is ``SPOOL/run/NAME``; the name comes from the execute directory (:func:`socket_name`), so a plugin never
@@ -77,12 +77,12 @@ class OfferedCredential:
 
     @property
     def file_name(self) -> str:
-        """Its name in a directory of credentials."""
+        """Name of the credential's file in a directory of credentials."""
         return f"{self.service}.use" if self.kind == "token" else "x509_proxy"
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class TransferContext:
     """Data that the plugin needs besides the files, and that is gone when the job has ended.
 
     :param job_ad: attributes of the job's ad that the plugin may read, an ad in the new syntax; "" for none.
@@ -220,7 +220,7 @@ def _receive_exactly(sock: socket.socket, count: int) -> bytes:
 
 
 def offer_frames(
-    files: Sequence[OfferedFile], plugin: str, surroundings: Surroundings = Surroundings()
+    files: Sequence[OfferedFile], plugin: str, context: TransferContext = TransferContext()
 ) -> Iterator[dict[str, Any]]:
     """The frames of an offer: a head with the totals, then the files in chunks.
 
@@ -229,8 +229,8 @@ def offer_frames(
     total = sum(item.size_bytes for item in files)
     yield {
         "op": "offer", "version": VERSION, "plugin": plugin, "files": len(files), "size_bytes": total,
-        "credentials": [[item.kind, item.service, item.size_bytes] for item in surroundings.credentials],
-        "job_ad": surroundings.job_ad, "plugin_data": surroundings.plugin_data,
+        "credentials": [[item.kind, item.service, item.size_bytes] for item in context.credentials],
+        "job_ad": context.job_ad, "plugin_data": context.plugin_data,
     }  # fmt: skip
     for start in range(0, len(files), FILES_PER_FRAME):
         chunk = files[start : start + FILES_PER_FRAME]
@@ -256,8 +256,8 @@ def _offered_file(row: Any) -> OfferedFile:
     raise BadMessage("a row of 'files' is [url, local path, size in bytes]")
 
 
-def offered_surroundings(message: dict[str, Any]) -> Surroundings:
-    """The surroundings in an ``offer`` frame.
+def offered_context(message: dict[str, Any]) -> TransferContext:
+    """The context in an ``offer`` frame.
 
     :raises BadMessage: wrong shape, or too much.
     """
@@ -270,7 +270,7 @@ def offered_surroundings(message: dict[str, Any]) -> Surroundings:
     credentials = tuple(_offered_credential(row) for row in rows)
     if len({item.file_name for item in credentials}) < len(credentials):
         raise BadMessage("a credential is offered twice")
-    return Surroundings(credentials, *ads)
+    return TransferContext(credentials, *ads)
 
 
 def _offered_credential(row: Any) -> OfferedCredential:

@@ -7,10 +7,14 @@ import enum
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 #: Numbers end where those of ClassAds and of SQLite do.
 MOST_NUMBER = 2**63 - 1
+#: Seconds of the wall clock that :mod:`time` and :mod:`datetime` can show on every platform (year 6325).
+LATEST_AT = 1 << 37
+#: A time, in seconds of the wall clock. One that is out of range is read as the nearest that is not.
+WallClock = Annotated[int, "wall clock"]
 _Reader = Callable[[Any], Any]
 T = TypeVar("T")
 
@@ -22,8 +26,8 @@ class IllTyped(ValueError):
 def built(cls: Callable[..., T], row: object) -> T:
     """The dataclass or the named tuple that a value out of JSON stands for.
 
-    :param row: an object with a value for each field that has no default, and no others; of a named tuple a list. Its
-        objects are changed.
+    :param row: an object with a value for each field that has no default; of a named tuple a list. Its objects are
+        changed. Fields that are not declared are ignored: a newer version may have written them.
     :raises IllTyped: it is something else.
     """
     found: T = _reader(cls)(row)
@@ -34,6 +38,8 @@ def _of_class(cls: Any, readers: Mapping[str, _Reader], row: object) -> Any:
     if not isinstance(row, dict):
         raise IllTyped(f"{row!r:.60} is no {cls.__name__}")
     name = ""
+    for unknown in row.keys() - readers.keys():
+        del row[unknown]
     try:
         for name, value in row.items():
             read = readers[name]
@@ -41,8 +47,6 @@ def _of_class(cls: Any, readers: Mapping[str, _Reader], row: object) -> Any:
                 continue  # most are, and a report has many
             row[name] = read(value)
         return cls(**row)
-    except KeyError:
-        raise IllTyped(f"{cls.__name__} has no {name[:60]!r}") from None
     except IllTyped as problem:
         raise IllTyped(f"{name}: {problem}") from None
     except TypeError:
@@ -57,7 +61,7 @@ def _of_row(cls: Any, readers: tuple[_Reader, ...], row: object) -> Any:
 
 @functools.cache
 def _reader(hint: Any) -> _Reader:
-    """What reads a value that is declared so."""
+    """Return the function that reads a value declared like this."""
     if hint in _PLAIN:
         return _PLAIN[hint]
     if get_origin(hint) is tuple:
@@ -66,7 +70,7 @@ def _reader(hint: Any) -> _Reader:
         return functools.partial(_table, _reader(get_args(hint)[1]))
     if issubclass(hint, enum.Enum):
         return functools.partial(_word, hint)
-    readers = {name: _reader(inner) for name, inner in get_type_hints(hint).items()}
+    readers = {name: _reader(inner) for name, inner in get_type_hints(hint, include_extras=True).items()}
     if dataclasses.is_dataclass(hint):
         return functools.partial(_of_class, hint, readers)
     return functools.partial(_of_row, hint, tuple(readers.values()))
@@ -86,6 +90,10 @@ def _whole(value: object) -> object:
     if not _is_whole(value):
         raise IllTyped(f"{value!r:.60} is no whole number that can be kept")
     return value
+
+
+def _wall_clock(value: object) -> object:
+    return min(max(0, value), LATEST_AT) if type(value) is int else _whole(value)
 
 
 def _number(value: object) -> object:
@@ -111,4 +119,10 @@ def _word(words: type[enum.Enum], value: object) -> object:
         raise IllTyped(f"{value!r:.60} is no {words.__name__}") from None
 
 
-_PLAIN: Mapping[Any, _Reader] = {str: _text, int: _whole, float: _number, Any: lambda value: value}
+_PLAIN: Mapping[Any, _Reader] = {
+    str: _text,
+    int: _whole,
+    WallClock: _wall_clock,
+    float: _number,
+    Any: lambda value: value,
+}

@@ -2,7 +2,3 @@
 
 ``machine`` looks, ``config``, ``node`` and ``pool`` decide from what it saw; ``report`` runs the checks and prints.
 """
-
-from stageout.cli.doctor.report import run
-
-__all__ = ["run"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from stageout.cli.doctor import config
 from stageout.cli.doctor.findings import Check, Finding, Machine, fail, ok, warn
 from stageout.cli.doctor.router import WHEREVER
-from stageout.core.config import ConfigError
+from stageout.core.units import size
 
 _ROOT, _DIR, _KEYS = "STAGEOUT_ROUTER_ROOT", "STAGEOUT_ROUTER_DIR", "STAGEOUT_ROUTER_KEYS"
 _WITHOUT_ROOT = ("STAGEOUT_ROUTER_NEIGHBOURS", "STAGEOUT_ROUTER_TERMINALS", "STAGEOUT_ROUTER_EGRESS")
@@ -36,7 +36,7 @@ def _directory(machine: Machine, name: str, path: str, remedy: str) -> Finding:
     if not is_directory or not path.startswith("/"):
         return fail("router-places", f"{name} = {path}: there is no such directory", remedy)
     size_bytes, free_bytes = machine.free_bytes(path)
-    words = f"{name} = {path}: {free_bytes / 1e9:.1f} of {size_bytes / 1e9:.1f} GB are free"
+    words = f"{name} = {path}: {size(free_bytes)} of {size(size_bytes)} are free"
     if free_bytes < _LEAST_FREE * size_bytes:
         return warn("router-places", words, "make room: files that find none are refused")
     return ok("router-places", words)
@@ -59,10 +59,7 @@ def router_keys(machine: Machine) -> Iterator[Finding]:
 
 def router_port(machine: Machine) -> Iterator[Finding]:
     """Check that a router listens at its address."""
-    try:
-        host, port = machine.settings.text("STAGEOUT_ROUTER_HOST"), machine.settings.count("STAGEOUT_ROUTER_PORT")
-    except ConfigError:
-        return  # the settings' own check says so
+    host, port = machine.settings.text("STAGEOUT_ROUTER_HOST"), machine.settings.count("STAGEOUT_ROUTER_PORT")
     here = "127.0.0.1" if host in ("", "0.0.0.0") else "::1" if host == "::" else host
     if machine.listens(here, port):
         yield ok("router-port", f"something listens on port {port}; whether others reach it cannot be seen from here")

@@ -1,4 +1,4 @@
-"""Checks of the configuration: is everything there, and is it what the running daemons have? Pure."""
+"""Checks of the configuration: it must be complete, and the same in the running daemons. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
-from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn, words
+from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, reports_as, unchecked, warn, words
 from stageout.core import front_end
-from stageout.core.classads import ClassAd, ClassAdSyntaxError, parse_old
-from stageout.core.config import KNOBS, ConfigError
+from stageout.core.classad_parser import parse_old
+from stageout.core.classads import ClassAd, ClassAdSyntaxError
+from stageout.core.config import KNOBS, RENAMED, ConfigError, former_names
 
 AGENT_PROGRAM = "stageout-schedd-agent"
 MANAGER_PROGRAM = "stageout-sandbox-manager"
@@ -29,8 +30,9 @@ OPEN = {
 SHOWN = (
     "StageOutBytesLeft", "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt", "StageOutManager",
     "StageOutReruns", "StageOutStats", "StageOutCustody", "StageOutUntold", "StageOutKeptUntil",
+    "StageOutRefused",
 )  # fmt: skip
-#: What the manager asks the startd about a job (architecture, "Who speaks the truth").
+#: Attributes of a job for which the manager asks the startd (architecture, "Who speaks the truth").
 JOB_ATTRIBUTES = ("GlobalJobId", "RemoteUser", "NumShadowStarts", "StageOutGuard", "OutputDestination", "JobPrio")
 #: Without these a hand-off works, but less safely, or for fewer jobs.
 USEFUL_JOB_ATTRIBUTES = (
@@ -41,7 +43,7 @@ MACROS = (
     "STAGEOUT_BIN", "STAGEOUT_DEFAULT", "STAGEOUT_RETRY_METHODS", "STAGEOUT_RETRY_LIMIT",
 )  # fmt: skip
 
-#: Where ``stageout wrap`` puts front ends.
+#: The directory of front ends that ``stageout wrap`` makes.
 FRONT_ENDS = "/usr/local/libexec/stageout"
 
 _TESTED = (25,)
@@ -55,7 +57,7 @@ _READABLE = "let all users read and run the installation: chmod -R go+rX on the 
 _INSTALL_AP = "put condor_config.d/20-stageout-ap.conf into the configuration directory, then condor_restart"
 _INSTALL_ROUTER = "put condor_config.d/20-stageout-router.conf into the configuration directory, then condor_restart"
 _INSTALL_EP = "put condor_config.d/20-stageout-ep.conf into the configuration directory, then condor_restart"
-_DAEMON_SETTINGS = ("", "_LOG", "_USERID", "_ENVIRONMENT", "_ARGS", "_LOCAL_NAME")
+_DAEMON_SETTINGS = ("", "_LOG", "_DEBUG", "_USERID", "_ENVIRONMENT", "_ARGS", "_LOCAL_NAME")
 _ALIKE = 0.85
 #: Of every name that is looked at: comparing all of HTCondor's thousand would take a while.
 _BEGINNING = "STA"
@@ -75,14 +77,14 @@ def version(machine: Machine) -> Iterator[Finding]:
     if number >= _TESTED:
         yield ok("version", f"HTCondor {text}")
     elif number >= _WEAKER:
-        remedy = "it works in the weaker forms that docs/SCHEDD.md lists; HTCondor 25 has all of them"
+        remedy = "docs/administrator/mixed-versions.md lists the effects; HTCondor 25 has none of them"
         yield warn("version", f"HTCondor {text} lacks some of what is used", remedy)
     else:
         yield fail("version", f"HTCondor {text} was never tried", "use HTCondor 25, or 23.9 at least")
 
 
 def settings(machine: Machine) -> Iterator[Finding]:
-    """Check that every knob can be read."""
+    """Check that every knob can be read, and that no former name is in use."""
     bad = 0
     for knob in KNOBS.values():
         try:
@@ -92,14 +94,27 @@ def settings(machine: Machine) -> Iterator[Finding]:
             yield fail("settings", str(problem), f"correct {knob.name} and run condor_reconfig")
     if not bad:
         yield ok("settings", f"all {len(KNOBS)} knobs can be read")
+    yield from _renamed(machine)
     yield from _unknown(machine)
 
 
+def _renamed(machine: Machine) -> Iterator[Finding]:
+    """Report former names of knobs, also those with the prefix of a daemon (``EP2.STAGEOUT_...``)."""
+    for sentence in former_names(machine.settings):
+        text, _, remedy = sentence.partition(": ")
+        yield warn("settings", text, f"{remedy}, and run condor_reconfig")
+    for name in sorted(map(str.upper, machine.parameters())):
+        prefix, dot, former = name.rpartition(".")
+        if dot and former in RENAMED:
+            remedy = f"rename it to {prefix}.{RENAMED[former]}, and run condor_reconfig"
+            yield warn("settings", f"{name} is set, whose knob is now {RENAMED[former]}", remedy)
+
+
 def _unknown(machine: Machine) -> Iterator[Finding]:
-    """Parameters that look like ours and that nothing reads: HTCondor passes a misspelt name over in silence."""
+    """Report parameters that look like knobs but that no program reads: HTCondor ignores a misspelt name."""
     known = {*KNOBS, *MACROS}
     alike = {name for name in map(str.upper, machine.parameters()) if name.startswith(_BEGINNING)}
-    for name in sorted(alike - known - _of_daemons(machine)):
+    for name in sorted(alike - known - {*RENAMED} - _of_daemons(machine)):
         meant = difflib.get_close_matches(name, known, 1, _ALIKE)
         remedy = f"did you mean {meant[0]}?" if meant else "condor_config.d/ has all names, each in its role's file"
         if meant or name.startswith("STAGEOUT_"):
@@ -108,24 +123,33 @@ def _unknown(machine: Machine) -> Iterator[Finding]:
 
 def _of_daemons(machine: Machine) -> set[str]:
     """Parameters that condor_master reads of daemons; an administrator may have named ours like a knob."""
-    daemons = {"STAGEOUT_POLICY_SERVICE", "STAGEOUT_ROUTER", *words(machine.settings.condor("DAEMON_LIST").upper())}
+    daemons = {
+        "STAGEOUT_POLICY_SERVICE",
+        "STAGEOUT_ROUTER",
+        "STAGEOUT_WEB",
+        *words(machine.settings.condor("DAEMON_LIST").upper()),
+    }
     return {f"{daemon}{end}" for daemon in daemons for end in _DAEMON_SETTINGS}
 
 
-def strays(machine: Machine) -> Iterator[Finding]:
+@reports_as("role")
+def misplaced_daemons(machine: Machine) -> Iterator[Finding]:
     """Check that no daemon of ours runs where another role's fragment put it without anything to serve."""
     listed = {word.upper(): PurePath(machine.settings.condor(word)).name
               for word in words(machine.settings.condor("DAEMON_LIST"))}  # fmt: skip
-    ours = set(listed.values())
+    ours, strange = set(listed.values()), False
     for program, wanted, served, fragment in (
         (AGENT_PROGRAM, "SCHEDD", "schedd", "20-stageout-ap.conf"),
         (MANAGER_PROGRAM, "STARTD", "startd", "20-stageout-ep.conf"),
     ):
         if program in ours and not any(word.startswith(wanted) for word in listed):
+            strange = True
             remedy = f"take {fragment} out of this machine's configuration directory, then condor_restart"
             yield fail(
                 "role", f"{program} is in DAEMON_LIST, but no {served} is: this machine has no such role", remedy
             )
+    if not strange:
+        yield ok("role", "no daemon of stageout runs here without the daemon that it serves")
 
 
 def _daemon(machine: Machine, program: str, name: str, remedy: str) -> Iterator[Finding]:
@@ -244,13 +268,24 @@ def order_numbers(machine: Machine) -> Iterator[Finding]:
         yield fail("order-numbers", "condor_preen removes the agent's directory from SPOOL", remedy)
 
 
+@reports_as("job-records", "epoch-history", "history")
 def histories(machine: Machine) -> Iterator[Finding]:
     """Check that HTCondor writes the records that the agent and ``stageout wait`` read."""
-    if machine.settings.condor("JOB_EPOCH_HISTORY"):
-        yield ok("epoch-history", f"records of transfers: {machine.settings.condor('JOB_EPOCH_HISTORY')}")
+    directory = PurePath(machine.settings.condor("JOB_EPOCH_HISTORY_DIR"))
+    in_spool = directory.parent == PurePath(machine.settings.condor("SPOOL"))
+    if in_spool and directory.name not in words(machine.settings.condor("VALID_SPOOL_FILES")):
+        remedy = f"add {directory.name} to VALID_SPOOL_FILES ({_INSTALL_AP})"
+        yield fail("job-records", f"condor_preen removes {directory} from SPOOL", remedy)
+    elif directory.name:
+        yield ok("job-records", f"records of each job's transfers: {directory}")
     else:
-        remedy = "set JOB_EPOCH_HISTORY = $(SPOOL)/epoch_history: the custodian of a lost node is known from there"
-        yield warn("epoch-history", "the AP writes no records of transfers", remedy)
+        remedy = f"set JOB_EPOCH_HISTORY_DIR = $(SPOOL)/stageout_agent_runs ({_INSTALL_AP})"
+        yield warn("job-records", "without records of transfers, managers are believed without receipts", remedy)
+    if machine.settings.condor("JOB_EPOCH_HISTORY"):
+        yield ok("epoch-history", f"records of all transfers: {machine.settings.condor('JOB_EPOCH_HISTORY')}")
+    else:
+        remedy = "set JOB_EPOCH_HISTORY = $(SPOOL)/epoch_history"
+        yield warn("epoch-history", "'stageout history' and 'stageout status' lack records of transfers", remedy)
     if machine.settings.condor("HISTORY"):
         yield ok("history", f"jobs that left: {machine.settings.condor('HISTORY')}")
     else:
@@ -284,7 +319,7 @@ def start_expression(machine: Machine) -> Iterator[Finding]:
 
 
 def startd_cron(machine: Machine) -> Iterator[Finding]:
-    """Do free data slots and spool space get into the slot ads?"""
+    """Check that free data slots and spool space get into the slot ads."""
     for job in words(machine.settings.condor("STARTD_CRON_JOBLIST")):
         path = machine.settings.condor(f"STARTD_CRON_{job}_EXECUTABLE")
         if PurePath(path).name == CRON_PROGRAM:
@@ -313,6 +348,7 @@ def _in_effect(machine: Machine, name: str, daemon: str, parameter: str, needed:
         yield ok(name, f"{parameter} is in effect")
 
 
+@reports_as("plugins", "front-ends")
 def plugins(machine: Machine) -> Iterator[Finding]:
     """Check that each registered plugin answers quickly and legibly, and that ``https`` is ours."""
     owners: dict[str, str] = {}
@@ -423,7 +459,7 @@ def _is_attribute(line: str) -> bool:
         return False
 
 
-COMMON = (version, settings, strays)
+COMMON = (version, settings, misplaced_daemons)
 ACCESS_POINT = (agent_daemon, transforms, protected_attributes, superuser, order_numbers, histories)
 EXECUTE_POINT = (
     manager_daemon,

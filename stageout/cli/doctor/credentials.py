@@ -1,16 +1,17 @@
-"""Checks of renewed credentials: can the access point give them, and does this node get them? Pure."""
+"""Checks of renewed credentials: the access point must give them, and this node must get them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stageout.cli.doctor.findings import Finding, Machine, Unseen, ok, unchecked, warn
+from stageout.cli.doctor.findings import Finding, Machine, Unseen, ok, reports_as, unchecked, warn
 from stageout.wire.custody import AGENT_AD, BadPayload, payload_of, read_notice
 
 _NAME = "credentials"
-_MORE = "docs/CREDENTIALS.md"
+_MORE = "docs/user/credentials.md"
 
 
+@reports_as(_NAME)
 def port(machine: Machine) -> Iterator[Finding]:
     """Check that managers can fetch fresh credentials for this access point's jobs."""
     settings = machine.settings
@@ -33,7 +34,7 @@ def port(machine: Machine) -> Iterator[Finding]:
         yield ok(_NAME, f"renewed at {', '.join(sorted(offered))}; nodes must be able to reach it")
     else:
         text = f"STAGEOUT_CREDENTIAL_PORT = {number}, but no agent offers it"
-        yield warn(_NAME, text, "look for no-credential-port in ScheddAgentLog; restart the agent after a change")
+        yield warn(_NAME, text, "look for credential-port-failed in ScheddAgentLog; restart the agent after a change")
 
 
 def _notices(machine: Machine) -> list[str]:
@@ -53,8 +54,9 @@ def _offered(payload: str) -> str:
         return ""
 
 
+@reports_as(_NAME)
 def sources(machine: Machine) -> Iterator[Finding]:
-    """Did this node get the renewed credentials that it asked for?"""
+    """Check that this node got the renewed credentials that it asked for."""
     try:
         told = machine.manager_answer().get("CredentialSources") or []
     except OSError:

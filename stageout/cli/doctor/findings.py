@@ -97,7 +97,7 @@ class Machine(Protocol):
         """Slot ads, asked of this machine's startd itself. :raises Unseen: it does not answer."""
 
     def version(self) -> str:
-        """Version of the HTCondor that runs here, like ``25.14.1``. :raises Unseen: cannot be told."""
+        """Version of the HTCondor that runs here, like ``25.14.1``. :raises Unseen: it is not known."""
 
     def manager_answer(self) -> ClassAd:
         """Ask this node's sandbox manager for its status. :raises Unseen: none answers."""
@@ -131,6 +131,22 @@ class Machine(Protocol):
 
 
 Check = Callable[[Machine], Iterable[Finding]]
+_NAMES: dict[Check, tuple[str, ...]] = {}
+
+
+def reports_as(*names: str) -> Callable[[Check], Check]:
+    """Declare the names of a check's findings; without this the only one is that of its function."""
+
+    def declare(check: Check) -> Check:
+        _NAMES[check] = names
+        return check
+
+    return declare
+
+
+def names_of(check: Check) -> tuple[str, ...]:
+    """Return the names that a check reports on every machine, whether it can run there or not."""
+    return _NAMES.get(check, (check.__name__.replace("_", "-"),))
 
 
 def ok(name: str, text: str) -> Finding:
@@ -149,7 +165,7 @@ def fail(name: str, text: str, remedy: str) -> Finding:
 
 
 def unchecked(name: str, text: str, remedy: str = "") -> Finding:
-    """Could not be looked at."""
+    """Return a finding for a part that could not be examined."""
     return Finding(name, Level.UNCHECKED, text, remedy)
 
 

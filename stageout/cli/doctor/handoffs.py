@@ -1,4 +1,4 @@
-"""Checks of what an execute point is for: would output be taken over now, and was it lately? Pure."""
+"""Checks of hand-offs at an execute point: one that is tried now, and those of the last hour. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REASONS_SHOWN = 3
 
 
 def handoff(machine: Machine) -> Iterator[Finding]:
-    """Would the manager take over output of a job now? A probe file tries it, and is removed again."""
+    """Check that the manager would take over output of a job now. A probe file tries it, and is removed again."""
     plugins = [path for path in words(machine.settings.condor("FILETRANSFER_PLUGINS")) if is_ours(machine, path)]
     schedds = sorted({ad.text("StageOutSchedd") for ad in machine.ads(f'MyType == "{AGENT_AD}"')} - {""})
     if not plugins or not schedds:
@@ -42,7 +42,7 @@ def handoffs_lately(machine: Machine) -> Iterator[Finding]:
         return
     reasons = [item for item in said.get("HandoffRefusals") or [] if isinstance(item, Mapping)]
     named = "; ".join(f"{item.get('Count')} times: {item.get('Reason')}" for item in reasons[:_REASONS_SHOWN])
-    remedy = "see handoff for whether it is so now; SandboxManagerLog (refused) names the jobs"
+    remedy = "see handoff for whether it is so now; SandboxManagerLog (handoff-refused) names the jobs"
     yield warn("handoffs-lately", f"{refused} of {tried} hand-offs of the last hour refused. {named}", remedy)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from stageout.cli.doctor.findings import Finding, Machine, ok, unchecked, warn
+from stageout.cli.doctor.findings import Finding, Machine, ok, reports_as, unchecked, warn
 from stageout.cli.doctor.node import spool_path
 from stageout.core.children import MOVER_MARK
 
@@ -15,6 +15,7 @@ def plugin_rest(machine: Machine) -> Iterator[Finding]:
     yield _plugin_rest(machine, spool_path(machine))
 
 
+@reports_as("plugin-rest")
 def router_plugin_rest(machine: Machine) -> Iterator[Finding]:
     """As :func:`plugin_rest`, of the router's plugins."""
     yield _plugin_rest(machine, machine.settings.text("STAGEOUT_ROUTER_DIR"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import os
 import pwd
 import re
@@ -13,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from stageout.cli import node
 from stageout.cli.condor import Pool, bindings, errors, plain
@@ -23,6 +20,7 @@ from stageout.cli.exits import Unavailable
 from stageout.core.children import having
 from stageout.core.classads import ClassAd
 from stageout.core.config import Settings, condor_settings
+from stageout.core.http import exchange
 from stageout.overlay.channel import Channel
 from stageout.overlay.key_file import gateway_of
 
@@ -165,7 +163,7 @@ class ThisMachine:
 
     def http_status(self, url: str, token: str) -> int:
         """Status of a GET with this bearer token. :raises OSError: nobody answers whose certificate counts."""
-        return http_status(url, token)
+        return exchange("GET", url, token=token, timeout_s=_LATEST_S)[0]
 
     def listens(self, host: str, port: int) -> bool:
         """Tell whether a daemon accepts connections at this address."""
@@ -203,19 +201,3 @@ class RouterMachine(ThisMachine):
     def parameters(self) -> list[str]:
         """Names of all that is set."""
         return list(self._settings.names)
-
-
-def http_status(url: str, token: str) -> int:
-    """Status of a GET with this bearer token, which no redirection takes elsewhere.
-
-    :param url: http or https, with a host. :raises OSError: nobody answers, or nobody whose certificate counts.
-    """
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    try:
-        connection = kind(parts.hostname or "", parts.port, timeout=_LATEST_S)
-        with contextlib.closing(connection):
-            connection.request("GET", parts.path, headers={"Authorization": f"Bearer {token}"})
-            return connection.getresponse().status
-    except (http.client.HTTPException, ValueError) as problem:
-        raise OSError(str(problem) or type(problem).__name__) from None

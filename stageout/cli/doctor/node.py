@@ -6,9 +6,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn
-from stageout.cli.render import size
+from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, reports_as, unchecked, warn
 from stageout.core.config import KNOBS
+from stageout.core.units import size
 
 _MB = 1024 * 1024
 _REPORTS_MISSED = 3
@@ -37,7 +37,7 @@ def spool_place(machine: Machine) -> Iterator[Finding]:
 
 
 def spool_known(machine: Machine) -> Iterator[Finding]:
-    """Do plugins find the spool? They do not read HTCondor's configuration, which would cost every job time."""
+    """Check that plugins find the spool. They do not read HTCondor's configuration, which would cost every job time."""
     spool, beside = spool_path(machine), machine.real(f"{machine.settings.condor('EXECUTE')}/../stageout")
     told = machine.settings.condor("STARTD_ENVIRONMENT")
     if spool == beside or f"STAGEOUT_SPOOL={machine.settings.text('STAGEOUT_SPOOL')}" in told:
@@ -140,6 +140,9 @@ def _filesystem(machine: Machine) -> tuple[int, int]:
 
 
 def _has_a_disk_of_its_own(machine: Machine) -> bool:
+    """True when jobs cannot fill the spool's disk, so that RESERVED_DISK says nothing about it."""
+    if _is_true(machine, "STARTD_ENFORCE_DISK_LIMITS"):
+        return True  # HTCondor subtracts RESERVED_DISK from the space of the volume group.
     try:
         return machine.stat(spool_path(machine)).st_dev != machine.stat(machine.settings.condor("EXECUTE")).st_dev
     except FileNotFoundError:
@@ -162,7 +165,7 @@ def _integer(text: str) -> int:
 
 
 def encryption(machine: Machine) -> Iterator[Finding]:
-    """Would output lie in the spool unencrypted although the administrator wants scratch encrypted?"""
+    """Check that output is encrypted in the spool where the administrator wants scratch encrypted."""
     if _is_true(machine, "ENCRYPT_EXECUTE_DIRECTORY"):
         text = "ENCRYPT_EXECUTE_DIRECTORY: output is not taken over, because the spool is not encrypted"
         yield warn("encryption", text, "nothing, if that is wanted")
@@ -170,6 +173,7 @@ def encryption(machine: Machine) -> Iterator[Finding]:
     yield ok("encryption", "scratch directories are not encrypted")
 
 
+@reports_as("manager", "manager-user")
 def manager(machine: Machine) -> Iterator[Finding]:
     """Check that the manager answers and can serve the jobs of this node."""
     remedy = _last_problem(machine) or (
@@ -207,6 +211,7 @@ def _manager_uid(machine: Machine, uid: int) -> Iterator[Finding]:
         yield fail("manager-user", text, remedy)
 
 
+@reports_as("plugins-needed")
 def plugins_for_waiting(machine: Machine) -> Iterator[Finding]:
     """Check that a plugin exists for all output in custody, and for a pilot's drain target."""
     name = "plugins-needed"
@@ -221,6 +226,7 @@ def plugins_for_waiting(machine: Machine) -> Iterator[Finding]:
         yield ok(name, "there is a plugin for all that is held here")
 
 
+@reports_as("manager-report")
 def last_report(machine: Machine) -> Iterator[Finding]:
     """Check that the manager still makes reports. Without them access points learn nothing and nothing is sent."""
     name = "manager-report"
@@ -229,7 +235,9 @@ def last_report(machine: Machine) -> Iterator[Finding]:
     except (FileNotFoundError, ConnectionRefusedError):
         raise Unseen("no sandbox manager answers") from None
     problem, age_s = said.text("ReportProblem"), said.integer("ReportAge")
-    remedy = "see 'report' in SandboxManagerLog, and whether the disk of the spool is sound; then restart the manager"
+    remedy = (
+        "see 'report-failed' in SandboxManagerLog, and whether the disk of the spool is sound; then restart the manager"
+    )
     if problem:
         yield fail(name, f"the manager cannot make its report, so it sends and takes nothing: {problem}", remedy)
     elif age_s > _REPORTS_MISSED * machine.settings.number("STAGEOUT_REPORT_INTERVAL"):
@@ -238,6 +246,7 @@ def last_report(machine: Machine) -> Iterator[Finding]:
         yield ok(name, f"the manager made its last report {age_s} s ago")
 
 
+@reports_as("output-unknown")
 def unknown_output(machine: Machine) -> Iterator[Finding]:
     """Check that the ledger has a record of all output in the spool."""
     name = "output-unknown"
@@ -247,7 +256,7 @@ def unknown_output(machine: Machine) -> Iterator[Finding]:
         raise Unseen("no sandbox manager answers") from None
     if count:
         remedy = (
-            "if an old ledger was put back, replace it by the newest one (docs/administrator/operations.md); else do "
+            "if an old ledger was put back, replace it by the newest one (docs/administrator/monitoring.md); else do "
             "nothing: the jobs run again, and the files are deleted after STAGEOUT_RETENTION"
         )
         yield warn(name, f"{count} hand-offs without a record lie in {spool_path(machine)}/unknown", remedy)
@@ -281,13 +290,13 @@ def restart_risk(machine: Machine) -> Iterator[Finding]:
         yield ok("restart-risk", "no output waits here: this node may be restarted")
     elif signs:
         remedy = (
-            "drain first: condor_drain, or condor_off -startd, and wait until 'stageout status --node' is empty. "
-            "Output survives a restart on the disk, but waits for the node to come back"
+            "drain first: condor_drain, or condor_off -startd, and wait until 'stageout status --node --empty' ends "
+            "with 0. Output survives a restart on the disk, but waits for the node to come back"
         )
         yield warn("restart-risk", f"{size(at_risk)} of output wait here, and {signs[0]}", remedy)
     else:
         text = f"{size(at_risk)} of output wait here; before 'condor_off -master' or a reboot, drain"
-        yield ok("restart-risk", f"{text} and wait until 'stageout status --node' is empty")
+        yield ok("restart-risk", f"{text} and wait until 'stageout status --node --empty' ends with 0")
 
 
 def _exists(machine: Machine, path: str) -> bool:

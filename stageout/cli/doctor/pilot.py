@@ -1,4 +1,4 @@
-"""Checks of a pilot: will what it cannot deliver be said lost in time? Pure."""
+"""Checks of a pilot: it must report output that it cannot deliver as lost in time. Pure."""
 
 from __future__ import annotations
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from fnmatch import fnmatch
 
-from stageout.cli.clocks import ahead_of_collector_s, collector_ahead_s
-from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn
+from stageout.cli.clocks import collector_ahead_s
+from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn, words
 from stageout.core.classads import ClassAd, quote
 from stageout.core.config import flocked_to
+from stageout.core.history import FILE_NAME
+from stageout.wire.clocks import ahead_of_collector_s
 from stageout.wire.custody import AGENT_AD, MANAGER_AD, BadPayload, payload_of, read_notice
 
 _SKEW_WARN_S = 30
@@ -51,7 +54,7 @@ def _collector_ahead_s(machine: Machine) -> int:
 
 
 def node_clocks(machine: Machine) -> Iterator[Finding]:
-    """Do the clocks of nodes that report agree with the collector's?"""
+    """Check that the clocks of nodes that report agree with the collector's."""
     ads = machine.ads(f'(MyType == "{MANAGER_AD}" || MyType == "Machine") && (StageOutPayload ?: "") != ""')
     ahead_s = {ad.text("StageOutManager"): ahead_of_collector_s(ad) for ad in ads}
     off = [f"{name} {skew_s:+d} s" for name, skew_s in sorted(ahead_s.items()) if abs(skew_s) > _NODE_SKEW_S]
@@ -64,7 +67,7 @@ def node_clocks(machine: Machine) -> Iterator[Finding]:
 
 
 def agent_notice(machine: Machine) -> Iterator[Finding]:
-    """Do managers see a fresh notice of this schedd's agent?"""
+    """Check that managers see a fresh notice of this schedd's agent."""
     schedds = _local_schedds(machine)
     if not schedds:
         remedy = "is condor_schedd running, and is COLLECTOR_HOST right?"
@@ -81,7 +84,7 @@ def _local_schedds(machine: Machine) -> list[str]:
 
 
 def _notice_of(machine: Machine, schedd: str) -> Iterator[Finding]:
-    fresh_s = machine.settings.count("STAGEOUT_AGENT_FRESH")
+    fresh_s = machine.settings.count("STAGEOUT_AGENT_TIMEOUT")
     remedy = "is the agent running (condor_who -daemons)? Its log is in the LOG directory"
     ads = machine.ads(f'MyType == "{AGENT_AD}" && StageOutSchedd == {quote(schedd)}')
     if not ads:
@@ -103,9 +106,39 @@ def _notice_of(machine: Machine, schedd: str) -> Iterator[Finding]:
         yield ok("agent-notice", f"the agent of {schedd} was heard of {max(age_s, 0)} s ago")
 
 
+def file_history(machine: Machine) -> Iterator[Finding]:
+    """Check that condor_preen leaves the history of files alone, and that this schedd's agent can append to it."""
+    name, path = "file-history", f"{machine.settings.condor('SPOOL')}/{FILE_NAME}"
+    patterns = words(machine.settings.condor("VALID_SPOOL_FILES"))
+    names = (FILE_NAME, f"{FILE_NAME}.20260101T000000")
+    if not all(any(fnmatch(one, pattern) for pattern in patterns) for one in names):
+        remedy = f"add {FILE_NAME}* to VALID_SPOOL_FILES (install condor_config.d/20-stageout-ap.conf)"
+        yield fail(name, f"condor_preen removes {path} or its rotated parts", remedy)
+        return
+    schedds = _local_schedds(machine)
+    problems = dict(filter(None, map(_history_problem, machine.ads(f'MyType == "{AGENT_AD}"'))))
+    mine = sorted(problems[schedd] for schedd in schedds if problems.get(schedd))
+    if mine:
+        remedy = "make room in SPOOL, and let the agent's user write the file; until then managers keep the records"
+        yield fail(name, f"the agent cannot append to {path}: {mine[0]}", remedy)
+    else:
+        yield ok(name, f"records of delivered files: {path}")
+
+
+def _history_problem(ad: ClassAd) -> tuple[str, str] | None:
+    try:
+        notice = read_notice(payload_of(ad))
+    except BadPayload:
+        return None
+    return notice.schedd, str(notice.extra.get("history_problem", ""))
+
+
 def flocking(machine: Machine) -> Iterator[Finding]:
-    """Do the managers of the pools to which jobs flock hear this schedd's agent?"""
-    for pool in flocked_to(machine.settings):
+    """Check that the collectors of the pools to which jobs flock have a notice of this schedd's agent."""
+    pools = flocked_to(machine.settings)
+    if not pools:
+        yield ok("flocking", "FLOCK_TO names no pool")
+    for pool in pools:
         for schedd in _local_schedds(machine):
             try:
                 found = machine.ads(f'MyType == "{AGENT_AD}" && StageOutSchedd == {quote(schedd)}', pool)
@@ -116,8 +149,8 @@ def flocking(machine: Machine) -> Iterator[Finding]:
                 yield ok("flocking", f"the collector {pool} has the notice of the agent of {schedd}")
                 continue
             text = f"the collector {pool} has no notice of the agent of {schedd}: jobs that flock there are synchronous"
-            remedy = "see flock-letters-failed in ScheddAgentLog; its administrator must let the agent write there "
-            yield warn("flocking", text, remedy + "(docs/SCHEDD.md, Flocking)")
+            remedy = "see flock-notice-refused in ScheddAgentLog; its administrator must let the agent write there "
+            yield warn("flocking", text, remedy + "(docs/administrator/flocking.md)")
 
 
 def agents_seen(machine: Machine) -> Iterator[Finding]:
@@ -133,12 +166,12 @@ def agents_seen(machine: Machine) -> Iterator[Finding]:
 
 def leave_limits(machine: Machine) -> Iterator[Finding]:
     """Check that no job leaves the queue before this node gives its output up, while its agent is stopped."""
-    give_up_s = machine.settings.count("STAGEOUT_GIVE_UP")
+    give_up_s = machine.settings.count("STAGEOUT_DELIVERY_TIMEOUT")
     limits_s = dict(filter(None, map(_leave_limit, machine.ads(f'MyType == "{AGENT_AD}"'))))
     short = [f"{schedd} ({limit_s:.0f} s)" for schedd, limit_s in sorted(limits_s.items()) if limit_s <= give_up_s]
     if short:
         text = f"output is tried for {give_up_s} s here, but jobs leave sooner while their agent is stopped: "
-        remedy = "set STAGEOUT_LEAVE_LIMIT on these access points above STAGEOUT_GIVE_UP here"
+        remedy = "set STAGEOUT_LEAVE_LIMIT on these access points above STAGEOUT_DELIVERY_TIMEOUT here"
         yield warn("leave-limits", text + ", ".join(short[:_NAMED]), remedy)
     else:
         yield ok("leave-limits", f"jobs of {len(limits_s)} agents wait for their output longer than this node tries")
@@ -164,7 +197,9 @@ def reporting_door(machine: Machine) -> Iterator[Finding]:
     elif machine.ads(f'MyType == "Machine" && StageOutManager == {quote(name)} && (StageOutPayload ?: "") != ""'):
         yield ok("reporting-door", "startd: reports travel in the slot ads (generic ads are refused from here)")
     elif machine.accepts_generic():
-        remedy = "it reports when it starts and on every change; SandboxManagerLog (report-advertise) says what failed"
+        remedy = (
+            "it reports when it starts and on every change; SandboxManagerLog (report-route-changed) says what failed"
+        )
         yield warn("reporting-door", "generic ads from here are accepted, but the manager has sent none", remedy)
     else:
         remedy = "see startd-cron; or give this node a token with DAEMON authorisation at the collector"
@@ -172,7 +207,7 @@ def reporting_door(machine: Machine) -> Iterator[Finding]:
 
 
 def slot_attributes(machine: Machine) -> Iterator[Finding]:
-    """Do this node's slots tell the pool how full the spool is, and is that news?"""
+    """Check that the slots publish fresh figures of the spool."""
     name, host = "slot-attributes", quote(machine.settings.condor("FULL_HOSTNAME"))
     slots = machine.ads(f'MyType == "Machine" && Machine == {host}')
     if not slots:
@@ -206,9 +241,11 @@ def synchronous(machine: Machine) -> Iterator[Finding]:
     if share <= USUAL_SHARE:
         yield ok("synchronous", f"{text}{shares and ': '}{shares}")
     else:
-        yield warn("synchronous", f"{text}: {shares}", "docs/SYNCHRONOUS.md says what each code means and what to do")
+        yield warn(
+            "synchronous", f"{text}: {shares}", "docs/user/synchronous.md says what each code means and what to do"
+        )
 
 
 COMMON = (collector, clock, synchronous)
-ACCESS_POINT = (agent_notice, flocking, node_clocks)
+ACCESS_POINT = (agent_notice, file_history, flocking, node_clocks)
 EXECUTE_POINT = (agents_seen, leave_limits, reporting_door, slot_attributes)

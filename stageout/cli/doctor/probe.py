@@ -9,8 +9,8 @@ from pathlib import Path
 from stageout.cli.node import spool_directory
 from stageout.core.config import Settings
 from stageout.handoff import client, links
+from stageout.handoff.connection import HandoffRefused, ManagerConnection
 from stageout.handoff.place import Place
-from stageout.handoff.talk import No, Talk
 from stageout.wire import handoff as wire
 
 _URL = "https://stageout-doctor.invalid/probe"
@@ -32,17 +32,17 @@ def try_handoff(settings: Settings, schedd: str, plugin: str) -> str:
         place.run = os.path.join(spool_directory(settings), "run")  # noqa: PTH118 - as the plugin has it
         try:
             _talk(place, str(path), schedd, plugin)
-        except (No, links.CannotOffer, OSError) as problem:
+        except (HandoffRefused, links.CannotOffer, OSError) as problem:
             return str(problem)
     return ""
 
 
 def _talk(place: Place, path: str, schedd: str, plugin: str) -> None:
-    manager = Talk(place)
+    manager = ManagerConnection(place)
     try:
         found = links.sources([path], place.scratch)
         files = [wire.OfferedFile(_URL, path, found[0].size_bytes)]
-        head, *rest = wire.offer_frames(files, plugin, wire.Surroundings())
+        head, *rest = wire.offer_frames(files, plugin, wire.TransferContext())
         go = manager.ask([{**head, "probe": schedd}, *rest], "go")
         client.bring(manager, found, str(go["directory"]))
         manager.limit(_ACCEPT_S, "it checked the file")

@@ -1,4 +1,4 @@
-"""Runs the checks of a role and prints what they found."""
+"""The run of the checks of a role, and the output of their findings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 
+from stageout.cli.arguments import add_json
 from stageout.cli.doctor import (
     accounts,
     alone,
@@ -24,9 +25,9 @@ from stageout.cli.doctor import (
     router,
     trust,
 )
-from stageout.cli.doctor.findings import Check, Finding, Level, Machine, Role, Unseen, fail, unchecked, words
+from stageout.cli.doctor.findings import Check, Finding, Level, Machine, Role, Unseen, fail, names_of, unchecked, words
 from stageout.cli.exits import CommandError, Exit
-from stageout.cli.render import clean
+from stageout.cli.render import clean, painted, wants_colours
 from stageout.cli.rows import SCHEMA
 from stageout.core.config import ConfigError, environment_settings, file_settings
 
@@ -49,6 +50,28 @@ CHECKS: dict[Role, tuple[Check, ...]] = {
     Role.ROUTER: (*config.COMMON, *router.ROUTER),
 }
 
+DESCRIPTION = """\
+Check the installation on this machine and print what to correct. Run it as root, or as the user of HTCondor's daemons.
+A check that needs more permissions is reported as unchecked.
+
+exit status: 0 no check failed (warnings are allowed), 1 at least one failed"""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add what this command takes."""
+    command.add_argument(
+        "--role",
+        choices=("ap", "ep", "pilot", "router"),
+        action="append",
+        help="role to check (default: the roles whose daemons run here)",
+    )
+    command.add_argument(
+        "--settings", metavar="FILE",
+        help="check a router without HTCondor that has these settings (NAME=VALUE lines, as stageout-router"
+        " --settings). Without HTCondor, --role router uses the settings of the environment",
+    )  # fmt: skip
+    add_json(command)
+
 
 def run(options: argparse.Namespace) -> int:
     """Check this machine; 0 without a failed check."""
@@ -58,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     if options.settings or (roles == [Role.ROUTER] and find_spec("htcondor2") is None):
         settings = file_settings(Path(options.settings)) if options.settings else environment_settings("")
         roles = [Role.ROUTER]
-        findings = carry_out(alone.CHECKS, RouterMachine(settings))
+        findings = run_checks(alone.CHECKS, RouterMachine(settings))
     else:
         machine = ThisMachine()
         roles = roles or roles_of(machine)
@@ -66,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(as_json(roles, findings), indent=2))
     else:
-        print("\n".join(as_text(roles, findings, colour=sys.stdout.isatty())))
+        print("\n".join(as_text(roles, findings, colour=wants_colours(sys.stdout))))
     return Exit.FAILED if any(item.level is Level.FAIL for item in findings) else Exit.OK
 
 
@@ -102,30 +125,38 @@ def _is_pilot(machine: Machine) -> bool:
 
 def examine(machine: Machine, roles: Iterable[Role]) -> list[Finding]:
     """All findings of all checks of the roles, each check once."""
-    return carry_out(dict.fromkeys(check for role in roles for check in CHECKS[role]), machine)
+    return run_checks(dict.fromkeys(check for role in roles for check in CHECKS[role]), machine)
 
 
-def carry_out(checks: Iterable[Check], machine: Machine) -> list[Finding]:
+def run_checks(checks: Iterable[Check], machine: Machine) -> list[Finding]:
     """All findings of these checks."""
     return [finding for check in checks for finding in _examine_one(check, machine)]
 
 
 def _examine_one(check: Check, machine: Machine) -> list[Finding]:
-    name = check.__name__.replace("_", "-")
+    """Return the findings of a check, with one at least for each of its names."""
+    found: list[Finding] = []
+    problem = None
     try:
-        return list(check(machine))
-    except Unseen as reason:
-        return [unchecked(name, str(reason))]
-    except ConfigError as problem:
-        return [unchecked(name, str(problem))]
-    except PermissionError as problem:
-        return [unchecked(name, f"{problem.filename or 'something'} may not be looked at", "run the doctor as root")]
-    except FileNotFoundError as problem:
-        return [fail(name, f"{problem.filename} does not exist", "is this machine configured for the role?")]
+        found.extend(check(machine))
+    except (Unseen, ConfigError, PermissionError, FileNotFoundError) as reason:
+        problem = reason
+    names = names_of(check)
+    missing = [name for name in names if not any(item.name == name for item in found)]
+    return [*found, *(_unreported(name, names[0], problem) for name in missing)]
+
+
+def _unreported(name: str, first: str, problem: Exception | None) -> Finding:
+    """Return the finding of a check that could not run. :param first: name of the finding that has the reason."""
+    if isinstance(problem, PermissionError):
+        return unchecked(name, f"{problem.filename or 'something'} may not be looked at", "run the doctor as root")
+    if isinstance(problem, FileNotFoundError):
+        return fail(name, f"{problem.filename} does not exist", "is this machine configured for the role?")
+    return unchecked(name, str(problem) if problem else f"see {first}")
 
 
 def as_json(roles: Sequence[Role], findings: Sequence[Finding]) -> dict[str, object]:
-    """Return the objects that ``stageout doctor --json`` prints (fields: ``docs/COMMANDS.md``)."""
+    """Return the objects that ``stageout doctor --json`` prints (fields: ``docs/reference/json.md``)."""
     return {
         "schema": SCHEMA,
         "roles": [role.value for role in roles],
@@ -145,7 +176,7 @@ def as_text(roles: Sequence[Role], findings: Sequence[Finding], colour: bool) ->
     lines = [f"Checked as {', '.join(role.value.upper() for role in roles)}:"]
     for item in findings:
         word = f"{item.level.name.lower():<9}"
-        word = f"\x1b[{_COLOURS[item.level]}m{word}\x1b[0m" if colour else word
+        word = painted(word, _COLOURS[item.level] * colour)
         lines.append(f"{word} {item.name:<22} {clean(item.text)}")
         lines += textwrap.wrap(
             f"-> {clean(item.remedy)}", 110, initial_indent=" " * 10, subsequent_indent=" " * 13, break_on_hyphens=False

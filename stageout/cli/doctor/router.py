@@ -1,4 +1,4 @@
-"""Checks of a router of the overlay: is it fast, and can what it hands to transfer plugins be delivered?"""
+"""Checks of a router of the overlay: its speed, and the delivery by its transfer plugins."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from stageout.cli.doctor import config
-from stageout.cli.doctor.findings import Finding, Machine, fail, ok, warn, words
+from stageout.cli.doctor.findings import Finding, Machine, fail, ok, reports_as, warn, words
 from stageout.cli.doctor.leftovers import router_plugin_rest
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.wire import frames
-from stageout.wire.egress import BadEgress, Target, read_targets
-from stageout.wire.overlay import CLOCKS_APART
-from stageout.wire.route import BadRoute, address
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.egress import BadEgress, Target, read_targets
+from stageout.overlay.wire.messages import CLOCKS_APART
+from stageout.overlay.wire.route import BadRoute, address
 
 _NEIGHBOURS, _TERMINALS = "STAGEOUT_ROUTER_NEIGHBOURS", "STAGEOUT_ROUTER_TERMINALS"
 _LESSOR = "STAGEOUT_ROUTER_EGRESS_LEASES"
@@ -76,6 +76,7 @@ def _target(machine: Machine, target: Target, owners: dict[str, str]) -> Iterato
     yield ok(name, f"goes to {target.shown} by {owner}")
 
 
+@reports_as("checksums")
 def sums(machine: Machine) -> Iterator[Finding]:
     """Check that the packages for fast digests are installed: all senders lack what their router lacks."""
     del machine
@@ -87,8 +88,9 @@ def sums(machine: Machine) -> Iterator[Finding]:
         yield ok("checksums", "the fast ones are there")
 
 
+@reports_as("router-others")
 def others(machine: Machine) -> Iterator[Finding]:
-    """Do the routers that this one connects to answer, take its key and have its time?"""
+    """Check that the neighbours of this router answer, accept its key and have its time."""
     setting = machine.settings.text
     terminals = (word.partition("=")[0] for word in setting(_TERMINALS).split())  # there commas are between keys
     named = {*terminals, *words(setting(_NEIGHBOURS)), *words(setting(_LESSOR))} - {_FOUND}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from stageout.cli.condor import REPORTS
-from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn
+from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, reports_as, unchecked, warn
 from stageout.core.classads import ClassAd
 from stageout.wire.custody import (
     AGENT_AD,
@@ -23,6 +23,7 @@ _SHOWN = 3
 _SAME_VERSION = "install the same version of stageout everywhere"
 
 
+@reports_as("trust")
 def reports(machine: Machine) -> Iterator[Finding]:
     """Check that each manager's reports are signed by the one key of its name."""
     name, ads = "trust", machine.ads(REPORTS)
@@ -63,6 +64,7 @@ def _disputed(good: list[Report]) -> Iterator[Finding]:
             yield fail("trust", text, "look who may advertise (ALLOW_DAEMON), and at ScheddAgentLog (report-refused)")
 
 
+@reports_as("refused-reports")
 def refused_by_agent(machine: Machine) -> Iterator[Finding]:
     """Check the reports that the agents did not believe."""
     found = [(ad.text("Name"), text) for ad in machine.ads(f'MyType == "{AGENT_AD}"') for text in _refused_of(ad)]
@@ -70,7 +72,7 @@ def refused_by_agent(machine: Machine) -> Iterator[Finding]:
 
 
 def agent_key(machine: Machine) -> Iterator[Finding]:
-    """Do jobs bring the key of this access point's agent to the nodes?"""
+    """Check that jobs bring the key of this access point's agent to the nodes."""
     told = machine.settings.text("STAGEOUT_AGENT_KEY")
     keys = {notice.key for notice in map(_notice, machine.ads(f'MyType == "{AGENT_AD}"')) if notice}
     if not told:
@@ -98,6 +100,7 @@ def _refused_of(ad: ClassAd) -> list[str]:
     return [str(text) for text in told] if isinstance(told, list) else []
 
 
+@reports_as("agent-keys", "refused-orders")
 def refused_by_manager(machine: Machine) -> Iterator[Finding]:
     """Check the agents whose orders this node's manager obeys, and the orders that it refused."""
     try:
@@ -128,7 +131,7 @@ def _listed_wrongly(machine: Machine, keys: list[Mapping[str, object]]) -> list[
 
 def _refusals(name: str, found: list[tuple[str, str]], where: str) -> Iterator[Finding]:
     for ad, problem in found[-_SHOWN:]:
-        yield warn(name, f"{ad}: {problem}", f"{where}; docs/SECURITY.md says what each means")
+        yield warn(name, f"{ad}: {problem}", f"{where}; docs/administrator/security.md says what each means")
     if not found:
         yield ok(name, "nothing was refused")
 

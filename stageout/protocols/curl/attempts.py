@@ -51,7 +51,7 @@ class Movement(abc.ABC):
         """Called at the end, after success too."""
 
 
-class _Patience:
+class _RetryBudget:
     """The retry schedule of a file. In a data slot once: the schedule is the manager's."""
 
     def __init__(self, movement: Movement, task: Task, begin_s: float) -> None:
@@ -109,7 +109,7 @@ class _Patience:
         context, end_s = self._task.context, time.monotonic() + self._wait_s
         try:
             while (left_s := end_s - time.monotonic()) > 0 and not context.decided:
-                context.progress(self._task.mileage.total_bytes)
+                context.progress(self._task.progress.total_bytes)
                 time.sleep(min(left_s, _SLICE_S))
         except TransferFailure:
             context.attempt_failed(self._failure)
@@ -128,7 +128,7 @@ def _may_help(error: BaseException) -> bool:
     return error.kind.advice is Advice.RETRY_HERE and not ended
 
 
-def carry_out(movement: Movement, task: Task) -> Outcome:
+def run_attempts(movement: Movement, task: Task) -> Outcome:
     """Make attempts until one succeeds or no further one makes sense; nothing is left behind after a failure.
 
     :raises TransferFailure: the last one.
@@ -155,7 +155,7 @@ def _try_again(movement: Movement, task: Task, first: TransferFailure, begin_s: 
         raise first
     import tenacity
 
-    patience = _Patience(movement, task, begin_s)
+    budget = _RetryBudget(movement, task, begin_s)
     known = [first]
 
     def attempt() -> Outcome:
@@ -165,8 +165,8 @@ def _try_again(movement: Movement, task: Task, first: TransferFailure, begin_s: 
 
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(_may_help),
-        stop=patience.exhausted,
-        sleep=patience.sleep,
+        stop=budget.exhausted,
+        sleep=budget.sleep,
         reraise=True,
     )
     return retrying(attempt)

@@ -24,7 +24,8 @@ Data = Union[bytes, bytearray, memoryview]
 #: strongest first; length in bytes of a value.
 LENGTHS_BYTES = {"sha512": 64, "sha256": 32, "sha1": 20, "md5": 16, "crc32": 4, "adler32": 4}
 
-#: What servers are asked to state: those first that they are likely to keep, and not to compute by reading the file.
+#: Digests that servers are asked to state: those first that they are likely to keep, and not to compute by reading the
+#: file.
 WANTED = (
     "Want-Repr-Digest: sha-256=9, md5=5, sha-512=3, adler=2",
     "Want-Digest: adler32;q=1, md5;q=0.9, sha-256;q=0.8, sha;q=0.7",

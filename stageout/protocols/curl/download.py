@@ -67,7 +67,7 @@ class Download(Movement):
         self._part.commit()
         return Outcome(
             size_bytes=self._part.size_bytes,
-            transferred_bytes=self._task.mileage.total_bytes,
+            transferred_bytes=self._task.progress.total_bytes,
             verified=verified,
             digests=self._part.digests(),
         )
@@ -131,7 +131,7 @@ class HttpDownload(Download):
         return outcome
 
     def begin(self, reply: Reply) -> None:
-        """The head of a successful answer: is it the rest of what is here, or the whole?"""
+        """The head of a successful answer, which brings the rest of the file or the whole."""
         if reply.status == 206 and self._part.size_bytes:
             self._continue(reply)
         elif reply.status in WHOLE:

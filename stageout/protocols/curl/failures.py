@@ -216,7 +216,7 @@ def remote_failure(error: OSError, path: str) -> TransferFailure:
 def server_words(body: bytes, reason: str = "") -> str:
     """The first whole sentences of an error page, as far as they say something that is not yet known.
 
-    :param reason: of the status line, which is said already.
+    :param reason: of the status line, which the message already has.
     """
     page = body.decode("utf-8", "replace")
     known = {_bare(text) for text in (reason, reason.partition(" ")[2], "")}

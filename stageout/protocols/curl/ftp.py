@@ -59,9 +59,18 @@ class Ftp:
                 raise
             self._command(target, [f"*DELE {target.name}", *rename])  # some servers replace nothing by themselves
 
-    def delete(self, address: Address) -> None:
-        """DELE; a file that is not there is no error."""
-        self._command(address, [f"*DELE {address.name}"])
+    def delete(self, address: Address, refusal_is_failure: bool = False) -> None:
+        """DELE. :param refusal_is_failure: else a file that stays, or is not there, is no error."""
+        self._command(address, [f"{'' if refusal_is_failure else '*'}DELE {address.name}"])
+
+    def exists(self, address: Address) -> bool:
+        """Tell whether the server has a file of this name (SIZE). :raises TransferFailure: no answer."""
+        try:
+            return self.look(address, with_digest=False)[0] is not None
+        except TransferFailure as failure:
+            if failure.kind is ErrorClass.NOT_FOUND:
+                return False
+            raise
 
     def _command(self, address: Address, commands: list[str]) -> Reply:
         folder = address.parent() or address
@@ -79,8 +88,8 @@ class Ftp:
             options.update({pycurl.USERNAME: self._task.address.user, pycurl.PASSWORD: self._task.address.password})
         query = Query("", address.url, source=source, receiver=receiver, options=options)
         task = self._task
-        task.mileage.begin()
-        return task.transport.perform(query, task.context, task.settings, task.mileage)
+        task.progress.begin()
+        return task.transport.perform(query, task.context, task.settings, task.progress)
 
 
 def _after(commands: list[str]) -> dict[int, Any]:

@@ -78,17 +78,17 @@ class Http:
     def _perform(self, query: Query, identity: dict[int, Any]) -> Reply:
         """Make a request with the job's X.509 proxy; without it when it cannot be read, because few servers ask."""
         task = self._task
-        task.mileage.begin()
+        task.progress.begin()
         shown = replace(query, options={**identity, **query.options})
         try:
-            return task.transport.perform(shown, task.context, task.settings, task.mileage)
+            return task.transport.perform(shown, task.context, task.settings, task.progress)
         except TransferFailure as failure:
             if not identity or failure.developer.get("LibcurlReturnCode") != pycurl.E_SSL_CERTPROBLEM:
                 raise
             self._proxy_problem = "the X.509 proxy (X509_USER_PROXY) cannot be read"
             self._context.log(self._proxy_problem, error=failure)
-        task.mileage.begin()
-        return task.transport.perform(query, task.context, task.settings, task.mileage)
+        task.progress.begin()
+        return task.transport.perform(query, task.context, task.settings, task.progress)
 
     def _authorisation(self, address: Address) -> list[str]:
         if address.origin != self._home.origin:

@@ -74,7 +74,7 @@ class LocalDownload(Movement):
         verified = self._verify()
         self._part.commit()
         size_bytes = self._part.size_bytes
-        return Outcome(size_bytes, self._task.mileage.total_bytes, verified=verified, digests=self._part.digests())
+        return Outcome(size_bytes, self._task.progress.total_bytes, verified=verified, digests=self._part.digests())
 
     def _list(self) -> Outcome:
         """The names in a directory, as libcurl gives them to HTCondor's own plugin."""
@@ -94,9 +94,9 @@ class LocalDownload(Movement):
 
     def _copy(self, descriptor: int) -> None:
         self._part.restart(self._expected)
-        self._task.mileage.begin()
+        self._task.progress.begin()
         while self._part.copy(descriptor, _COPY_BYTES) or self._read_piece(descriptor):
-            self._task.mileage.moved(self._part.size_bytes)
+            self._task.progress.moved(self._part.size_bytes)
 
     def _read_piece(self, descriptor: int) -> int:
         piece = os.pread(descriptor, _PIECE_BYTES, self._part.size_bytes)
@@ -141,7 +141,7 @@ class LocalUpload(Movement):
             _sync_folder(self._path.parent)
         except OSError as error:
             raise remote_failure(error, str(self._path)) from None
-        size_bytes, moved_bytes = self._source.size_bytes, self._task.mileage.total_bytes
+        size_bytes, moved_bytes = self._source.size_bytes, self._task.progress.total_bytes
         return Outcome(size_bytes, moved_bytes, verified=verified, digests=self._source.digests())
 
     def _swallow(self) -> Outcome:
@@ -165,14 +165,14 @@ class LocalUpload(Movement):
 
     def _write(self) -> None:
         self._source.rewind()
-        self._task.mileage.begin()
+        self._task.progress.begin()
         written_bytes = 0
         with self._part.open("wb", buffering=0) as file:
             if self._task.settings.reserve_space and self._source.size_bytes:
                 os.posix_fallocate(file.fileno(), 0, self._source.size_bytes)
             while written_bytes < self._source.size_bytes:
                 written_bytes += self._source.copy(file.fileno(), _COPY_BYTES) or self._write_piece(file)
-                self._task.mileage.moved(written_bytes)
+                self._task.progress.moved(written_bytes)
             os.fsync(file.fileno())
             if self._read_back:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that the check reads the disk

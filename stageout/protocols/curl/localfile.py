@@ -109,7 +109,7 @@ class PartFile:
         return copied
 
     def write_at(self, data: Data, place: int) -> None:
-        """Write somewhere; may be called from several threads. What is whole is said by :meth:`filled`.
+        """Write somewhere; may be called from several threads. :meth:`filled` marks complete parts.
 
         :raises TransferFailure: NO_SPACE_LOCAL and the like.
         """

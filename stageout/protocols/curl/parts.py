@@ -24,7 +24,7 @@ from stageout.protocols.curl.address import Address, address_of
 from stageout.protocols.curl.http import Http
 from stageout.protocols.curl.localfile import SourceFile
 from stageout.protocols.curl.settings import value_of
-from stageout.protocols.curl.streams import Share, Tally
+from stageout.protocols.curl.streams import SharedProgress, StreamProgress
 from stageout.protocols.curl.task import Task
 from stageout.protocols.curl.transport import Reply
 from stageout.protocols.curl.upload import HttpUpload, Stored
@@ -93,7 +93,7 @@ class PartsUpload(HttpUpload):
         self._tags: dict[int, str] = {}
         self._sums: dict[int, bytes] = {}
         self._lock = threading.Lock()
-        self._tally = Tally(task.context, task.mileage)
+        self._shared = SharedProgress(task.context, task.progress)
 
     @property
     def milestone(self) -> int:
@@ -123,7 +123,7 @@ class PartsUpload(HttpUpload):
         self._upload_id = found[1].decode()
 
     def _send_parts(self) -> None:
-        self._tally.stop = None
+        self._shared.stop = None
         waiting = [number for number in range(1, self._count + 1) if number not in self._tags]
         streams = min(self._task.context.parallelism, len(waiting))
         threads = [threading.Thread(target=self._work, args=(waiting,), daemon=True) for _ in range(streams - 1)]
@@ -132,13 +132,13 @@ class PartsUpload(HttpUpload):
         self._work(waiting)
         for thread in threads:
             thread.join()
-        if self._tally.stop is not None:
-            raise self._tally.stop
+        if self._shared.stop is not None:
+            raise self._shared.stop
 
     def _work(self, waiting: list[int]) -> None:
-        task = replace(self._task, mileage=Share(self._task.context, self._tally))
+        task = replace(self._task, progress=StreamProgress(self._task.context, self._shared))
         http = Http(task)
-        while self._tally.stop is None:
+        while self._shared.stop is None:
             with self._lock:
                 number = waiting.pop(0) if waiting else 0
             if not number:
@@ -146,7 +146,7 @@ class PartsUpload(HttpUpload):
             try:
                 self._part(http, number)
             except BaseException as failure:
-                self._tally.stop = self._tally.stop or failure
+                self._shared.stop = self._shared.stop or failure
 
     def _part(self, http: Http, number: int) -> None:
         start = (number - 1) * self._part_bytes

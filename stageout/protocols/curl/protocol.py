@@ -10,13 +10,13 @@ import pycurl
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.api import Context, Outcome, Request, TransferProtocol
 from stageout.protocols.curl.address import Address, address_of
-from stageout.protocols.curl.attempts import Movement, carry_out
+from stageout.protocols.curl.attempts import Movement, run_attempts
 from stageout.protocols.curl.dav import DavUpload
 from stageout.protocols.curl.download import FtpDownload, HttpDownload
 from stageout.protocols.curl.local import LocalDownload, LocalUpload
 from stageout.protocols.curl.servers import Servers
 from stageout.protocols.curl.settings import positive_number, read_settings, value_of
-from stageout.protocols.curl.task import Mileage, Task
+from stageout.protocols.curl.task import FileProgress, Task
 from stageout.protocols.curl.transport import Transport
 from stageout.protocols.curl.upload import FtpUpload, HttpUpload
 
@@ -56,13 +56,13 @@ def _carried_out(movement_of: Callable[[Task], Movement], task: Task, file_code:
     :raises TransferFailure: classified.
     """
     try:
-        outcome = carry_out(movement_of(task), task)
+        outcome = run_attempts(movement_of(task), task)
     except TransferFailure as failure:
-        failure.connection_s = task.mileage.connected_s
+        failure.connection_s = task.progress.connected_s
         if task.address.method == "file":
             failure.developer.setdefault("LibcurlReturnCode", file_code)
         raise
-    outcome.connection_s = task.mileage.connected_s
+    outcome.connection_s = task.progress.connected_s
     outcome.developer.setdefault("LibcurlReturnCode", pycurl.E_OK)
     return outcome
 
@@ -87,8 +87,15 @@ class CurlProtocol(TransferProtocol):
             raise TransferFailure(ErrorClass.BAD_URL, text, task.address.host)
         return _carried_out(_upload, task, pycurl.E_WRITE_ERROR)
 
+    def delete(self, request: Request, context: Context) -> Outcome:
+        """Delete a file at its server, or at the path of a ``file`` URL."""
+        from stageout.protocols.curl.deletion import deletion
+
+        task = self._task(request, address_of(request.encoded_url), context)
+        return _carried_out(deletion, task, pycurl.E_FILE_COULDNT_READ_FILE)
+
     def _task(self, request: Request, address: Address, context: Context) -> Task:
         if positive_number(context, "CURL_IGNORE_HTTP_PROXY"):
             os.environ.pop("http_proxy", None)
         settings = read_settings(context, request.data)
-        return Task(request, address, context, settings, self._transport, self._servers, Mileage(context))
+        return Task(request, address, context, settings, self._transport, self._servers, FileProgress(context))

@@ -18,7 +18,7 @@ from stageout.protocols.curl.digests import WANTED, stated_by_server
 from stageout.protocols.curl.download import CONTENT_RANGE, WHOLE, HttpDownload, same_version, strong_validator
 from stageout.protocols.curl.http import Http
 from stageout.protocols.curl.settings import value_of
-from stageout.protocols.curl.streams import Share, Tally
+from stageout.protocols.curl.streams import SharedProgress, StreamProgress
 from stageout.protocols.curl.task import Task
 from stageout.protocols.curl.transport import Reply
 
@@ -34,7 +34,7 @@ def pieces(start: int, end: int, streams: int, most_bytes: int) -> list[Piece]:
 
 
 class _Fetch:
-    """Receives one piece."""
+    """Receiver of one piece."""
 
     def __init__(self, owner: RangedDownload, piece: Piece) -> None:
         self._owner = owner
@@ -62,7 +62,7 @@ class RangedDownload(HttpDownload):
         self._sample_bytes = sample if isinstance(sample, int) and sample > 0 else 0
         self._streams = task.context.parallelism
         self._first_bytes = min(first_bytes, self._sample_bytes or first_bytes)
-        self._tally = Tally(task.context, task.mileage)
+        self._shared = SharedProgress(task.context, task.progress)
         self._http = self._connection()
         self._lock = threading.Lock()
         self._missing: list[Piece] = []
@@ -77,7 +77,7 @@ class RangedDownload(HttpDownload):
 
     def attempt(self) -> Outcome:
         """The first request, or, when that was answered, all pieces that are still missing."""
-        self._tally.stop = None
+        self._shared.stop = None
         if self._ranged:
             self._help(self._streams - 1)
             self._wait()
@@ -155,7 +155,7 @@ class RangedDownload(HttpDownload):
         self._wait()
 
     def _connection(self) -> Http:
-        return Http(replace(self._task, mileage=Share(self._task.context, self._tally)))
+        return Http(replace(self._task, progress=StreamProgress(self._task.context, self._shared)))
 
     def _help(self, count: int) -> None:
         for _ in range(min(count, len(self._missing))):
@@ -173,19 +173,19 @@ class RangedDownload(HttpDownload):
         for thread in self._threads:
             thread.join()
         self._threads.clear()
-        if self._tally.stop is not None:
-            raise self._tally.stop
+        if self._shared.stop is not None:
+            raise self._shared.stop
 
     def _give_up(self, failure: BaseException) -> None:
         with self._lock:
-            self._tally.stop = self._tally.stop or failure
+            self._shared.stop = self._shared.stop or failure
         for thread in self._threads:
             thread.join()
         self._threads.clear()
 
     def _work(self) -> None:
         http = self._connection()
-        while self._tally.stop is None:
+        while self._shared.stop is None:
             with self._lock:
                 piece = self._missing.pop(0) if self._missing else None
             if piece is None:
@@ -195,7 +195,7 @@ class RangedDownload(HttpDownload):
                 self._fetch(http, fetch)
             except BaseException as failure:
                 with self._lock:
-                    self._tally.stop = self._tally.stop or failure
+                    self._shared.stop = self._shared.stop or failure
             if fetch.place < fetch.end:
                 with self._lock:
                     self._missing.append((fetch.place, fetch.end))

@@ -24,17 +24,17 @@ class ChecksumPolicy(enum.Enum):
 
 @dataclass(frozen=True)
 class Settings:
-    """The knobs that hold for one file.
+    """Knobs that count for one file.
 
-    :param connect_timeout_s: for name look-up, connection and TLS handshake together.
-    :param stall_window_s: a transfer that is slower than ``stall_bytes_per_s`` over so many seconds is given up.
-    :param stall_bytes_per_s: see above.
-    :param response_timeout_s: wait for the server's answer while no data has to move.
-    :param retry_budget_s: seconds for all attempts that bring nothing, while the server answers.
-    :param reconnect_budget_s: seconds for further attempts while no connection holds.
-    :param split_bytes: files up to this size move over one connection.
-    :param reserve_space: the whole size is reserved on a ``file`` destination before anything is written.
-    :param checksum_policy: see :class:`ChecksumPolicy`.
+    :param connect_timeout_s: Seconds to wait for name look-up, connection and TLS handshake together.
+    :param stall_window_s: Seconds in which a transfer must keep its least rate before it counts as stalled.
+    :param stall_bytes_per_s: Least rate of a transfer, in bytes per second.
+    :param response_timeout_s: Seconds to wait for the server's answer while no data moves.
+    :param retry_budget_s: Seconds for all attempts without progress while the server answers.
+    :param reconnect_budget_s: Seconds for further attempts while no connection is possible.
+    :param split_bytes: Size, in bytes, up to which a file moves over one connection.
+    :param reserve_space: True: a ``file`` destination reserves the whole size before the first byte is written.
+    :param checksum_policy: Checks of a transfer: ``off``, ``if-available`` or ``required``.
     """
 
     connect_timeout_s: float = 30.0
@@ -54,12 +54,12 @@ def in_data_slot() -> bool:
 
 
 def value_of(data: Mapping[str, Any], name: str) -> Any | None:
-    """A value of PluginData; names of ClassAds ignore case."""
+    """Return a value of PluginData; names of ClassAds ignore case."""
     return next((value for key, value in data.items() if key.lower() == name.lower()), None)
 
 
 def read_settings(context: Context, data: Mapping[str, Any]) -> Settings:
-    """The knobs for one file; a number that cannot be read is logged and its default holds.
+    """Read the knobs for one file; a number that cannot be read is logged, and its default counts.
 
     :param data: PluginData of the file; its ``checksum_policy`` wins over the knob.
     :raises TransferFailure: BAD_REQUEST for a checksum policy that does not exist: guessing could verify nothing.

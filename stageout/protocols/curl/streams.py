@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 
 from stageout.plugin.api import Context
-from stageout.protocols.curl.task import Mileage
+from stageout.protocols.curl.task import FileProgress
 
 
-class Tally(Mileage):
+class SharedProgress(FileProgress):
     """Bytes of one file over several connections at once."""
 
-    def __init__(self, context: Context, total: Mileage) -> None:
+    def __init__(self, context: Context, total: FileProgress) -> None:
         super().__init__(context)
         self._total = total
         self._lock = threading.Lock()
@@ -29,19 +29,19 @@ class Tally(Mileage):
             self._total.moved(gain_bytes)
 
 
-class Share(Mileage):
+class StreamProgress(FileProgress):
     """The part of one connection."""
 
-    def __init__(self, context: Context, tally: Tally) -> None:
+    def __init__(self, context: Context, shared: SharedProgress) -> None:
         super().__init__(context)
-        self._tally = tally
-        self._told_bytes = 0
+        self._shared = shared
+        self._reported_bytes = 0
 
     def begin(self) -> None:
         """A request begins."""
-        self._told_bytes = 0
+        self._reported_bytes = 0
 
     def moved(self, request_bytes: int) -> None:
         """So many bytes of the running request."""
-        gain_bytes, self._told_bytes = request_bytes - self._told_bytes, request_bytes
-        self._tally.add(gain_bytes)
+        gain_bytes, self._reported_bytes = request_bytes - self._reported_bytes, request_bytes
+        self._shared.add(gain_bytes)

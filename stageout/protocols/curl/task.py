@@ -14,7 +14,7 @@ from stageout.protocols.curl.settings import ChecksumPolicy, Settings, value_of
 from stageout.protocols.curl.transport import Transport
 
 
-class Mileage:
+class FileProgress:
     """Bytes and connected time of one file over all its requests; bytes are reported to the framework as they move."""
 
     def __init__(self, context: Context) -> None:
@@ -44,7 +44,7 @@ class Mileage:
 class Task:
     """One file to move.
 
-    :param address: where its URL leads. :param mileage: bytes moved for it so far.
+    :param address: where its URL leads. :param progress: bytes moved for it so far.
     """
 
     request: Request
@@ -53,7 +53,7 @@ class Task:
     settings: Settings
     transport: Transport
     servers: Servers
-    mileage: Mileage
+    progress: FileProgress
 
     @property
     def path(self) -> Path:

@@ -33,7 +33,7 @@ _QUICK = ("GET", "PUT", "HEAD", "")  # others, a MOVE say, may take a server lon
 
 
 class Receiver(Protocol):
-    """Takes the body of a successful answer."""
+    """Receiver of the body of a successful answer."""
 
     def begin(self, reply: Reply) -> None:
         """Status and headers are here, data follows."""
@@ -85,7 +85,7 @@ class Reply:
 
 
 class Meter(Protocol):
-    """Counts what requests move, and how long they have a connection."""
+    """Counters of the bytes that requests move, and of the time that they have a connection."""
 
     def moved(self, request_bytes: int) -> None:
         """Bytes moved so far by the running request. :raises TransferFailure: the plugin has to end."""
@@ -95,7 +95,7 @@ class Meter(Protocol):
 
 
 class Watch:
-    """Looks at the progress of one request: ends it when it stalls, or when the plugin has to end.
+    """Monitor of one request, which ends when it stalls, or when the plugin has to end.
 
     As HTCondor's own plugin does, it looks at one window of time after the other, not at each moment's last seconds:
     a pause may be longer than a window when data came before and behind it.
@@ -233,7 +233,7 @@ class _Exchange:
 
 
 class Transport:
-    """Makes requests. Each thread has a handle of its own, whose connections are used again for the next file."""
+    """Client for requests. Each thread has its own handle, whose connections serve the next files, too."""
 
     def __init__(self) -> None:
         self._local = threading.local()

@@ -87,7 +87,7 @@ class Upload(Movement):
             self._verified = self._check()
         return Outcome(
             size_bytes=self._source.size_bytes,
-            transferred_bytes=self._task.mileage.total_bytes,
+            transferred_bytes=self._task.progress.total_bytes,
             verified=self._verified,
             digests=self._source.digests(),
             developer=self._facts(),

@@ -296,7 +296,7 @@ class Direct:
         milestone: Callable[[], int] = lambda: 0,
         again: tuple[ErrorClass, ...] = _AGAIN,
     ) -> _Result:
-        """Do it again while that helps; attempts that brought something do not count.
+        """Repeat an action while that helps; attempts with progress do not count.
 
         :param milestone: grows with what is here for good. :param again: failures after which another attempt helps.
         """
@@ -311,7 +311,7 @@ class Direct:
                     raise
                 self._context.attempt_failed(failure)
                 wait_s = 0.2 * 2**attempt * random.uniform(0.8, 1.2) if attempt else 0.0
-                self._service.life.sleep(max(wait_s, failure.retry_after_s or 0.0))
+                self._service.time_limit.sleep(max(wait_s, failure.retry_after_s or 0.0))
 
     def _count(self, moved_bytes: int) -> None:
         with self._lock:

@@ -1,7 +1,8 @@
 """A personal endpoint for one call, on a node that no collection sees: made, connected, used, removed.
 
-Off unless ``STAGEOUT_GLOBUS_PERSONAL`` names Globus Connect Personal's program. An endpoint that a killed call has left
-behind is found by its name, which begins with the node's, and removed by the next call of the same user on the node.
+Off unless ``STAGEOUT_GLOBUS_PERSONAL`` names Globus Connect Personal's program. The name of an endpoint
+begins with the node's. By this name the next call of the same user on the node finds and removes an endpoint that a
+killed call left behind.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class PersonalEndpoint:
             if time.monotonic() > until_s:
                 text = f"the personal endpoint was not connected within {_CONNECT_S:.0f} s; is TCP port 2223 open?"
                 raise TransferFailure(ErrorClass.CONNECT_FAILED, text)
-            self._service.life.sleep(_LOOK_S)
+            self._service.time_limit.sleep(_LOOK_S)
 
 
 def _delete(endpoint: str, client: Any) -> Any:

@@ -12,13 +12,13 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.api import BatchProtocol, Context, Transfer
 from stageout.plugin.text import one_line
 from stageout.protocols.globusonline.address import Address, address_of
-from stageout.protocols.globusonline.crew import Crew, Group
 from stageout.protocols.globusonline.direct import Direct, Servers
 from stageout.protocols.globusonline.journal import Journal
 from stageout.protocols.globusonline.personal import PersonalEndpoint
 from stageout.protocols.globusonline.plan import Move, Pair
-from stageout.protocols.globusonline.service import Life, Pace, Service, Stopped
+from stageout.protocols.globusonline.service import RateLimiter, Service, Stopped, TimeLimit
 from stageout.protocols.globusonline.settings import GlobusSettings, read_settings
+from stageout.protocols.globusonline.task_executor import Group, TaskExecutor
 from stageout.protocols.globusonline.tokens import Tokens
 
 _JOBS = "STAGEOUT_JOBS"  # of a batch; told by the sandbox manager
@@ -60,7 +60,7 @@ class _Call:
         self._context: Context = transfers[0].context
         self._settings = settings
         self._upload = upload
-        self._pace = Pace()
+        self._rate_limiter = RateLimiter()
         self._services: dict[tuple[str, str], Service] = {}
         self._groups: dict[tuple[str, str, Pair], Group] = {}
         self._straight: list[_Straight] = []
@@ -101,7 +101,9 @@ class _Call:
         key = (address.service or self._settings.credential, address.handle)
         if key not in self._services:
             tokens = Tokens(self._context, *key)
-            self._services[key] = Service(tokens, self._settings.transfer_url, Life(self._context), self._pace)
+            self._services[key] = Service(
+                tokens, self._settings.transfer_url, TimeLimit(self._context), self._rate_limiter
+            )
         return self._services[key]
 
     def _make_endpoint(self, service: Service) -> None:
@@ -149,19 +151,19 @@ class _Call:
 
         :raises Stopped: the plugin has to end.
         """
-        crew = Crew(self.journal, self._settings, self._upload, self._jobs())
+        executor = TaskExecutor(self.journal, self._settings, self._upload, self._jobs())
         servers = Servers()
         with ThreadPoolExecutor(max(1, concurrency)) as pool:
             going = [pool.submit(self._go, item, servers) for item in self._straight]
             try:
-                crew.run(self._groups.values())
+                executor.run(self._groups.values())
             finally:
                 for one in going:
                     one.result()
 
     def _go(self, item: _Straight, servers: Servers) -> None:
         context = item.transfer.context
-        if item.service.life.is_over:
+        if item.service.time_limit.is_over:
             return
         try:
             service = item.service.twin()

@@ -37,7 +37,7 @@ class Stopped(Exception):
     """The plugin has to end: signal, deadline, or the starter is gone."""
 
 
-class Life:
+class TimeLimit:
     """The time limit of the plugin. :param context: of any file of the call."""
 
     def __init__(self, context: Context) -> None:
@@ -71,7 +71,7 @@ class Life:
         raise Stopped
 
 
-class Pace:
+class RateLimiter:
     """No more requests than the service allows, over all threads of this plugin."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Pace:
 
 
 class _FileAuthorizer(GlobusAuthorizer):
-    """Reads the token file for each request: a credmon may have put a new token there."""
+    """Source of the token, which reads its file for each request because a credmon may have renewed it."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -105,16 +105,16 @@ class Service:
     :param tokens: whose requests they are. :param base_url: "" for the public service.
     """
 
-    def __init__(self, tokens: Tokens, base_url: str, life: Life, pace: Pace) -> None:
+    def __init__(self, tokens: Tokens, base_url: str, time_limit: TimeLimit, rate_limiter: RateLimiter) -> None:
         self.tokens = tokens
-        self.life = life
+        self.time_limit = time_limit
         self._base_url = base_url
-        self._pace = pace
+        self._rate_limiter = rate_limiter
         self._client = self._connect(_HTTP_TIMEOUT_S)
 
     def twin(self) -> Service:
         """The same for another thread."""
-        return Service(self.tokens, self._base_url, self.life, self._pace)
+        return Service(self.tokens, self._base_url, self.time_limit, self._rate_limiter)
 
     def _connect(self, timeout_s: float) -> TransferClient:
         return TransferClient(
@@ -126,27 +126,27 @@ class Service:
 
     # ---- one request -------------------------------------------------------------------------------------------------
 
-    def ask(self, doing: str, request: Callable[[TransferClient], Any], patience_s: float = _PATIENCE_S) -> Any:
+    def ask(self, doing: str, request: Callable[[TransferClient], Any], timeout_s: float = _PATIENCE_S) -> Any:
         """Send a request, again while that makes sense.
 
-        :param doing: for messages, such as ``submitting the task``. :param patience_s: from the first failure on.
+        :param doing: for messages, such as ``submitting the task``. :param timeout_s: from the first failure on.
         :raises TransferFailure: it was refused, or not answered in time. :raises Stopped: the plugin has to end.
         """
-        give_up_s: float | None = None
+        deadline_s: float | None = None
         attempt = 0
         while True:
-            self.life.sleep(self._pace.wait_s())
+            self.time_limit.sleep(self._rate_limiter.wait_s())
             token = self.tokens.bearer(TRANSFER)
             try:
                 return request(self._client)
             except GlobusError as error:
                 now_s = time.monotonic()
-                give_up_s = now_s + patience_s if give_up_s is None else give_up_s
+                deadline_s = now_s + timeout_s if deadline_s is None else deadline_s
                 wait_s = self._wait_s(error, attempt, token)
-                if wait_s is None or (now_s + wait_s > give_up_s and not _is_queue(error)):
+                if wait_s is None or (now_s + wait_s > deadline_s and not _is_queue(error)):
                     raise self._failure(error, doing) from None
             attempt += 1
-            self.life.sleep(wait_s)
+            self.time_limit.sleep(wait_s)
 
     def _wait_s(self, error: GlobusError, attempt: int, token: str) -> float | None:
         """Seconds until the next attempt; None when there should be none."""

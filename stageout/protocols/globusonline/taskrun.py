@@ -44,7 +44,7 @@ class Ended:
 
 
 class TaskRun:
-    """Carries tasks out, one after the other.
+    """Executor of tasks, one after the other.
 
     :param log: writes a line into the plugin's log.
     """
@@ -115,7 +115,7 @@ class TaskRun:
 
     def _leave(self, entry: Entry) -> None:
         """Cancel; but when only this call's time is over and the next one finds the record, let the task go on."""
-        if self._journal.is_lasting and self._service.life.has_run_out:
+        if self._journal.is_lasting and self._service.time_limit.has_run_out:
             body = {"DATA_TYPE": "task", "deadline": _iso(self._settings.lease_s)}
             done = self._service.last_word(lambda client: client.update_task(entry.task, body))
             self._log("left to the next call", task=entry.task, renewed=done)
@@ -142,7 +142,7 @@ class TaskRun:
                     self._service.ask("cancelling the task", lambda client: client.cancel_task(entry.task))
                     continue
             self._renew(entry, lease, shown)
-            self._service.life.sleep(poll_s * (_QUEUED_POLLS if shown["nice_status"] == "Queued" else 1))
+            self._service.time_limit.sleep(poll_s * (_QUEUED_POLLS if shown["nice_status"] == "Queued" else 1))
             poll_s = min(2 * poll_s, self._settings.poll_s)
 
     def _ask(self, entry: Entry) -> Any:

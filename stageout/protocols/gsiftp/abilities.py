@@ -21,14 +21,14 @@ def program_path(environment: Mapping[str, str]) -> str:
     return ""
 
 
-_LACKS = f"{PROGRAM} is not installed on this node (Debian's package globus-gass-copy-progs has it)"
+_MISSING = f"{PROGRAM} is not installed on this node (Debian's package globus-gass-copy-progs has it)"
 ABILITIES = Abilities(
     methods=METHODS,
     version=__version__,
     verifies=True,
     parallel=4,
-    in_parts=METHODS,
+    multi_stream_methods=METHODS,
     proxy_methods=("gsiftp",),
-    splits_downloads=METHODS,
-    lacks="" if program_path(os.environ) else _LACKS,
+    multi_stream_downloads=METHODS,
+    missing_requirement="" if program_path(os.environ) else _MISSING,
 )

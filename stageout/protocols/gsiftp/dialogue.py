@@ -40,7 +40,7 @@ class Answer:
 
 @dataclass
 class Dialogue:
-    """All that was said with the servers of one run.
+    """Record of the dialogue with the servers of one run.
 
     :param sizes_bytes: URL -> size that its server states. :param digests: URL -> MD5 that it states.
     :param login: a log-in was begun. :param errors: lines of the program itself. :param began: it told what it does.

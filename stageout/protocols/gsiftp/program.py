@@ -65,7 +65,7 @@ class Pair:
 
 
 class Program:
-    """Runs globus-url-copy.
+    """Execution of globus-url-copy.
 
     :param path: of the executable. :param upload: direction of the data; says where progress is seen.
     """

@@ -11,6 +11,7 @@ ABILITIES = Abilities(
     version=__version__,
     verifies=True,
     parallel=4,
-    in_parts=METHODS,
+    multi_stream_methods=METHODS,
+    deletes=METHODS,
     job_attributes=("StageOutPriority", "StageOutDeadline", "JobPrio"),
 )

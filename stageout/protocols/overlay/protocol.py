@@ -20,12 +20,12 @@ from stageout.overlay.safekeeping import Custodian, deposit_copies
 from stageout.overlay.sending import Share, report
 from stageout.overlay.settings import congestion_of, connections_of, key_file_of, routes_of
 from stageout.overlay.small_deposits import Small, deposit_small
+from stageout.overlay.wire.messages import MAX_CLOCK_SKEW_S
+from stageout.overlay.wire.packs import MAX_FILE_BYTES
+from stageout.overlay.wire.route import DEFAULT_PORT, BadRoute, address, written
 from stageout.plugin.api import BatchProtocol, Context, Outcome, Transfer
 from stageout.plugin.urls import as_written, safe_url
 from stageout.wire.deposits import EXPIRES_AFTER_S, BadReceipt, Receipt, name_of, operation_of, read_numbers
-from stageout.wire.overlay import MAX_CLOCK_SKEW_S
-from stageout.wire.packs import MAX_FILE_BYTES
-from stageout.wire.route import DEFAULT_PORT, BadRoute, address, written
 
 _SILENCE_S = 60.0
 _LEAST_S = 1.0
@@ -35,6 +35,23 @@ _NEXT_AFTER_S = 10.0
 
 class OverlayProtocol(BatchProtocol):
     """overlay: small files of a call travel together."""
+
+    def delete(self, transfers: Sequence[Transfer]) -> None:
+        """Delete files at their routers, one after the other; each is gone from the disk when it is finished."""
+        from stageout.overlay.operations import Session
+
+        for transfer in transfers:
+            try:
+                host, port, path = _place(transfer.request.encoded_url)
+                gateway = _gateway(host, port, transfer.context)
+                routes = routes_of(transfer.context.setting("OVERLAY_ROUTES", ""), gateway)
+                with Session(gateway, routes=routes) as session:
+                    session.delete(path)
+                    session.push()
+            except TransferFailure as failure:
+                transfer.finish(failure if failure.kind is not ErrorClass.NOT_FOUND else Outcome(0, verified="deleted"))
+            else:
+                transfer.finish(Outcome(0, verified="deleted"))
 
     def move(self, transfers: Sequence[Transfer], upload: bool, concurrency: int) -> None:
         """Move all files: those for one router together, the routers one after the other."""
@@ -115,7 +132,7 @@ class _Deposit:
 
     @property
     def operation(self) -> tuple[str, int]:
-        """Its origin and number: the same whenever and however it is given away."""
+        """Return origin and number of the operation: the same whenever and however it is given away."""
         return operation_of(self.name, self.gateway.secret)
 
     def finish(self, custodians: Sequence[str], expires: int, size_bytes: int, sent_bytes: int) -> None:

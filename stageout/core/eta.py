@@ -1,0 +1,69 @@
+"""Time that deliveries probably still need, from rates with a spread. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+#: Cost of a file beside its bytes.
+FILE_BYTES = 1_000_000
+#: A rate is between its usual value times and divided by exp(so many mean deviations) in about nine of ten cases.
+_DEVIATIONS = 2.0
+#: Rates are never known better than this.
+_LEAST_SPREAD = 0.05
+#: A transfer that takes longer than was expected may still take this part of the time that has passed.
+_OVERDUE = 0.25
+#: Longer estimates say nothing.
+MOST_S = 1e8
+
+
+class Eta(NamedTuple):
+    """Seconds until a delivery is probably complete.
+
+    :param high_s: None if something must happen first whose time is not known, such as a server that answers again.
+    """
+
+    low_s: float
+    high_s: float | None
+
+
+def work_bytes(files: float, size_bytes: float) -> float:
+    """Return the work of so many files with so many bytes together, the cost of files included."""
+    return size_bytes + files * FILE_BYTES
+
+
+def estimate(
+    low_bytes: float,
+    high_bytes: float,
+    rate_bytes_per_s: float,
+    spread: float,
+    *,
+    starts_in_s: float = 0.0,
+    passed_s: float = 0.0,
+    is_blocked: bool = False,
+) -> Eta | None:
+    """Return the time until so much work is done; None if no rate is known.
+
+    :param low_bytes: work that is left at least; :param high_bytes: at most. :param spread: mean deviation of the
+        natural logarithm of the rate. :param starts_in_s: nothing is sent before. :param passed_s: seconds for which
+        the work was already under way, or since it was counted. :param is_blocked: nobody knows when it can go on.
+    """
+    if rate_bytes_per_s <= 0:
+        return None
+    factor = math.exp(min(20.0, _DEVIATIONS * max(_LEAST_SPREAD, spread)))
+    wait_s, passed_s = max(0.0, starts_in_s), max(0.0, passed_s)
+    low_s = wait_s + max(0.0, low_bytes / rate_bytes_per_s / factor - passed_s)
+    if is_blocked:
+        return Eta(min(MOST_S, low_s), None)
+    high_s = wait_s + max(high_bytes / rate_bytes_per_s * factor - passed_s, _OVERDUE * passed_s)
+    return Eta(min(MOST_S, low_s), min(MOST_S, max(low_s, high_s)))
+
+
+def latest(parts: list[Eta | None]) -> Eta | None:
+    """Return the time until all parts are done; None if it is not known for one of them, or without parts."""
+    known = [part for part in parts if part is not None]
+    if not known or len(known) < len(parts):
+        return None
+    ends = [part.high_s for part in known]
+    high_s = None if None in ends else max(end for end in ends if end is not None)
+    return Eta(max(part.low_s for part in known), high_s)

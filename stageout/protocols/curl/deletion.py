@@ -1,0 +1,72 @@
+"""Deletion of one file. A file that does not exist counts as deleted: the answer to an earlier request may be lost."""
+
+from __future__ import annotations
+
+from stageout.core.errors import TransferFailure
+from stageout.plugin.api import Outcome
+from stageout.protocols.curl.attempts import Movement
+from stageout.protocols.curl.failures import remote_failure
+from stageout.protocols.curl.ftp import Ftp
+from stageout.protocols.curl.http import Http
+from stageout.protocols.curl.local import path_of
+from stageout.protocols.curl.task import Task
+
+_GONE = frozenset({404, 410})
+DELETED = "deleted"
+"""Stands for the verification in a result."""
+
+
+def deletion(task: Task) -> Movement:
+    """Return the deletion of the file that the URL of a task names."""
+    return {"file": _LocalDeletion, "ftp": _FtpDeletion}.get(task.address.method, _HttpDeletion)(task)
+
+
+class _Deletion(Movement):
+    """One file that is to go."""
+
+    def abandon(self) -> None:
+        """Nothing to remove."""
+
+    def attempt(self) -> Outcome:
+        """Delete the file.
+
+        :raises TransferFailure: it may still be there.
+        """
+        self._delete()
+        return Outcome(0, verified=DELETED)
+
+    def _delete(self) -> None:
+        raise NotImplementedError
+
+
+class _HttpDeletion(_Deletion):
+    """DELETE, of http, https, dav and davs."""
+
+    def _delete(self) -> None:
+        http = Http(self._task)
+        reply = http.ask("DELETE", self._task.address)
+        if not reply.success and reply.status not in _GONE:
+            raise http.failure(reply, f"deletion of {self._task.address.name}")
+
+
+class _FtpDeletion(_Deletion):
+    """DELE; an FTP server refuses it with the same reply whether or not the file is there."""
+
+    def _delete(self) -> None:
+        ftp = Ftp(self._task)
+        try:
+            ftp.delete(self._task.address, refusal_is_failure=True)
+        except TransferFailure:
+            if ftp.exists(self._task.address):
+                raise
+
+
+class _LocalDeletion(_Deletion):
+    """Removal of a name of this machine."""
+
+    def _delete(self) -> None:
+        path = path_of(self._task.address)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise remote_failure(error, str(path)) from None

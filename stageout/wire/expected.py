@@ -1,0 +1,135 @@
+"""Expected ends of deliveries, from a manager's report. Pure.
+
+Output that waits for a server goes in the order of the planner: owners take turns, and of one owner a small sandbox
+goes before a large one. A report does not say how much of a running transfer has arrived. So the work before a sandbox
+has a lower and an upper bound.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from stageout.core.eta import Eta, estimate, latest, work_bytes
+from stageout.core.states import State
+from stageout.wire.custody import FlowReport, Report, Run, SandboxReport
+
+#: Sandboxes whose delivery can be expected. A failed one waits for its owner.
+_OPEN = frozenset({State.ACCEPTED, State.CONFIRMED, State.LEASED, State.MOVING, State.RETRY_WAIT})
+_GONE = frozenset({State.DELIVERED, State.HANDED_OVER, State.FAILED})
+
+
+@dataclass
+class _Server:
+    """Work for one server.
+
+    :param is_blocked: it cannot be reached. :param probe_at: wall clock of the next probe, 0 for none.
+    :ivar waiting: of each run that waits, its work and that of its owner before it. :ivar of_owner: all that waits.
+    :ivar moving: of each run that is being sent, its work and the wall clock of its start.
+    """
+
+    flow: FlowReport
+    is_blocked: bool
+    probe_at: int
+    waiting: dict[Run, float] = field(default_factory=dict)
+    of_owner: dict[str, float] = field(default_factory=dict)
+    moving: dict[Run, tuple[float, int]] = field(default_factory=dict)
+
+    def add(self, box: SandboxReport, amount: float) -> None:
+        """Count the work of a sandbox. Add waiting sandboxes in their order."""
+        began_at = max((file.began_at for file in box.files if file.state == State.MOVING), default=0)
+        if box.state == State.MOVING and began_at:
+            self.moving[box.run] = (amount, began_at)
+            return
+        self.of_owner[box.owner] = self.of_owner.get(box.owner, 0.0) + amount
+        self.waiting[box.run] = self.of_owner[box.owner]
+
+    def before(self, box: SandboxReport) -> float:
+        """Return the waiting work that is done until a sandbox is: of its owner, and of others in their turns."""
+        mine = self.waiting[box.run]
+        return mine + sum(min(mine, theirs) for owner, theirs in self.of_owner.items() if owner != box.owner)
+
+
+def server_of(url: str) -> str:
+    """Return method and host, as managers name a server. :param url: as people see it."""
+    scheme, _, rest = url.partition("://")
+    return f"{re.split('[-+.]', scheme)[-1]}://{rest.partition('/')[0]}".lower()
+
+
+def for_servers(report: Report, now: float) -> dict[str, Eta]:
+    """Return the time until everything for a server has arrived, by server. :param now: wall clock, seconds."""
+    found = {}
+    for name, server in _servers(report).items():
+        flow = server.flow
+        waiting = work_bytes(flow.files_waiting, flow.bytes_waiting)
+        moving = work_bytes(flow.files_moving, flow.bytes_moving)
+        expected = estimate(
+            waiting, waiting + moving, flow.work_bytes_per_s, flow.spread, passed_s=now - report.sent_at,
+            starts_in_s=server.probe_at - now, is_blocked=server.is_blocked,
+        )  # fmt: skip
+        if expected is not None and waiting + moving:
+            found[name] = expected
+    return found
+
+
+def for_runs(report: Report, now: float, wanted: Collection[Run]) -> dict[Run, Eta]:
+    """Return the time until a run's output has arrived, for those with enough data.
+
+    :param now: wall clock, seconds. :param wanted: the runs that are asked for.
+    """
+    if not wanted or not report.flows:
+        return {}
+    boxes = [box for box in report.sandboxes if box.state in _OPEN and box.files_left > 0 and not box.paused]
+    servers, shares = _servers(report), {}
+    for box in sorted(boxes, key=lambda box: (box.bytes_left, box.accepted_at)):
+        shares[box.run] = _by_server(box, report.flows)
+        for name, amount in shares[box.run].items():
+            if name in servers:
+                servers[name].add(box, amount)
+    found = {}
+    for box in boxes:
+        if box.run in wanted:
+            expected = latest([_expected(box, servers.get(name), report, now) for name in shares[box.run]])
+            if expected is not None:
+                found[box.run] = expected
+    return found
+
+
+def _servers(report: Report) -> dict[str, _Server]:
+    troubled = {one.server: one.probe_at for one in report.servers}
+    return {flow.server: _Server(flow, flow.server in troubled, troubled.get(flow.server, 0)) for flow in report.flows}
+
+
+def _by_server(box: SandboxReport, flows: Iterable[FlowReport]) -> dict[str, float]:
+    """Return the work of a sandbox by server: of all its files, as the files in the report are distributed."""
+    left = [file for file in box.files if file.state not in _GONE]
+    total = work_bytes(box.files_left, box.bytes_left)
+    if not left:
+        names = [flow.server for flow in flows]
+        return {names[0]: total} if len(names) == 1 else {}
+    known = sum(work_bytes(1, max(0, file.size_bytes)) for file in left)
+    parts: dict[str, float] = {}
+    for file in left:
+        name = server_of(file.url)
+        parts[name] = parts.get(name, 0.0) + total * work_bytes(1, max(0, file.size_bytes)) / known
+    return parts
+
+
+def _expected(box: SandboxReport, server: _Server | None, report: Report, now: float) -> Eta | None:
+    if server is None:
+        return None
+    if box.run in server.moving:
+        own, began_at = server.moving[box.run]
+        # Transfers at the same time share the rate.
+        low = high = sum(min(amount, own) for amount, _ in server.moving.values())
+        passed_s = now - began_at
+    else:
+        low = server.before(box)
+        high = low + sum(amount for amount, _ in server.moving.values())
+        passed_s = now - report.sent_at
+    return estimate(
+        low, high, server.flow.work_bytes_per_s, server.flow.spread, passed_s=passed_s,
+        starts_in_s=max(box.next_attempt_at, server.probe_at) - now,
+        is_blocked=server.is_blocked or box.state == State.RETRY_WAIT or box.run.schedd in report.unleased,
+    )  # fmt: skip
