@@ -12,11 +12,14 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+pytest_plugins = ["tests.harness.pool.pytest_plugin"]
+
 # Tests start processes by the hundred: each would compile all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Whoever runs tests in the background has these ignored, and processes inherit that: no Ctrl-C would be heard.
+# A shell that runs tests in the background has these signals ignored, and processes inherit that: no Ctrl-C would be
+# heard.
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)

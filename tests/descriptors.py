@@ -13,7 +13,7 @@ _TOO_MANY_FOR_SELECT = 1024
 
 @contextmanager
 def many_open() -> Iterator[None]:
-    """What is opened within has a number that ``select(2)`` does not take."""
+    """A descriptor that is opened within has a number that ``select(2)`` does not take."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with ExitStack() as stack:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * _TOO_MANY_FOR_SELECT)), hard))

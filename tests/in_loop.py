@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def in_loop(build: Callable[[], T]) -> T:
-    """What ``build`` returns, called in a loop: before Python 3.10 asyncio's locks and events want one when built."""
+    """The result of ``build``, called in a loop: before Python 3.10 asyncio's locks and events want one when built."""
 
     async def built() -> T:
         return build()

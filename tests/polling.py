@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,23 +12,24 @@ DEADLINE_S = 60.0
 _EVERY_S = 0.01
 
 
-def wait_for(condition: Callable[[], Any], what: Callable[[], str] | str = "it") -> Any:
+def wait_for(condition: Callable[[], Any], what: Callable[[], str] | str = "it", *, every_s: float = 0.01) -> Any:
     """The first true value of the condition. :param what: is to come about, in words, for who reads the failure."""
     end_s = time.monotonic() + DEADLINE_S
     while not (found := condition()):
         if time.monotonic() > end_s:
             raise AssertionError(_in_vain(what))
-        time.sleep(_EVERY_S)
+        time.sleep(every_s)
     return found
 
 
-async def until(condition: Callable[[], Any], what: Callable[[], str] | str = "it") -> None:
-    """As :func:`wait_for`, for what happens in this loop."""
+async def until(condition: Callable[[], Any], what: Callable[[], str] | str = "it") -> Any:
+    """As :func:`wait_for`, for what happens in this loop; the condition may be a coroutine function."""
     end_s = time.monotonic() + DEADLINE_S
-    while not condition():
+    while not (found := await answer if inspect.isawaitable(answer := condition()) else answer):
         if time.monotonic() > end_s:
             raise AssertionError(_in_vain(what))
         await asyncio.sleep(_EVERY_S)
+    return found
 
 
 def _in_vain(what: Callable[[], str] | str) -> str:

@@ -1,4 +1,4 @@
-"""What plugin authors get wrong with HTCondor, point by point, and what here guards against it.
+"""Mistakes of plugin authors with HTCondor, point by point, and the guards against them here.
 
 A guard is a rule of the conformance suite or a test (``file::name``); the points that no plugin can meet by itself name
 who does. The numbers are those of the reference on HTCondor's file transfer.
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stageout.plugin.context import Surroundings
+from stageout.plugin.context import PluginEnvironment
 from stageout.plugin.text import Scrubber
 from stageout.testing.conformance_rules import RULES
 
@@ -64,7 +64,7 @@ POINTS: dict[int, tuple[str, list[str]]] = {
     35: ("uses TransferClass", ["no-transfer-class"]),
 }
 ELSEWHERE = {
-    29: "the job's owner: docs/PLUGINS.md",
+    29: "the job's owner: docs/plugin/write.md",
     30: "the administrator",
     31: "the administrator",
     32: "each protocol: resume belongs to a source, never to a path",
@@ -91,8 +91,8 @@ def test_guards_exist(number):
 def test_tokens_are_read_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("_CONDOR_CREDS", str(tmp_path))
     scrubber = Scrubber()
-    surroundings = Surroundings(scrubber)
+    environment = PluginEnvironment(scrubber)
     for token in ("first-token-1", "second-token-2"):
         (tmp_path / "svc.use").write_text(token)
-        assert surroundings.credential("svc", "") == token
+        assert environment.credential("svc", "") == token
     assert scrubber.message("first-token-1 then second-token-2") == "*** then ***"

@@ -1,20 +1,24 @@
-"""What is held against a schedule: at each edit and order, and at the end."""
+"""The charges against a schedule: at each edit and order, and at the end."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any
 
-from sandbox_manager.lookups import CODE_OF, STATE_OF
+from sandbox_manager.custody.queries import CODE_OF, STATE_OF
+from schedd_agent.file_records import key_of
 from schedd_agent.model import Job, Status
 from stageout.core.states import FREED, State
-from stageout.wire.custody import Action, OrderSheet
+from stageout.wire.custody import Action, Order, OrderSheet
 from tests.crash.observed import FREED_CODES
 from tests.crash.parties import HOLE_S, LEASE_S, POLL_S
 from tests.crash.pool_model import (
     Execution,
+    ModelReceipts,
+    path_of,
 )
 
+_ARRIVED = f"{CODE_OF[State.DELIVERED]}, {CODE_OF[State.RELEASED]}"
 _WANTED = "EXISTS (SELECT 1 FROM files f WHERE f.ticket = t.id AND f.state IN (0, 1, 3))"
 _HELD = f"SELECT t.ticket, s.state FROM tickets t JOIN sandboxes s ON s.id = t.sandbox WHERE t.freed = 0 AND {_WANTED}"
 #: For SQL: tickets whose bytes are needed.
@@ -47,7 +51,7 @@ class Judgement:
     """The part of a simulation that knows what was promised."""
 
     def _judge_edit(self, before: Job, after: Job, edit: Any) -> None:
-        self.world.say(f"{edit.label} {edit.job_id}: {after.shown.state} {after.shown.reason}")
+        self.world.say(f"{edit.label} {edit.job_id}: {after.ad_state.state} {after.ad_state.reason}")
         counts = self._counting(before.name)
         if edit.label == "edit-delivered" and counts is not None:
             missing = [
@@ -55,17 +59,17 @@ class Judgement:
             ]
             if missing:
                 self.world.violation(f"{before.name} is called delivered, {missing} never arrived")
-        if edit.label == "edit-hold" and "was changed" in after.shown.reason:
-            self.world.violation(f"{before.name}: nobody changed anything, but: {after.shown.reason}")
+        if edit.label == "edit-hold" and "was changed" in after.ad_state.reason:
+            self.world.violation(f"{before.name}: nobody changed anything, but: {after.ad_state.reason}")
         if edit.label == "edit-rerun" and counts is not None:
-            if "nothing was heard" in after.shown.reason:
+            if "nothing was heard" in after.ad_state.reason:
                 self._judge_silence(after)
-            elif self.trouble.impatient and "deleted" in after.shown.reason:
+            elif self.trouble.impatient and "deleted" in after.ad_state.reason:
                 self.world.say("its time was over")
-            elif self.forger and self.agent.starts > 1 and "no manager reported" in after.shown.reason:
+            elif self.forger and self.agent.starts > 1 and "no manager reported" in after.ad_state.reason:
                 self.world.say("its record stood between two that look like one run's")
             elif not self._is_excused(counts) and not self.restored and not self._clocks_jumped:
-                self.world.violation(f"{before.name}: accepted output is lost for no reason: {after.shown.reason}")
+                self.world.violation(f"{before.name}: accepted output is lost for no reason: {after.ad_state.reason}")
 
     def _is_excused(self, execution: Execution) -> bool:
         """Was something lost of what a run has handed over, be it named in its record or not?"""
@@ -80,9 +84,31 @@ class Judgement:
         for order in sheet.orders:
             if order.action is Action.CONFIRM:
                 self._confirmed(order.tickets)
+            if order.action is Action.FORGET and not self.agent.is_odd(order.number):
+                self._judge_forget(sheet, order)
             wished = order.job in self.schedd.removed | self.given_up or self.agent.is_odd(order.number)
             if order.action is Action.CANCEL and not wished:
                 self.world.violation(f"{order.job} is cancelled although nobody removed it")
+
+    def _judge_forget(self, sheet: OrderSheet, order: Order) -> None:
+        """Files that were delivered are recorded before their manager may forget them."""
+        (node,) = (one for one in self.nodes if one.manager == sheet.manager)
+        rows = node.rows(
+            "SELECT t.ticket FROM tickets t JOIN sandboxes s ON s.id = t.sandbox "
+            f"WHERE s.job = '{order.job}' AND s.number = {order.run_number} AND s.state IN ({_ARRIVED})"
+        )
+        named = ModelReceipts(self.schedd.records).record_with(
+            order.job, sheet.manager, sheet.manager_key, [ticket for (ticket,) in rows]
+        )
+        known = {(ad["GlobalJobId"], ad["NumShadowStarts"]) for ad in self.agent.file_records()}
+        if named and (order.job, order.run_number) not in known:
+            run = f"run {order.run_number} of {order.job}"
+            self.world.violation(f"{sheet.manager} forgets {run}, which is not recorded")
+
+    def _judge_file_records(self) -> None:
+        for key, count in Counter(map(key_of, self.agent.file_records())).items():
+            if count > 1:
+                self.world.violation(f"{key} is recorded {count} times")
 
     def _confirmed(self, tickets: tuple[str, ...]) -> None:
         """The access point has said that these are of a run that completed."""
@@ -205,7 +231,7 @@ class Judgement:
         """At rest nothing counts against the quota or holds a place."""
         for node in self.nodes:
             if node.is_alive and node.admission is not None:
-                space, promised = node.admission.space, node.admission._promised
+                space, promised = node.admission.space, node.admission._reservations
                 if space.used_bytes or promised:
                     self.world.violation(f"{node.name} counts {space.used_bytes} bytes and {promised} at rest")
 
@@ -213,7 +239,7 @@ class Judgement:
         """Silence counts only while it could have been broken: agent and collector up, and no report there."""
         self.collector.ads()
         for node in self.nodes:
-            if node.manager in job.shown.reason:
+            if node.manager in job.ad_state.reason:
                 since_s = max(self.agent.started_s, self.collector.last_there_s.get((node.manager, job.name), 0.0))
                 looks = [since_s, *(at_s for at_s in self.collector.looks if at_s > since_s)]
                 gaps = (after - before for before, after in zip(looks, looks[1:]))
@@ -226,7 +252,7 @@ class Judgement:
         return next((one for one in known if one.job == name and one.counted), None)
 
     def _arrived(self, execution: Execution, url: str) -> bool:
-        found = self.destination.content.get(url)
+        found = self.destination.content.get(path_of(url))
         return found is not None and found[0] >= execution.number
 
     def _judge_the_end(self) -> None:
@@ -234,14 +260,15 @@ class Judgement:
             counts = self._counting(name)
             if past.status == Status.COMPLETED and name not in self.schedd.let_go:
                 for url in self.outputs[name]:
-                    found = self.destination.content.get(url)
+                    found = self.destination.content.get(path_of(url))
                     if counts is None or found is None or found[0] < counts.number:
                         self.world.violation(f"{name} left as completed, {url} holds {found}")
         for job in self.schedd.jobs_.values():
-            if job.held_by_us and job.hold_untold:
+            if job.held_by_us and job.is_hold_unlogged:
                 self.world.violation(f"{job.name} is held, and nothing has told its owner")
         self._judge_tickets()
         self._judge_rooms()
+        self._judge_file_records()
 
     def _judge_tickets(self) -> None:
         nodes = [one.rows("SELECT ticket FROM tickets") for one in self.nodes]

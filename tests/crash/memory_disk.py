@@ -55,6 +55,7 @@ class _Opened:
     node: Node
     owner: object
     position: int = 0
+    is_appending: bool = False
 
 
 @dataclass
@@ -208,7 +209,7 @@ class MemoryDisk:
         if flags & os.O_TRUNC and node.data:
             node.data, node.saved = b"", None
         number = next(self._numbers)
-        self._opened[number] = _Opened(node, self.owner)
+        self._opened[number] = _Opened(node, self.owner, is_appending=bool(flags & os.O_APPEND))
         return number
 
     def close(self, descriptor: int) -> None:
@@ -228,11 +229,16 @@ class MemoryDisk:
         opened.position += len(part)
         return part
 
+    def pread(self, descriptor: int, count: int, position: int) -> bytes:
+        return self._open_file(descriptor).node.data[position : position + count]
+
     def write(self, descriptor: int, data: Any) -> int:
         self._change("write")
         opened = self._open_file(descriptor)
         part = bytes(data)
         node = opened.node
+        if opened.is_appending:
+            opened.position = len(node.data)
         node.data = node.data[: opened.position] + part + node.data[opened.position + len(part) :]
         node.saved = None if node.saved is None else node.saved
         opened.position += len(part)
@@ -300,6 +306,12 @@ class MemoryDisk:
             self._settle(node)
         else:
             node.saved = node.data
+
+    def ftruncate(self, descriptor: int, length: int) -> None:
+        self._change("ftruncate", needs_room=False)
+        node = self._open_file(descriptor).node
+        node.data = node.data[:length].ljust(length, b"\0")
+        node.mtime = node.ctime = self.now_ns()
 
     def fdatasync(self, descriptor: int) -> None:
         refuses, self.refuses = self.refuses, None
@@ -429,10 +441,13 @@ def _apply(change: _Change) -> None:
 
 
 def _after_the_loss(node: Node, random: Random, chance: float) -> bytes:
-    """Data that were not synced are there, are zeros, or are not there."""
+    """Data that were not synced are there, are zeros, or are not there. The bytes of a file before it grew are
+    there."""
     if node.saved == node.data or random.random() < chance / 2:
         return node.data
-    return random.choice((b"\0" * len(node.data), b"\0" * len(node.data), b"", node.saved or b""))
+    kept = node.saved if node.saved and node.data.startswith(node.saved) else b""
+    zeros = kept + b"\0" * (len(node.data) - len(kept))
+    return random.choice((zeros, zeros, kept, node.saved or b""))
 
 
 def _own(node: Node, uid: int, gid: int) -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong in a schedule: each ``_mis_NAME`` is a kind of misfortune; at last all is mended."""
+"""The misfortunes of a schedule: each ``_mis_NAME`` is one kind; at last all is mended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, NamedTuple
 
-from sandbox_manager.lookups import STATE_OF
+from sandbox_manager.custody.queries import STATE_OF
 from sandbox_manager.sandbox import SENDABLE
 from schedd_agent.model import Status
 from stageout.core.states import State
@@ -329,16 +329,23 @@ class Misfortunes:
         """The owner of a job asks for something while its output is on its way."""
         if self.random.random() < 0.5:
             self._mis_destination_down(node, later)
-        jobs = [job for job in self.schedd.jobs_.values() if job.settling and not job.request]
+        jobs = [job for job in self.schedd.jobs_.values() if job.has_final_handoff and not job.request]
         if not jobs:
             self.world.after(60, lambda: self._mis_wish(node, later) if self.troubled else None)
             return
         job = self.random.choice(jobs)
-        wish = self.random.choice(("retry", "retry", "pause", "resume", "cancel"))
+        wish = self.random.choice(("retry", "retry", "pause", "resume", "cancel", "redirect", "redirect"))
+        if wish == "redirect":
+            wish = self._redirect_of(job.name)
         self.world.say(f"the owner of {job.name} asks for {wish}")
         if wish == "cancel":
             self.given_up.add(job.name)
         self.schedd.jobs_[job.name] = replace(job, request=wish)
+
+    def _redirect_of(self, name: str) -> str:
+        """Return an owner's request to send a job's output to one of the hosts."""
+        number, host = self.outputs[name][0].split("/")[3], self.random.choice(("h1", "h2"))
+        return f"redirect r{self.random.randrange(10**6)} copy://{host}/{number}/"
 
     def _mis_odd_order(self, node: Node, later: float) -> None:
         """Some orders come that are late, early or vain, while output waits for its server."""
@@ -364,14 +371,14 @@ class Misfortunes:
                 return
         self.world.say(f"{action.value} of {job} {number - before} is ordered out of turn")
         tickets = tuple(named.split()) if action is Action.CONFIRM else ()
-        self.agent.odd_order(holder.custodian, action, job, number - before, tickets)
+        self.agent.odd_order(holder.identity, action, job, number - before, tickets)
 
     def _resume_all(self) -> None:
         """Nobody pauses anything for ever."""
         for node in self.nodes:
             paused = node.rows("SELECT job, number FROM sandboxes WHERE paused = 1")
             for job, number in paused if node.admission else ():
-                self.agent.odd_order(node.custodian, Action.RESUME, job, number)
+                self.agent.odd_order(node.identity, Action.RESUME, job, number)
 
     def _mis_sync_refused(self, node: Node, later: float) -> None:
         """The disk cannot write the data of an output, and says so once; perhaps nobody asks for that output then."""
@@ -453,7 +460,7 @@ class Misfortunes:
         """The ledger is damaged; the administrator moves it aside, as the error says.
 
         Not while the clock is behind what it was: a manager without memory and with a clock that was set back is not
-        heard (docs/CRASH.md).
+        heard (docs/explanation/crash.md).
         """
         if node.machine.wall_offset_s < node.machine.most_offset_s:
             return
@@ -533,7 +540,8 @@ class Misfortunes:
         for name, execution in self.running.items():
             job = self.schedd.jobs_[name]
             self.world.say(f"a record of run {job.run} of {name} is forged before that of execution {execution.number}")
-            self.schedd.records.append(self.forger.imitated(job, self.schedd.wall_s()))
+            writer, text = self.forger.imitated(job, self.schedd.wall_s())
+            self.schedd.records[writer].append(text)
 
     def _mis_remove_job(self, node: Node, later: float) -> None:
         name = self.random.choice(list(self.schedd.jobs_) or [""])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sandbox_manager.lookups import CODE_OF, STATE_OF
+from sandbox_manager.custody.queries import CODE_OF, STATE_OF
 from stageout.core.states import FREED, MOVES, State
 from stageout.wire.custody import Action, Order
 
@@ -130,25 +130,28 @@ class Observer:
     # ---- orders ------------------------------------------------------------------------------------------------------
 
     def sheets(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """The product's ``carry_out``, observed."""
+        """The product's ``apply_orders``, observed."""
 
-        def carry_out(db: Any, sheet: Any, now: int) -> Any:
+        def apply_orders(db: Any, sheet: Any, now: int, *more: Any) -> Any:
             self._numbering = sheet.numbering
-            return real(db, sheet, now)
+            return real(db, sheet, now, *more)
 
-        return carry_out
+        return apply_orders
 
     def action(self, real: Callable[..., Iterable[int]]) -> Callable[..., Iterable[int]]:
         """The product's function for one kind of order, observed."""
 
-        def obey(db: Any, order: Order, now: int) -> Iterable[int]:
+        def obey(db: Any, order: Order, now: int, *more: Any) -> Iterable[int]:
             before = _boxes(db, order.job)
             met = next((box.state for box in before.values() if box.number == order.run_number), None)
             self._coverage.orders[order.action, met] += 1
             self._count(db, order)
             if order.action in (Action.PAUSE, Action.RESUME):
                 self._pause(db, order, before)
-            touched = list(real(db, order, now))
+            gone = _gone(db)
+            touched = list(real(db, order, now, *more))
+            if order.action is Action.REDIRECT and not gone <= _gone(db):
+                db.execute("INSERT INTO sim_faults VALUES ('a redirect reaches a file that was sent')")
             for text in _broken(order, before, _boxes(db, order.job)):
                 db.execute("INSERT INTO sim_faults VALUES (?)", (f"{order.action.value} {order.run_number}: {text}",))
             return touched
@@ -175,6 +178,11 @@ class Observer:
                    (order.job, newest))  # fmt: skip
 
 
+def _gone(db: Any) -> set[tuple[Any, ...]]:
+    """Return the URLs of files that were sent, are being sent, or are with a custodian."""
+    return set(db.execute("SELECT ticket, position, url, destination FROM files WHERE state IN (1, 2, 5)").fetchall())
+
+
 def _boxes(db: Any, job: str) -> dict[int, _Box]:
     columns = "id, number, state, confirmed_at, forgettable, paused"
     rows = db.execute(f"SELECT {columns} FROM sandboxes WHERE job = ?", (job,)).fetchall()
@@ -196,7 +204,7 @@ def _broken(order: Order, before: dict[int, _Box], after: dict[int, _Box]) -> It
                 yield f"it reaches run {was.number}, {was.state}"
             if order.action is Action.FORGET and was.state not in FREED | {State.FAILED}:
                 yield f"it ends what is {was.state}"
-            if order.action is Action.RETRY and not was.confirmed_at:
+            if order.action in (Action.RETRY, Action.REDIRECT) and not was.confirmed_at:
                 yield f"what was never confirmed goes from {was.state} to {state}"
         elif after[box].forgettable and not was.forgettable and was.state not in FREED | {State.FAILED}:
             yield f"the record of what is {was.state} may go"

@@ -5,17 +5,20 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from sandbox_manager.daemon import Daemon, Surroundings
+from sandbox_manager.daemon import Daemon, Dependencies
 from schedd_agent.agent import Agent
 from schedd_agent.daemon import lease_of_managers
-from schedd_agent.leases import View
-from schedd_agent.model import Limits, custodian
-from schedd_agent.orders import Book, Numbers
-from schedd_agent.reports import Newest
+from schedd_agent.file_records import FileRecorder, key_of
+from schedd_agent.liveness import LivenessTracker
+from schedd_agent.model import DecisionLimits, manager_identity
+from schedd_agent.orders import OrderNumbers, OrderOutbox
+from schedd_agent.reports import NewestReportNumbers
+from stageout.core import durable
 from stageout.core.config import mapping_settings
 from stageout.core.errors import StageoutError
+from stageout.core.history import FILE_NAME, HistoryFile, newest_first
 from stageout.core.signing import load_or_make_key
 from stageout.wire.custody import Action, Order, OrderSheet
 from tests.crash.pool_model import (
@@ -31,14 +34,16 @@ POLL_S = 30.0
 HOLE_S = 150.0
 LEASE_S = 1500.0
 KNOBS = {
-    "STAGEOUT_ORDER_INTERVAL": "30", "STAGEOUT_RETRY_FIRST": "20", "STAGEOUT_RETRY_MAX": "600",
-    "STAGEOUT_GIVE_UP": "20000", "STAGEOUT_RETENTION": "30000", "STAGEOUT_CONFIRM_TIMEOUT": "1200",
+    "STAGEOUT_ORDER_INTERVAL": "30", "STAGEOUT_RETRY_INITIAL_DELAY": "20", "STAGEOUT_RETRY_MAX": "600",
+    "STAGEOUT_DELIVERY_TIMEOUT": "20000", "STAGEOUT_RETENTION": "30000", "STAGEOUT_CONFIRM_TIMEOUT": "1200",
     "STAGEOUT_ATTEMPTS": "0", "NUM_CPUS": "4", "FILETRANSFER_PLUGINS": "copy", "STAGEOUT_LEASE": str(int(LEASE_S)),
 }  # fmt: skip
 #: Knobs of schedules in which output is given up.
-IMPATIENT = {"STAGEOUT_GIVE_UP": "1000", "STAGEOUT_RETENTION": "2500"}
-_LIMITS = Limits(lease_s=LEASE_S, edit_interval_s=20.0, leave_s=300.0)
+IMPATIENT = {"STAGEOUT_DELIVERY_TIMEOUT": "1000", "STAGEOUT_RETENTION": "2500"}
+_LIMITS = DecisionLimits(lease_s=LEASE_S, edit_interval_s=20.0, leave_s=300.0)
 _MANAGER_RESTART_S = 10.0
+#: Small, so that the history of files is rotated.
+_HISTORY_BYTES = 2000
 
 
 class Node:
@@ -66,21 +71,21 @@ class Node:
     def admission(self) -> Any:
         """Return what the running manager counts; None before it takes anything over."""
         intake = getattr(self.process, "intake", None)
-        return intake._custody._admission if intake is not None else None
+        return intake._acceptance._admission if intake is not None else None
 
     @property
-    def custodian(self) -> str:
+    def identity(self) -> str:
         """The name that the access point knows the running manager by."""
-        return custodian(self.manager, self.key) if self.key else ""
+        return manager_identity(self.manager, self.key) if self.key else ""
 
     @property
     def key(self) -> str:
         """Key that the running manager signs with; "" before it takes anything over."""
         intake = getattr(self.process, "intake", None)
-        return intake._custody._manager.key if intake is not None else ""
+        return intake._acceptance._manager.key if intake is not None else ""
 
     def place_of(self, ticket: str) -> str:
-        """Where a ticket's files lie."""
+        """The directory of a ticket's files."""
         return f"{self.spool}/sandboxes/{ticket}"
 
     def aside(self, ticket: str) -> str:
@@ -102,14 +107,15 @@ class Node:
         process = Process(self.sim.world, self.machine, f"{self.name}.{self.starts}")
         process.intake = None  # type: ignore[attr-defined]
         process.flights = {}  # type: ignore[attr-defined]
-        process.on_death.append(self._excuse_begun_syncs)
+        process.on_death.append(lambda: self._excuse_begun_syncs(process))
         process.on_death.append(lambda: self.sim.world.after(_MANAGER_RESTART_S, self.start))
         self.sim.processes.append(process)
         return process
 
-    def _excuse_begun_syncs(self) -> None:
-        """Nobody knows what the disk has told the manager that died."""
-        self.sim.excused |= {row[0] for row in self.rows("SELECT ticket FROM tickets WHERE synced = 2")}
+    def _excuse_begun_syncs(self, process: Process) -> None:
+        """Nobody knows what the disk has told the manager that died. One whose start fails may have begun no sync."""
+        if process.intake is not None:  # type: ignore[attr-defined]
+            self.sim.excused |= {row[0] for row in self.rows("SELECT ticket FROM tickets WHERE synced = 2")}
 
     async def _serve(self, process: Process) -> None:
         try:
@@ -131,7 +137,7 @@ class Node:
              "STARTD_NAME": "slots"}
         )  # fmt: skip
         return Daemon(
-            Surroundings(lambda: settings, ManagerCollector(self.sim.collector, self.name), self.machine,
+            Dependencies(lambda: settings, ManagerCollector(self.sim.collector, self.name), self.machine,
                          lambda known: Peers())
         )  # fmt: skip
 
@@ -167,10 +173,10 @@ class Node:
             return []
 
 
-class OddBook(Book):
+class OddBook(OrderOutbox):
     """The agent's orders, and among them some that may come at any time: they change nothing that counts."""
 
-    def __init__(self, agent: str, numbers: Numbers, lease_s: float, odd: dict[int, tuple[str, Order]]) -> None:
+    def __init__(self, agent: str, numbers: OrderNumbers, lease_s: float, odd: dict[int, tuple[str, Order]]) -> None:
         super().__init__(agent, numbers, lease_s)
         self.odd = odd
 
@@ -235,22 +241,33 @@ class AgentSide:
             process.loop.call_soon(self._pass, process, agent)
 
     def _make(self) -> Agent:
-        numbers = Numbers(Path(self.number_file), self.machine.wall_s())
+        numbers = OrderNumbers(Path(self.number_file), self.machine.wall_s())
         spool = Path(f"/{SCHEDD}/spool")
         self.book = OddBook(SCHEDD, numbers, lease_of_managers(_LIMITS), {})
+        receipts = ModelReceipts(self.sim.schedd.records)
+        history = HistoryFile(spool / FILE_NAME, key_of, self.machine.wall_s, _HISTORY_BYTES, rotations=1000)
         return Agent(
             name=SCHEDD,
             key=load_or_make_key("agent-key", spool / "stageout_agent_key"),
             queue=self.sim.schedd,
-            directory=AgentDirectory(self.sim.collector),
-            receipts=ModelReceipts(self.sim.schedd.records),
-            book=self.book,
-            view=View(hole_s=HOLE_S),
+            collector_client=AgentDirectory(self.sim.collector),
+            receipts=receipts,
+            file_recorder=FileRecorder(history, receipts, self.machine),
+            order_outbox=self.book,
+            liveness=LivenessTracker(hole_s=HOLE_S),
             clock=self.machine,
             limits=_LIMITS,
             numbers=numbers,
-            newest=Newest(spool / "stageout_agent_seen"),
+            newest_reports=NewestReportNumbers(spool / "stageout_agent_seen"),
         )
+
+    def file_records(self) -> list[dict[str, Any]]:
+        """The records of files on the access point's disk, newest first."""
+        before, durable.disk = durable.disk, cast(Any, self.machine.disk)
+        try:
+            return [entry.attributes() for entry in newest_first(Path(f"/{SCHEDD}/spool") / FILE_NAME)]
+        finally:
+            durable.disk = before
 
     def _pass(self, process: Process, agent: Agent) -> None:
         try:

@@ -21,26 +21,29 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import sandbox_manager.ads
-import sandbox_manager.ledger
-import sandbox_manager.pipeline
-import sandbox_manager.recovery
-import schedd_agent.tracker
-from sandbox_manager import orders, records
-from sandbox_manager.acceptance import Acceptance
-from sandbox_manager.admission import Admission
-from sandbox_manager.intake import Intake
-from sandbox_manager.leases import Leases
+import sandbox_manager.custody.ledger
+import sandbox_manager.custody.recovery
+import sandbox_manager.report.reporter
+import schedd_agent.decisions
+from sandbox_manager.custody import orders, updates
+from sandbox_manager.custody.releases import Releases
+from sandbox_manager.custody.reserve import Reserve
+from sandbox_manager.custody.spool import Spool, Synced, _each_file
+from sandbox_manager.custody.syncing import SyncRecords, Syncs
+from sandbox_manager.intake.acceptance import Acceptance
+from sandbox_manager.intake.admission import Admission
+from sandbox_manager.intake.listener import Intake
 from sandbox_manager.pipeline import Pipeline
-from sandbox_manager.releases import Releases
-from sandbox_manager.reserve import Reserve
-from sandbox_manager.spool import Spool, Synced, _each_file
-from sandbox_manager.syncing import Syncs
-from schedd_agent.leases import _PoolView
-from schedd_agent.model import Send
-from schedd_agent.orders import Numbers
+from sandbox_manager.report.reporter import Reporter
+from sandbox_manager.scheduling.leases import Leases
+from sandbox_manager.transfer.runner import BatchRunner, Delivery
+from schedd_agent.agent import Agent
+from schedd_agent.liveness import _PoolLiveness
+from schedd_agent.model import SendOrder
+from schedd_agent.orders import OrderNumbers
 from schedd_agent.receipts import Receipts
 from stageout.core import durable
+from stageout.core.history import HistoryFile
 from stageout.core.states import FREED, State
 from stageout.wire.custody import Action
 from stageout.wire.handoff import Receipt
@@ -110,7 +113,7 @@ def _as_if_never_down(db: Any, directories: Any, boot: str, now: int, longest_s:
     return _real_settle(db, directories, boot, now, longest_s)
 
 
-_real_settle = sandbox_manager.recovery.settle_ledger
+_real_settle = sandbox_manager.custody.recovery.settle_ledger
 
 
 def _sync_without_data(spool: Spool, tickets: Sequence[str]) -> Synced:
@@ -151,7 +154,7 @@ def _removed(spool: Spool, tickets: Iterable[str]) -> list[str]:
 
 async def _record_before_sync(syncs: Any, tickets: Sequence[str]) -> None:
     """The two steps the other way round."""
-    await syncs._record(Synced(list(tickets)))
+    await syncs._records.record(Synced(list(tickets)))
     await asyncio.sleep(600)
     syncs._spool.sync(tickets)
 
@@ -176,25 +179,27 @@ def _open_fast(path: Any) -> Any:
     return connection
 
 
-_real_open = sandbox_manager.ledger._open
+_real_open = sandbox_manager.custody.ledger._open
 
 
 def _confirmed_at_once(db: Any, box: int, now: int) -> None:
     """Output is sent without the access point's word."""
-    if records.state_of(db, box) is State.ACCEPTED:
-        records.name_tickets(db, box, records.tickets_of(db, box), 0, 0)
-        records.confirm(db, box, now)
+    if updates.state_of(db, box) is State.ACCEPTED:
+        updates.name_tickets(db, box, updates.tickets_of(db, box), 0, 0)
+        updates.confirm(db, box, now)
 
 
-def _gone_is_cancelled(s: Any) -> Any:
+def _gone_is_cancelled(given: Any) -> Any:
     return (
-        Send(item.manager, Action.CANCEL, item.sandbox.number) for item in s.seen if item.sandbox.state not in FREED
+        SendOrder(item.manager, Action.CANCEL, item.sandbox.number)
+        for item in given.reported
+        if item.sandbox.state not in FREED
     )
 
 
-def _counts_holes(view: _PoolView, now_s: float, age_s: float, hole_s: float) -> None:
+def _counts_holes(view: _PoolLiveness, now_s: float, age_s: float, hole_s: float) -> None:
     """Silence is counted although nobody could be heard."""
-    view.seen_s += now_s - getattr(view, "_ever_s", now_s)
+    view.watched_s += now_s - getattr(view, "_ever_s", now_s)
     view._ever_s = now_s  # type: ignore[attr-defined]
 
 
@@ -202,8 +207,8 @@ def _nothing(*arguments: Any, **more: Any) -> list[Any]:
     return []
 
 
-def _number_without_series(numbers: Numbers, path: Any, wall_s: float) -> None:
-    """Who lost the file counts from one again, under the same name."""
+def _number_without_series(numbers: OrderNumbers, path: Any, wall_s: float) -> None:
+    """A node that lost the file counts from one again, under the same name."""
     numbers._path, numbers.series, numbers._next = path, "", 1
     with suppress(FileNotFoundError, ValueError):
         numbers._next = int(durable.read_file(path).split()[0])
@@ -211,8 +216,8 @@ def _number_without_series(numbers: Numbers, path: Any, wall_s: float) -> None:
 
 async def _recorded_before_it_is_freed(releases: Releases, sandbox: int) -> None:
     """The two steps the other way round."""
-    tickets = await releases._book.ledger.read(lambda db: records.dropped_tickets(db, sandbox))
-    left = await releases._book.write(lambda db: records.released(db, sandbox, tickets, releases._now()))
+    tickets = await releases._store.ledger.read(lambda db: updates.dropped_tickets(db, sandbox))
+    left = await releases._store.write(lambda db: updates.released(db, sandbox, tickets, releases._now()))
     for ticket in tickets:
         await asyncio.get_running_loop().run_in_executor(releases._disk, releases._spool.release, ticket)
         releases._space.drop(ticket)
@@ -224,20 +229,20 @@ _FENCING_OFF: list[Change] = [(Leases, "holds", lambda leases, schedd: True)]
 
 # Guards that have a second one behind them, so that their loss harms nobody: what counts is named first.
 # - A hand-off raises its job's fence and supersedes older runs; CONFIRM does both again.
-# - Pipeline.plugins_ended keeps the end of a run from being told while a plugin sends, so no newer run is confirmed
-#   meanwhile; Pipeline._may_send looks for such plugins of the same node again, and Pipeline.follow only ends them
+# - BatchRunner.plugins_ended keeps the end of a run from being told while a plugin sends, so no newer run is confirmed
+#   meanwhile; Scheduler._may_send looks for such plugins of the same node again, and Releases.follow only ends them
 #   sooner.
 # - Nothing fails before it was confirmed (no code does that); RETRY looks again.
 BUGS = (
     Planted("managers send without a lease", lambda: _FENCING_OFF, ("lost_sight",)),
     Planted(
         "a new run is confirmed while the old one may still be sent",
-        lambda: [(schedd_agent.tracker, "_is_fenced", lambda *facts: True), *_FENCING_OFF],
+        lambda: [(schedd_agent.decisions, "_is_fenced", lambda *facts: True), *_FENCING_OFF],
         ("lost_sight",),
     ),
     Planted(
         "unsynced data count after a loss of power",
-        lambda: [(sandbox_manager.recovery, "settle_ledger", _as_if_never_down)],
+        lambda: [(sandbox_manager.custody.recovery, "settle_ledger", _as_if_never_down)],
         ("power_after_handoff",),
     ),
     Planted(
@@ -253,7 +258,7 @@ BUGS = (
     Planted(
         "the record of a refused sync is not written",
         lambda: [
-            mutated(Acceptance, "synced", "recovery.lose_tickets(db, synced.lost, self._now())", "[]"),
+            mutated(SyncRecords, "record", "recovery.lose_tickets(db, synced.lost, self._now())", "[]"),
         ],
         ("sync_refused", "agent_cut_off_long", "destination_down"),
     ),
@@ -267,18 +272,29 @@ BUGS = (
     ),
     Planted(
         "the ledger does not wait for the disk",
-        lambda: [(sandbox_manager.ledger, "_open", _open_fast)],
+        lambda: [(sandbox_manager.custody.ledger, "_open", _open_fast)],
         ("power_after_handoff",),
+    ),
+    Planted(
+        "managers forget files that are not recorded",
+        lambda: [mutated(Agent, "_decide_all", " and one not in waiting", "")],
+        ("kill_agent",),
+        step_fault=0.05,
+    ),
+    Planted(
+        "a new agent does not look which files are recorded",
+        lambda: [mutated(HistoryFile, "_recent", "newest_first(self._path)", "()")],
+        ("kill_agent",),
     ),
     Planted("output is sent unconfirmed", lambda: [(orders, "confirm_late", _confirmed_at_once)], ("kill_agent",)),
     Planted(
         "what is gone from the queue counts as cancelled",
-        lambda: [(schedd_agent.tracker, "_gone", _gone_is_cancelled)],
+        lambda: [(schedd_agent.decisions, "_decide_left_job", _gone_is_cancelled)],
         ("vanish",),
     ),
     Planted(
         "silence counts while nobody could be heard",
-        lambda: [(_PoolView, "looked", _counts_holes)],
+        lambda: [(_PoolLiveness, "record_snapshot", _counts_holes)],
         ("blind",),
         length_s=6000.0,
     ),
@@ -300,16 +316,6 @@ BUGS = (
         ("older_ledger", "destination_down"),
     ),
     Planted(
-        "records that stand in another record's texts are believed",
-        lambda: [(Receipts, "_drop_imitated", _nothing)],
-        ("forged_record",),
-    ),
-    Planted(
-        "a later record of a run replaces the first",
-        lambda: [mutated(Receipts, "_keep", "if known and known.tickets:", "if False:")],
-        ("forged_record",),
-    ),
-    Planted(
         "a record of another job with the same number is believed",
         lambda: [mutated(Receipts, "get", 'found.job in ("", name)', "True")],
         ("forged_record",),
@@ -326,7 +332,7 @@ BUGS = (
     ),
     Planted(
         "an agent that lost its number begins again at one",
-        lambda: [(Numbers, "__init__", _number_without_series)],
+        lambda: [(OrderNumbers, "__init__", _number_without_series)],
         ("number_lost",),
     ),
     Planted(
@@ -336,24 +342,26 @@ BUGS = (
     ),
     Planted(
         "a shadow that only says that the job is done fences the run that counts",
-        lambda: [mutated(schedd_agent.tracker, "_may_be_own", "(s.counts or ended.run)", "ended.run")],
+        lambda: [mutated(schedd_agent.decisions, "_may_be_own", "(given.recorded_run or ended.run)", "ended.run")],
         ("mute_after_handoff",),
         repeats=0.9,
     ),
     # ---- recovery
     Planted(
         "files that were being sent are not sent after a start",
-        lambda: [mutated(sandbox_manager.recovery, "settle_ledger", "records.moving_back(db, box)", "pass")],
+        lambda: [mutated(sandbox_manager.custody.recovery, "settle_ledger", "updates.moving_back(db, box)", "pass")],
         ("kill_while_moving",),
     ),
     Planted(
         "sandboxes that were being sent stay so after a start",
-        lambda: [mutated(sandbox_manager.recovery, "settle_ledger", "(State.MOVING, State.LEASED)", "()")],
+        lambda: [mutated(sandbox_manager.custody.recovery, "settle_ledger", "(State.MOVING, State.LEASED)", "()")],
         ("kill_while_moving",),
     ),
     Planted(
         "a ticket whose directory has vanished is not lost",
-        lambda: [mutated(sandbox_manager.recovery, "settle_ledger", "if ticket not in directories:", "if False:")],
+        lambda: [
+            mutated(sandbox_manager.custody.recovery, "settle_ledger", "if ticket not in directories:", "if False:")
+        ],
         ("destination_down", "directory_gone"),
     ),
     # ---- acceptance
@@ -382,7 +390,7 @@ BUGS = (
     ),
     Planted(
         "room that was promised to a hand-off that failed is kept for ever",
-        lambda: [mutated(Intake, "_take", "self._custody.release(reservation)", "pass")],
+        lambda: [mutated(Intake, "_receive", "self._acceptance.release(reservation)", "pass")],
         ("disk_full",),
         0.05,
     ),
@@ -394,7 +402,7 @@ BUGS = (
     # ---- orders
     Planted(
         "order numbers are not compared",
-        lambda: [mutated(orders, "carry_out", "order.number > done", "True")],
+        lambda: [mutated(orders, "apply_orders", "order.number > done", "True")],
         ("odd_order", "mute"),
     ),
     Planted(
@@ -411,7 +419,7 @@ BUGS = (
         "SUPERSEDE raises no fence",
         lambda: [
             _order(
-                Action.SUPERSEDE, "_supersede", "records.raise_fence(db, Run(order.job, order.run_number + 1), now)", ""
+                Action.SUPERSEDE, "_supersede", "updates.raise_fence(db, Run(order.job, order.run_number + 1), now)", ""
             )
         ],
         ("linger", "linger", "vacate"),
@@ -420,10 +428,10 @@ BUGS = (
     Planted(
         "RETRY sends what was never confirmed",
         lambda: [
-            _order(
-                Action.RETRY,
-                "_retry",
-                "state is State.FAILED and records.was_confirmed(db, box)",
+            mutated(
+                orders,
+                "_send_again",
+                "state is State.FAILED and updates.was_confirmed(db, box)",
                 "state in (State.FAILED, State.ACCEPTED)",
             )
         ],
@@ -441,9 +449,9 @@ BUGS = (
         lambda: [
             mutated(
                 Pipeline,
-                "_obey",
-                "boxes = await self.book",
-                "self.book.acknowledged[sheet.numbering] = last; boxes = await self.book",
+                "_apply",
+                "boxes = await self.store",
+                "self.store.acknowledged[sheet.numbering] = last; boxes = await self.store",
             )
         ],
         ("disk_full",),
@@ -451,7 +459,7 @@ BUGS = (
     ),
     Planted(
         "tickets that the record does not name are sent",
-        lambda: [mutated(records, "confirm", "in set(held) - named", "in ()")],
+        lambda: [mutated(updates, "confirm", "in set(held) - named", "in ()")],
         ("late_part",),
         0.0,
         3,
@@ -475,7 +483,7 @@ BUGS = (
     ),
     Planted(
         "a failed removal is not tried again",
-        lambda: [mutated(Releases, "_free", "self._background(self._free(sandbox))", "pass")],
+        lambda: [mutated(Releases, "_free", "self._background.run(self._free(sandbox))", "pass")],
         ("names_stay",),
     ),
     Planted(
@@ -485,12 +493,12 @@ BUGS = (
     ),
     Planted(
         "a record that may go stays",
-        lambda: [mutated(records, "released", "if row[1]:", "if False:")],
+        lambda: [mutated(updates, "released", "if row[1]:", "if False:")],
         ("kill_manager",),
     ),
     Planted(
         "bytes of files that are being sent, or failed, may be freed",
-        lambda: [mutated(records, "dropped_tickets", "state IN (0, 1, 3)", "state IN (0)")],
+        lambda: [mutated(updates, "dropped_tickets", "state IN (0, 1, 3)", "state IN (0)")],
         ("destination_refuses", "odd_order"),
         0.0,
         3,
@@ -499,19 +507,19 @@ BUGS = (
     # ---- sending
     Planted(
         "what was stopped stays leased",
-        lambda: [mutated(Pipeline, "_move", "await self._give_back(batch)", "pass")],
+        lambda: [mutated(Delivery, "run", "await self._requeue()", "pass")],
         ("disk_full",),
         0.05,
     ),
     Planted(
         "files of a batch whose record failed twice are not sent",
-        lambda: [mutated(Pipeline, "_give_back", "while True:", "for _ in range(1):")],
+        lambda: [mutated(Delivery, "_requeue", "while True:", "for _ in range(1):")],
         ("disk_ails", "disk_full_while_moving"),
         0.05,
     ),
     Planted(
         "an end is told while a plugin still sends",
-        lambda: [mutated(Pipeline, "plugins_ended", "while any", "while False and any")],
+        lambda: [mutated(BatchRunner, "plugins_ended", "while any", "while False and any")],
         ("sync_refused",),
     ),
     # ---- leases
@@ -534,10 +542,17 @@ BUGS = (
     Planted(
         "one damaged row keeps all reports from being made",
         lambda: [
-            (sandbox_manager.ledger, "_text", bytes.decode),
-            mutated(sandbox_manager.ads, "_some_files", "sqlite3.DatabaseError, ValueError, TypeError", "()"),
+            (sandbox_manager.custody.ledger, "_text", bytes.decode),
+            mutated(
+                sandbox_manager.report.reporter, "_some_files", "sqlite3.DatabaseError, ValueError, TypeError", "()"
+            ),
         ],
         ("damaged_text", "destination_down"),
+    ),
+    Planted(
+        "a report that waited long for the disk puts off the next one",
+        lambda: [mutated(Reporter, "_pause_s", "self._next_in_s()", "float('inf')")],
+        ("slow_disk",),
     ),
     Planted(
         "a reserve that cannot be given up leaves all writers waiting",

@@ -7,14 +7,15 @@ the run that made it.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from schedd_agent.edits import Act, Edit
-from schedd_agent.epochs import next_record
-from schedd_agent.model import USER_HOLD_CODE, Dag, Job, Past, Shown, Status
-from schedd_agent.notices import CollectorError, Look
+from schedd_agent.collector import CollectorError, CollectorSnapshot
+from schedd_agent.edits import Edit, ToolCommand
+from schedd_agent.model import USER_HOLD_CODE, DagEnd, HistoryRecord, Job, JobAdState, Status
 from schedd_agent.queue import QueueError
 from schedd_agent.receipts import Receipts
 from stageout.core import durable
@@ -42,12 +43,19 @@ class Execution:
     counted: bool = False
 
 
+def path_of(url: str) -> str:
+    """Return the path of a URL, which is the same on every host: a redirect changes only the host."""
+    return url.split("/", 3)[3]
+
+
 @dataclass
 class Destination:
-    """Servers that keep what they are sent. :param down: hosts that do not answer; :param refusing: that refuse.
+    """Servers that keep what they are sent, by path.
+
+    :param down: hosts that do not answer; :param refusing: that refuse.
     :param unreachable_from: nodes that reach none of them. :param unknown: runs that a restored queue does not know
     and that no node holds output of. :param overtaken: (run, such a run after it) where nobody can keep the first from
-    counting again: docs/CRASH.md."""
+    counting again: docs/explanation/crash.md."""
 
     world: World
     content: dict[str, tuple[int, bytes]] = field(default_factory=dict)
@@ -67,16 +75,15 @@ class Destination:
             return "refused"
         self.puts += 1
         self.world.say(f"{url} arrives from {asked_by}, run {made_by.number} of {made_by.job}")
-        if data != made_by.files[url]:
-            self.world.violation(
-                f"{url}: {data[:30]!r} was sent, run {made_by.number} made {made_by.files[url][:30]!r}"
-            )
-        before = self.content.get(url)
+        made = next(content for one, content in made_by.files.items() if path_of(one) == path_of(url))
+        if data != made:
+            self.world.violation(f"{url}: {data[:30]!r} was sent, run {made_by.number} made {made[:30]!r}")
+        before = self.content.get(path_of(url))
         if before is not None and before[0] > made_by.number and (made_by.number, before[0]) not in self.overtaken:
             self.world.violation(f"{url}: output of run {made_by.number} overwrites that of run {before[0]}")
         if asked_by != "plugin" and not made_by.counted:
             self.world.violation(f"{url}: sent although run {made_by.number} never completed")
-        self.content[url] = (made_by.number, data)
+        self.content[path_of(url)] = (made_by.number, data)
         return ""
 
 
@@ -177,7 +184,7 @@ class ManagerCollector:
         self._node = node
 
     async def messages(self, manager: str) -> Sequence[Mapping[str, Any]]:
-        from sandbox_manager.collector import CollectorError as ManagersError
+        from sandbox_manager.report.collector import CollectorError as ManagersError
 
         if not self._collector.answers(self._node):
             raise ManagersError("the collector does not answer")
@@ -187,7 +194,7 @@ class ManagerCollector:
         ]  # fmt: skip
 
     async def advertise(self, ad: Mapping[str, Any]) -> None:
-        from sandbox_manager.collector import CollectorError as ManagersError
+        from sandbox_manager.report.collector import CollectorError as ManagersError
 
         if not self._collector.take(ad, self._node):
             raise ManagersError("the collector does not answer")
@@ -202,12 +209,12 @@ class AgentDirectory:
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
 
-    def look(self) -> Look:
+    def query_reports(self) -> CollectorSnapshot:
         if not self._collector.answers(SCHEDD):
             raise CollectorError("the collector does not answer")
         self._collector.looks.append(self._collector.world.now_s)
         age_s = self._collector.world.now_s - self._collector.started_s
-        return Look(self._collector.reports(), age_s)
+        return CollectorSnapshot(self._collector.reports(), age_s)
 
     def publish(self, ads: Sequence[Mapping[str, Any]]) -> None:
         for ad in ads:
@@ -216,25 +223,20 @@ class AgentDirectory:
 
 
 class ModelReceipts(Receipts):
-    """The product's reader of records, fed from memory."""
+    """The product's reader of records, fed from memory. :param records: by ``cluster.proc`` of the writing job."""
 
-    def __init__(self, records: list[bytes]) -> None:
+    def __init__(self, records: Mapping[str, list[bytes]]) -> None:
         self._model = records
-        self._read_to = 0
-        super().__init__(None)  # type: ignore[arg-type]
+        super().__init__(Path("/"))
 
-    def read_new(self) -> int:
-        self._seen.clear()
-        self._kept.clear()
-        found = 0
-        while self._read_to < len(self._model):
-            text, at = self._model[self._read_to], 0
-            while epoch := next_record(text, at):
-                found += self._take(epoch)
-                at = epoch.end
-            assert at == len(text)
-            self._read_to += 1
-        return found
+    def has_news(self) -> bool:
+        return False
+
+    def _version(self, cluster: int, proc: int) -> tuple[int, ...]:
+        return (len(self._model.get(f"{cluster}.{proc}", ())),)
+
+    def _read(self, cluster: int, proc: int) -> bytes:
+        return b"".join(self._model.get(f"{cluster}.{proc}", ()))
 
 
 class Handed(NamedTuple):
@@ -272,10 +274,11 @@ class Forger(NamedTuple):
     manager: str
     key: str
 
-    def imitated(self, job: Job, wall_s: int) -> bytes:
-        """Return a record of the forger's, in whose texts its end and a record of the job's run seem to stand."""
-        own = _record(f"{SCHEDD}#{1000 + int(self.ticket[:6], 16)}.0#{wall_s}", 1, "mallory", [], wall_s)
-        return own + self.forged(job.name, job.run, job.owner, wall_s) + own
+    def imitated(self, job: Job, wall_s: int) -> tuple[str, bytes]:
+        """Return a job of the forger's, and its record, in whose texts a record of the job's run seems to stand."""
+        writer = f"{1000 + int(self.ticket[:6], 16)}.0"
+        own = _record(f"{SCHEDD}#{writer}#{wall_s}", 1, "mallory", [], wall_s)
+        return writer, own + self.forged(job.name, job.run, job.owner, wall_s) + own
 
     def of_others(self, job: Job, wall_s: int) -> bytes:
         """Return records of the job's next run: of one that had its number in an earlier queue, or of another owner."""
@@ -297,7 +300,7 @@ _SHOWN = {
 _JOB = {
     "JobStatus": "status", "HoldReasonCode": "hold_code", "HoldReasonSubCode": "hold_subcode",
     "NumJobCompletions": "completions", "StageOutReruns": "reruns", "StageOutRequest": "request",
-    "EnteredCurrentStatus": "entered_at", "StageOutUntold": "untold",
+    "EnteredCurrentStatus": "entered_at", "StageOutUntold": "unlogged_hold_run",
     "StageOutKeptUntil": "kept_until",
 }  # fmt: skip
 
@@ -313,9 +316,9 @@ class Schedd:
     up: bool = True
     jobs_: dict[str, Job] = field(default_factory=dict)
     let_go: set[str] = field(default_factory=set)
-    history: dict[str, Past] = field(default_factory=dict)
+    history: dict[str, HistoryRecord] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
-    records: list[bytes] = field(default_factory=list)
+    records: dict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
     on_edit: Any = None
     on_change: Any = None
 
@@ -328,11 +331,15 @@ class Schedd:
         self._answer()
         return [job for job in self.jobs_.values() if job.name in reported or _is_candidate(job)]
 
-    def past(self, names: Collection[str]) -> dict[str, Past]:
+    def history_records(self, names: Collection[str]) -> dict[str, HistoryRecord]:
         self._answer()
         return {name: self.history[name] for name in names if name in self.history}
 
-    def dags(self, clusters: Collection[int]) -> dict[int, Dag]:
+    def ids(self, first: int, last: int) -> set[tuple[int, int]]:
+        self._answer()
+        return {(job.cluster, job.proc) for job in self.jobs_.values()}
+
+    def dags(self, clusters: Collection[int]) -> dict[int, DagEnd]:
         return {}
 
     def remove(self, job: Job, reason: str) -> None:
@@ -355,9 +362,9 @@ class Schedd:
                     raise QueueError("the job has moved on")
                 for attribute, value in edit.atomic:
                     self._set(name, attribute, value)
-            if edit.act:
+            if edit.command:
                 self.world.on_call_now("schedd-act")
-                self._act(name, edit.act)
+                self._act(name, edit.command)
             self.on_edit(before, self.jobs_[name], edit)
         self.on_change(name)
 
@@ -369,14 +376,14 @@ class Schedd:
         job = self.jobs_[name]
         value: Any = text[1:-1] if text.startswith('"') else int(text) if text.lstrip("-").isdigit() else text
         if attribute in _SHOWN:
-            self.jobs_[name] = replace(job, shown=replace(job.shown, **{_SHOWN[attribute]: value}))
+            self.jobs_[name] = replace(job, ad_state=replace(job.ad_state, **{_SHOWN[attribute]: value}))
         elif attribute in _JOB:
             empty: Any = "" if attribute == "StageOutRequest" else 0
             self.jobs_[name] = replace(job, **{_JOB[attribute]: empty if value == "undefined" else value})
         elif attribute == "LeaveJobInQueue":
             self.let_go.add(name)
 
-    def _act(self, name: str, act: Act) -> None:
+    def _act(self, name: str, act: ToolCommand) -> None:
         job = self.jobs_[name]
         if not (job.status == Status.HELD and f"NumShadowStarts == {job.run}" in act.condition):
             return
@@ -399,10 +406,10 @@ class Schedd:
         job = self.jobs_.get(name)
         if job is None:
             return True
-        delivered = job.shown.state == "Delivered" and job.shown.run == job.run
+        delivered = job.ad_state.state == "Delivered" and job.ad_state.run == job.run
         ends = job.status == Status.COMPLETED and (delivered or not job.handed_off or name in self.let_go)
         if ends or job.status == Status.REMOVED:
-            self.history[name] = Past(
+            self.history[name] = HistoryRecord(
                 int(job.status), job.run, job.executing_since, job.transferred_at, reconnects=job.reconnects
             )
             del self.jobs_[name]
@@ -410,11 +417,11 @@ class Schedd:
             return True
         return False
 
-    def backup(self) -> tuple[dict[str, Job], set[str], dict[str, Past]]:
+    def backup(self) -> tuple[dict[str, Job], set[str], dict[str, HistoryRecord]]:
         """The queue as of now."""
         return dict(self.jobs_), set(self.let_go), dict(self.history)
 
-    def restore(self, saved: tuple[dict[str, Job], set[str], dict[str, Past]]) -> None:
+    def restore(self, saved: tuple[dict[str, Job], set[str], dict[str, HistoryRecord]]) -> None:
         """The queue is again what it was; runs that it thinks are going on have ended."""
         self.jobs_, self.let_go, self.history = dict(saved[0]), set(saved[1]), dict(saved[2])
         for name, job in self.jobs_.items():
@@ -424,6 +431,6 @@ class Schedd:
 
 def _is_candidate(job: Job) -> bool:
     return (
-        job.status in (Status.COMPLETED, Status.REMOVED) or job.shown != Shown() or bool(job.request)
+        job.status in (Status.COMPLETED, Status.REMOVED) or job.ad_state != JobAdState() or bool(job.request)
         or job.held_by_us or (job.status == Status.HELD and job.held_at_exit)
     )  # fmt: skip

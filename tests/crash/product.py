@@ -11,27 +11,29 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import sandbox_manager.ads
-import sandbox_manager.batches
+import sandbox_manager.custody.custody
+import sandbox_manager.custody.ledger
+import sandbox_manager.custody.recovery
+import sandbox_manager.custody.reserve
 import sandbox_manager.daemon
-import sandbox_manager.intake
-import sandbox_manager.ledger
-import sandbox_manager.pipeline
-import sandbox_manager.recovery
-import sandbox_manager.reserve
-import sandbox_manager.retry
+import sandbox_manager.intake.listener
+import sandbox_manager.report.reporter
+import sandbox_manager.scheduling.retry
+import sandbox_manager.scheduling.scheduler
+import sandbox_manager.transfer.batch
+import sandbox_manager.transfer.runner
 import schedd_agent.orders
 import stageout.handoff.links
 import stageout.movers.mover
 import stageout.movers.trees
 import stageout.wire.custody
-from sandbox_manager import orders
-from sandbox_manager.control import Control
-from sandbox_manager.intake import Intake
-from sandbox_manager.ledger import DamagedText
-from sandbox_manager.peers import NotIdentified
+from sandbox_manager.custody import orders
+from sandbox_manager.custody.ledger import DamagedText
+from sandbox_manager.custody.spool import Spool
+from sandbox_manager.intake.listener import Intake
+from sandbox_manager.intake.peers import NotIdentified
 from sandbox_manager.pipeline import Pipeline
-from sandbox_manager.spool import Spool
+from sandbox_manager.report.control import Control
 from stageout.core import durable, log, signing
 from stageout.core.classads import unparse_ad
 from stageout.movers.plugins_table import Plugin, PluginsTable
@@ -172,7 +174,7 @@ class FlyingMover:
         return read_answers(sent, text, Ending(status))
 
 
-#: What a plugin of ours says (numbers of stageout.core.errors).
+#: Error codes of our plugins (numbers of stageout.core.errors).
 _CODES = {"down": 20, "refused": 33, "answer lost": 55}
 
 
@@ -374,24 +376,26 @@ def simulated(world: World, observer: Observer, judge: Any) -> Iterator[None]:
         (durable, "_faults", _Faults()), (durable, "die", _die),
         (durable, "lock", lambda descriptor: durable.disk.try_lock(descriptor)),  # type: ignore[attr-defined]
         (durable, "write_back", lambda descriptor: None),
-        (sandbox_manager.ledger, "sqlite3", _SQLITE), (sandbox_manager.ledger, "ThreadPoolExecutor", Threads),
-        (sandbox_manager.pipeline, "ThreadPoolExecutor", Threads),
-        (sandbox_manager.pipeline, "boot_id", lambda: f"boot{current().machine.boot}"),
-        (sandbox_manager.intake, "ThreadPoolExecutor", Threads),
-        (sandbox_manager.intake, "Link", lambda connection, silence_s: connection),
-        (sandbox_manager.intake, "peer_of", lambda connection: connection),
-        (sandbox_manager.intake, "secrets", secrets), (stageout.movers.trees, "secrets", secrets),
-        (schedd_agent.orders, "secrets", secrets), (sandbox_manager.retry, "random", random),
+        (sandbox_manager.custody.ledger, "sqlite3", _SQLITE),
+        (sandbox_manager.custody.ledger, "ThreadPoolExecutor", Threads),
+        (sandbox_manager.custody.custody, "ThreadPoolExecutor", Threads),
+        (sandbox_manager.custody.custody, "boot_id", lambda: f"boot{current().machine.boot}"),
+        (sandbox_manager.intake.listener, "ThreadPoolExecutor", Threads),
+        (sandbox_manager.intake.listener, "Link", lambda connection, silence_s: connection),
+        (sandbox_manager.intake.listener, "peer_of", lambda connection: connection),
+        (sandbox_manager.intake.listener, "secrets", secrets), (stageout.movers.trees, "secrets", secrets),
+        (schedd_agent.orders, "secrets", secrets), (sandbox_manager.scheduling.retry, "random", random),
         (stageout.movers.mover, "Mover", FlyingMover),
-        (sandbox_manager.recovery, "end_leftovers", lambda movers: 0),
+        (sandbox_manager.custody.recovery, "end_leftovers", lambda movers: 0),
         (daemon, "Intake", KnownIntake), (daemon, "Control", NoControl), (daemon, "PluginsTable", OneTable),
-        (daemon, "_PARENT_INTERVAL_S", 1e9), (daemon, "_PLUGINS_INTERVAL_S", 1e9), (daemon, "_HOUSE_INTERVAL_S", 120.0),
+        (daemon, "_PLUGINS_INTERVAL_S", 1e9), (daemon, "_HOUSE_INTERVAL_S", 120.0),
         (stageout.handoff.links, "os", _LinksOs()), (stageout.handoff.links, "_step", lambda: durable.step),
-        (sandbox_manager.pipeline, "_LEASES_INTERVAL_S", 30.0), (sandbox_manager.pipeline, "_PLUGINS_END_S", 1.0),
-        (sandbox_manager.reserve, "RESERVE_BYTES", 64),
+        (sandbox_manager.scheduling.scheduler, "_LEASES_INTERVAL_S", 30.0),
+        (sandbox_manager.transfer.runner, "_PLUGINS_END_S", 1.0),
+        (sandbox_manager.custody.reserve, "RESERVE_BYTES", 64),
         (signing, "_new_private", lambda: random.randbytes(32)), (signing, "check", _check_once),
-        (sandbox_manager.ads, "_STATE_INTERVAL_S", 300.0), (log, "event", _say),
-        (stageout.wire.custody, "check", _check_once), (orders, "carry_out", observer.sheets(orders.carry_out)),
+        (sandbox_manager.report.reporter, "_STATE_INTERVAL_S", 300.0), (log, "event", _say),
+        (stageout.wire.custody, "check", _check_once), (orders, "apply_orders", observer.sheets(orders.apply_orders)),
         (orders, "_ACTIONS", {action: observer.action(real) for action, real in orders._ACTIONS.items()}),
         (Pipeline, "recover", _recovered(judge)), (Spool, "release", _released(judge)),
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from sandbox_manager.identity import RunFacts
+from sandbox_manager.intake.identity import RunFacts
 from schedd_agent.model import Job, Status
 from stageout.core.states import State
 from stageout.wire.custody import Run
@@ -142,7 +142,7 @@ class Simulation(Misfortunes, Judgement):
         return not self._what_is_left()
 
     def _what_is_left(self) -> list[str]:
-        left = [f"{job.name} {Status(job.status).name} {job.shown.state} {job.shown.reason}"
+        left = [f"{job.name} {Status(job.status).name} {job.ad_state.state} {job.ad_state.reason}"
                 for job in self.schedd.jobs_.values() if job.status != Status.HELD or job.held_by_us]  # fmt: skip
         for node in self.nodes:
             left += [f"{node.name}: {path}" for part in ("sandboxes", "intake", "movers")
@@ -312,17 +312,15 @@ class Simulation(Misfortunes, Judgement):
             told = at + self.random.choice((-1, 0, 1))
             facts |= {"run": job.run + 1, "transferred_at": told, "executing_since": at - 2}
             if self.forger is not None and not self.restored:
-                self.schedd.records.insert(-2, self.forger.of_others(job, at - 86400))
+                self.schedd.records[Run(name, 0).job_id].insert(0, self.forger.of_others(job, at - 86400))
         execution.counted = True
         self.world.say(f"{name} completes as run {job.run}, execution {execution.number}")
         self.schedd.change(name, status=int(Status.COMPLETED), **facts)
 
     def _write_record(self, job: Job, execution: Execution) -> None:
-        """The shadow appends its record; that of a forger may come behind it."""
-        self.schedd.records.append(record_text(job, execution, self.schedd.wall_s()))
-        if self.forger is not None and execution.accepted:
-            forged = self.forger.forged(job.name, job.run, job.owner, self.schedd.wall_s())
-            self.schedd.records.append(forged)
+        """The shadow appends its record to the job's file."""
+        text = record_text(job, execution, self.schedd.wall_s())
+        self.schedd.records[Run(job.name, 0).job_id].append(text)
 
     def _evaluate(self) -> None:
         """The schedd looks at all jobs now and then."""
@@ -359,13 +357,14 @@ class Simulation(Misfortunes, Judgement):
         if job is None or not job.held_by_us or job.request:
             return
         wish = self.random.random()
-        if job.shown.state == State.FAILED and wish < 0.15:
+        if job.ad_state.state == State.FAILED and wish < 0.15:
             self.world.say(f"the owner of {name} gives its output up")
             self.given_up.add(name)
             self.schedd.jobs_[name] = replace(job, request="cancel")
-        elif job.shown.state == State.FAILED and wish < 0.7:
-            self.world.say(f"the owner of {name} asks for a retry")
-            self.schedd.jobs_[name] = replace(job, request="retry")
+        elif job.ad_state.state == State.FAILED and wish < 0.7:
+            request = self.random.choice(("retry", self._redirect_of(name)))
+            self.world.say(f"the owner of {name} asks for {request}")
+            self.schedd.jobs_[name] = replace(job, request=request)
             self.world.after(1500, lambda: self._owner_acts(name))
         elif not self._somebody_is_cut_off():
             self._release(name)

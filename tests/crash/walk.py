@@ -1,4 +1,4 @@
-"""The walk: every label of docs/ORDERING.md that manager, agent and hand-off pass, with every fault."""
+"""The walk: every label of docs/reference/durable-steps.md of manager, agent and hand-off, with every fault."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.crash.simulation import FAULTS, Fault, Simulation
 
-ORDERING = Path(__file__).resolve().parents[2] / "docs" / "ORDERING.md"
+ORDERING = Path(__file__).resolve().parents[2] / "docs/reference/durable-steps.md"
 
 #: Quiet schedules in which one thing goes wrong; together they pass all the labels.
 SCENARIOS = (
@@ -27,7 +27,7 @@ ELSEWHERE = re.compile(
 
 
 def labels_of_the_table() -> list[str]:
-    """All labels of docs/ORDERING.md."""
+    """All labels of docs/reference/durable-steps.md."""
     return re.findall(r"^\| `([a-z-]+)` \|", ORDERING.read_text(), re.M)
 
 

@@ -80,7 +80,7 @@ class Process:
 
 
 class Loop(asyncio.AbstractEventLoop):
-    """What asyncio needs of an event loop, on the world's clock."""
+    """The parts of an event loop that asyncio needs, on the world's clock."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -210,7 +210,7 @@ class World:
 
     @contextmanager
     def inside(self, process: Process) -> Any:
-        """What happens is done by this process; :class:`Killed` ends here."""
+        """This process carries out the step; :class:`Killed` ends here."""
         before, disk = self.current, durable.disk
         loop = asyncio._get_running_loop()
         self.current = process

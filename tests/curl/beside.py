@@ -22,10 +22,10 @@ from urllib.parse import unquote_to_bytes
 import trustme
 
 from stageout.core.classads import ClassAd
-from stageout.testing.pool.image import find_image
 from stageout.testing.starter import EmbeddedStarter, PluginRun, PluginTable, Wanted
 from tests.curl.interposer import Asked, Interposer, Reply
 from tests.curl.servers import Apache, Ftp, WebDav
+from tests.harness.pool.image import find_image
 
 RELEASE = "25.14"
 _PLUGIN = "usr/libexec/condor/curl_plugin"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import trustme
 
-from stageout.testing.destination import Destination
 from stageout.testing.starter import PluginTable, installed
 from tests.curl.interposer import Interposer
 from tests.curl.plugin import Plugin
 from tests.curl.servers import S3, Apache, Ftp, WebDav
+from tests.harness.destination import Destination
 
 ROOT = Path(__file__).resolve().parents[2]
 

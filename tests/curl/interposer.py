@@ -31,7 +31,7 @@ class Asked:
 
 @dataclass
 class Reply:
-    """What to answer; ``cut_after`` bytes of the body the connection is treated as ``cut`` says."""
+    """The answer to give; after ``cut_after`` bytes of the body the connection is treated as ``cut`` says."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -138,11 +138,11 @@ class Interposer:
         return f"http://127.0.0.1:{self.port}/{path.lstrip('/')}"
 
     def next(self, method: str, *faults: object) -> None:
-        """What the next requests with this method get, in order; None passes one on."""
+        """The answers to the next requests with this method, in order; None passes one on."""
         self._plans.setdefault(method, deque()).extend(faults)
 
     def always(self, method: str, fault: object) -> None:
-        """What all requests with this method get after those planned."""
+        """The answers to all requests with this method after those planned."""
         self._always[method] = fault
 
     def fault(self, method: str) -> object:

@@ -54,7 +54,7 @@ class Result:
 
     @property
     def verified(self) -> str:
-        """What the destination confirmed of the first file."""
+        """The destination's confirmation of the first file."""
         return str(self.ad["DeveloperData"]["StageOutVerified"])
 
     @property
@@ -127,7 +127,7 @@ class Plugin:
         return self.call([Wanted(url, name)], upload=True, **more)
 
     def got(self, name: str = "file") -> bytes:
-        """What was downloaded by the last call."""
+        """The content that the last call downloaded."""
         return (self.scratch / name).read_bytes()
 
     def leftovers(self) -> list[str]:

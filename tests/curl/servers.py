@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +20,8 @@ from pyftpdlib.servers import ThreadedFTPServer
 from wsgidav.fs_dav_provider import FilesystemProvider
 from wsgidav.wsgidav_app import WsgiDAVApp
 
-from stageout.testing.ports import free_ports
+from tests.harness.ports import free_ports
+from tests.polling import wait_for
 
 
 class WebDav:
@@ -122,10 +122,7 @@ class Apache:
         program = shutil.which("apache2", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
         assert program, "Apache is not installed; tools/install does it (as root), or: apt-get install apache2-bin"
         self._process = subprocess.Popen([program, "-f", str(config), "-DFOREGROUND"], start_new_session=True)
-        deadline = time.monotonic() + 30
-        while not self._answers():
-            assert time.monotonic() < deadline, (home / "error.log").read_text()
-            time.sleep(0.02)
+        wait_for(self._answers, lambda: f"Apache: {(home / 'error.log').read_text()}")
 
     def _answers(self) -> bool:
         try:

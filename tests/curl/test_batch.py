@@ -157,7 +157,7 @@ def test_large_file(plugin, nginx, large, executable):
 
 
 def test_nothing_heavy_is_loaded():
-    """What only some transfers need is loaded by those: each of these costs every job 5 to 60 ms."""
+    """Modules that only some transfers need are loaded by those: each of these costs every job 5 to 60 ms."""
     code = "import sys, stageout.protocols.curl.protocol; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     heavy = {"tenacity", "asyncio", "requests", "ssl", "xml.etree.ElementTree", "email.utils", "stageout.cli"}

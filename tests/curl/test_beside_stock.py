@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stageout.testing.pool.errors import PoolUnavailable
 from stageout.testing.starter import PluginTable
 from tests.curl.beside import Ask, Case, Stage, lacking, run, stock_plugin, worse
 from tests.curl.beside_cases import CASES, no_server_administrator, no_server_few_retries
+from tests.harness.pool.errors import PoolUnavailable
 
 pytestmark = pytest.mark.pool
 

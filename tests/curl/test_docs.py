@@ -1,4 +1,4 @@
-"""docs/CURL.md says what the code does: its tables are made from the code."""
+"""The pages of the curl plugin have the tables of the code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stageout.protocols.curl.settings import Settings
 from tests.curl.beside_cases import CASES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-DOC = (DOCS / "CURL.md").read_text()
+DOC = (DOCS / "reference/curl.md").read_text()
 
 
 def libcurl_names() -> dict[int, str]:
@@ -44,7 +44,7 @@ def error_table() -> str:
 
 
 def test_error_table():
-    assert error_table() in DOC, f"put this into docs/CURL.md:\n{error_table()}"
+    assert error_table() in DOC, f"put this into docs/reference/curl.md:\n{error_table()}"
 
 
 def test_knobs():
@@ -60,12 +60,12 @@ def test_schemes():
     from stageout.protocols.curl.abilities import METHODS
 
     for method in METHODS:
-        assert f"| `{method}` |" in DOC
+        assert f"| `{method}` |" in (DOCS / "plugin/curl.md").read_text()
 
 
 def test_comparison():
     """The page shows every case of today, and none in which the plugin is worse."""
-    page = (DOCS / "CURL_COMPARED.md").read_text()
+    page = (DOCS / "reference/curl-compared.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
     assert [row[0] for row in rows] == [case.name for case in CASES], "run python -m tests.curl.beside_stock"
     assert {row[-1] for row in rows} == {"no"}

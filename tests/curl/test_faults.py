@@ -1,4 +1,4 @@
-"""What goes wrong between the plugin and a web server: each fault is one error class, and what can pass does pass."""
+"""Faults between the plugin and a web server: each is one error class, and a fault that can pass does pass."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_retry_after(plugin, door, nginx, method):
 def test_retry_after_longer_than_the_budget(plugin, door):
     """The slot is not held for it: HTCondor, or the manager, is told when to come again.
 
-    Who waited, for that or for the end of the budget, would not be back before this call is given up.
+    A plugin that waited, for that or for the end of the budget, would not be back before this call is given up.
     """
     door.always("PUT", status(503, Retry_After="3600"))
     result = plugin.put(door.url("file"), env={"STAGEOUT_RETRY_BUDGET_S": "3500"})

@@ -57,7 +57,7 @@ def test_full_disk_at_the_far_end(plugin, small_disk):
 
 @pytest.mark.parametrize("change", ["grown", "shrunk", "rewritten", "replaced"])
 def test_source_changes(plugin, door, change):
-    """What would be sent is no version of the file that ever existed; a file put in its place does no harm."""
+    """The bytes read would be no version of the file that ever existed; a file put in its place does no harm."""
 
     def change_it(asked, forward):
         path = plugin.scratch / "file"

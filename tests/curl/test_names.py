@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stageout.core.errors import ErrorClass
 from stageout.testing.starter import Wanted
 from tests.curl.servers import WebDav
 
@@ -93,7 +94,7 @@ def test_odd_names(plugin, shared_dav, nginx):
 
 
 def test_destination_with_odd_characters(plugin, shared_dav):
-    """What stands in the submit file is a URL written by a person: escapes in it count, blanks are repaired."""
+    """A person has written the URL in the submit file: escapes in it count, blanks are repaired."""
     assert send(plugin, ["a#b", "50%"], f"dav://127.0.0.1:{shared_dav.port}/run%207/new").ok
     assert arrived(shared_dav.root / "run 7" / "new") == {"a#b", "50%"}
 
@@ -152,3 +153,12 @@ def test_urls_of_persons(plugin, shared_dav, written):
         assert plugin.put(url, content, job=ad).ok
         assert plugin.get(url, job=ad).ok
         assert plugin.got() == content
+
+
+def test_a_fragment_in_the_destination_is_refused(plugin, shared_dav):
+    """Servers never see a fragment, so every file would replace the one before."""
+    kept = shared_dav.root / "kept"
+    kept.write_bytes(b"before")
+    done = send(plugin, ["a", "b"], f"dav://127.0.0.1:{shared_dav.port}/kept#x")
+    assert (done.kind, "write %23 for #" in str(done.ad["TransferError"])) == (ErrorClass.BAD_URL, True)
+    assert kept.read_bytes() == b"before"

@@ -142,7 +142,7 @@ def test_proxy_of_the_environment(plugin, nginx, proxy):
 
 
 def test_proxy_of_the_machine(plugin, nginx, proxy):
-    """What the slot's ad says counts where the environment says nothing."""
+    """The slot's ad counts where the environment has no value."""
     nginx.file("proxied").write_bytes(b"data")
     machine = {"http_proxy": f"http://127.0.0.1:{proxy.port}"}
     assert plugin.get(nginx.url("proxied"), machine=machine).ok

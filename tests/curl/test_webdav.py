@@ -10,6 +10,7 @@ from stageout.core.errors import ErrorClass as K
 from stageout.testing.starter import Wanted
 from tests.curl.interposer import Drop, Hold, Reply, status
 from tests.curl.plugin import NO_RETRY
+from tests.polling import wait_for
 
 DATA = os.urandom(100_000)
 
@@ -223,7 +224,6 @@ def test_stopped(plugin, dav, dav_door, executable, plugin_table):
     """SIGTERM in the middle of an upload: the temporary file goes, the result says so."""
     import signal
     import subprocess
-    import time
 
     from stageout.core.classads import unparse_ad
     from stageout.testing.starter import read_results
@@ -240,10 +240,7 @@ def test_stopped(plugin, dav, dav_door, executable, plugin_table):
         env=plugin.environment({"STAGEOUT_STALL_WINDOW_S": "60"}),
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 60
-    while "PUT" not in dav_door.methods():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: "PUT" in dav_door.methods(), "the upload")
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 11
     ads, _ = read_results((scratch / "out").read_text())

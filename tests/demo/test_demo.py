@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stageout.testing.demo import report
-from stageout.testing.demo.picture import draw
-from stageout.testing.demo.record import JobRecord, Occupation, Record, check_files, occupations
-from stageout.testing.demo.workload import JobReport, Workload, file_digest
-from stageout.testing.narrow_destination import Transfer
+from tests.harness.demo import report
+from tests.harness.demo.picture import draw
+from tests.harness.demo.record import JobRecord, Occupation, Record, check_files, occupations
+from tests.harness.demo.workload import JobReport, Workload, file_digest
+from tests.harness.narrow_destination import Transfer
 
 START_LOG = """\
 1000.738 slot1: Request accepted.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stageout.testing.demo import report
-from stageout.testing.demo.embedded_run import EmbeddedRun, find_plugin
-from stageout.testing.demo.record import Record
-from stageout.testing.demo.workload import MB, Workload
-from stageout.testing.narrow_destination import NarrowDestination
 from stageout.testing.starter import PluginTable
+from tests.harness.demo import report
+from tests.harness.demo.embedded_run import EmbeddedRun, find_plugin
+from tests.harness.demo.record import Record
+from tests.harness.demo.workload import MB, Workload
+from tests.harness.narrow_destination import NarrowDestination
 
 
 def test_both_runs_deliver_and_only_data_slots_free_the_slot_first(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stageout.testing.narrow_destination import NarrowDestination
-from stageout.testing.pool import Pool
+from tests.harness.narrow_destination import NarrowDestination
+from tests.harness.pool import Pool
 
 pytestmark = pytest.mark.pool
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

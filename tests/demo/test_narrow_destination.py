@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from stageout.testing.narrow_destination import NarrowDestination
+from tests.harness.narrow_destination import NarrowDestination
 from tests.polling import wait_for
 
 MB = 1_000_000

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ import pytest
 
 from stageout.core.classads import ClassAd, unparse_ad
 from stageout.core.errors import ErrorClass
-from stageout.testing.globus import TRANSFER, Emulator
 from stageout.testing.starter import EmbeddedStarter, PluginRun, PluginTable, Wanted, installed, read_results
+from tests.harness.globus import TRANSFER, Emulator
+from tests.polling import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Short, so that failures come soon; each is a documented knob.
@@ -104,15 +104,9 @@ class Bench:
         """Results of :meth:`start`."""
         return read_results((self.scratch / ".out").read_text())[0]
 
-    def until(self, what: str, condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    def until(self, what: str, condition: Callable[[], Any]) -> Any:
         """Wait for something to become true."""
-        deadline = time.monotonic() + timeout_s
-        while not (found := condition()):
-            assert time.monotonic() < deadline, (
-                f"waited in vain: {what}; {[task.shown() for task in self.globus.tasks]}"
-            )
-            time.sleep(0.02)
-        return found
+        return wait_for(condition, lambda: f"{what}; {[task.shown() for task in self.globus.tasks]}")
 
 
 @pytest.fixture

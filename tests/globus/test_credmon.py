@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from stageout.testing.globus import MAPPED, TRANSFER
 from tests.globus.conftest import ROOT, Bench
+from tests.harness.globus import MAPPED, TRANSFER
 
 CLIENT, SCOPE = "c0ffee00-0000-4000-8000-000000000000", "urn:globus:auth:scope:transfer.api.globus.org:all"
 
@@ -48,7 +48,7 @@ class Credmon:
         (self.folder / "alice" / f"{name}.top").write_text(json.dumps(document))
 
     def token(self, name: str = "globus") -> dict[str, Any] | None:
-        """What a job would get."""
+        """The token that a job would get."""
         path = self.folder / "alice" / f"{name}.use"
         return json.loads(path.read_text()) if path.exists() else None
 

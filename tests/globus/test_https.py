@@ -69,21 +69,21 @@ def _written(bench: Bench, name: str) -> int:
 
 def test_a_file_that_is_replaced_meanwhile_is_never_a_mixture(bench: Bench) -> None:
     bench.put("large", LARGE)
-    bench.globus.change(bench.archive.id, rate_bytes_s=20 << 20)
+    bench.put("other", LARGE[::-1])
+    bench.globus.change(bench.archive.id, rate_bytes_s=2 << 20)  # the first 10 MiB take five seconds
     bench.globus.refuse(_path(bench, "large"), method="GET", cut_bytes=10 << 20, times=2)
-    other = LARGE[::-1]
 
     def replace() -> None:
         bench.until("the first bytes", lambda: _written(bench, "large"))
-        bench.put("other", other)
         bench.at("other").replace(bench.at("large"))
+        bench.globus.change(bench.archive.id, rate_bytes_s=None)
 
     replacing = threading.Thread(target=replace)
     replacing.start()
     run = bench.download("large")
     replacing.join()
     assert run.succeeded, run.printed
-    assert (bench.scratch / "large").read_bytes() == other
+    assert (bench.scratch / "large").read_bytes() == LARGE[::-1]
 
 
 def test_without_a_version_to_hold_on_to_a_cut_download_begins_again(bench: Bench) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from stageout.core.states import State
-from stageout.testing.globus import Emulator
 from stageout.testing.starter import installed
 from stageout.wire.custody import Action
 from tests.globus.conftest import QUICK, ROOT
+from tests.harness.globus import Emulator
 from tests.polling import until
 from tests.unit.manager_site import Node, Site, made, run
 
@@ -41,7 +41,7 @@ class GlobusSite:
         return f"globus://{self.archive.id}/{path}"
 
     def delivered(self) -> dict[str, bytes]:
-        """What the archive has."""
+        """The files of the archive."""
         top = Path(self.archive.root)
         return {str(path.relative_to(top)): path.read_bytes() for path in top.rglob("*") if path.is_file()}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stageout.core.errors import ErrorClass
-from stageout.testing.globus.world import PERSONAL
 from tests.globus.conftest import Bench, error
+from tests.harness.globus.world import PERSONAL
 
 #: Takes the arguments of the real program; the relay is the emulated service's.
 _PROGRAM = """#!{python}

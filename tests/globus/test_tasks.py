@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from stageout.core.errors import ErrorClass
-from stageout.testing.globus import MAPPED
 from stageout.testing.starter import Wanted
 from tests.globus.conftest import Bench, error, kind
+from tests.harness.globus import MAPPED
 
 FILES = {f"run/{number}": bytes([number]) * (100 + number) for number in range(20)}
 
@@ -307,7 +307,7 @@ def test_sigkill_leaves_a_task_that_ends_within_its_lease(bench: Bench) -> None:
     assert task.status == "ACTIVE"
     process.kill()
     process.wait()
-    bench.until("the task has expired", lambda: task.status == "FAILED", 30)
+    bench.until("the task has expired", lambda: task.status == "FAILED")
     assert task.fatal_error["code"] == "EXPIRED"
 
 
@@ -377,8 +377,8 @@ def test_a_crash_when_the_results_of_some_files_are_recorded(bench: Bench, tmp_p
 @pytest.mark.parametrize("lasting", [True, False])
 def test_a_call_whose_time_is_over(bench: Bench, tmp_path: Path, lasting: bool) -> None:
     """Below a manager the next call goes on with the task; from a starter there is no next call."""
-    bench.globus.change(bench.archive.id, rate_bytes_s=20e3)
-    bench.environment["STAGEOUT_PLUGIN_LIFETIME_S"] = "2"
+    bench.globus.change(bench.archive.id, rate_bytes_s=8e3)  # ten seconds
+    bench.environment["STAGEOUT_PLUGIN_LIFETIME_S"] = "4"
     if lasting:
         bench.environment["STAGEOUT_STATE_DIR"] = str(tmp_path)
     files = {"a": b"x" * 80_000}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stageout.testing.gridftp import GridFtpServer
 from stageout.testing.starter import EmbeddedStarter, PluginRun, PluginTable, Wanted, installed
+from tests.harness.gridftp import GridFtpServer
 
 PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "gsiftp_plugin"
 

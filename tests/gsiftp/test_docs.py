@@ -1,4 +1,4 @@
-"""docs/GSIFTP.md shows the tables that decide."""
+"""docs/plugin/gsiftp.md shows the tables that decide."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from stageout.core.errors import ErrorClass
 from stageout.protocols.gsiftp.replies import ERRNOS, GLOBUS_CODES, REPLY_CODES, class_of
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "GSIFTP.md").read_text().partition("## Errors")[2]
+TEXT = (Path(__file__).resolve().parents[2] / "docs/plugin/gsiftp.md").read_text().partition("## Errors")[2]
 
 
 def test_the_table_of_classes_is_the_real_one() -> None:

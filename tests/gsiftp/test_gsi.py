@@ -9,9 +9,9 @@ import pytest
 
 from stageout.core.errors import ErrorClass
 from stageout.protocols.gsiftp.proxy import read_proxy
-from stageout.testing.gridftp import GridFtpServer
 from tests.gsiftp.authority import FULL, LIMITED, Authority
 from tests.gsiftp.conftest import Client, codes
+from tests.harness.gridftp import GridFtpServer
 
 
 @pytest.fixture(scope="module")

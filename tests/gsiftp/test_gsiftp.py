@@ -13,9 +13,9 @@ import pytest
 from stageout.core.errors import ErrorClass
 from stageout.testing.conformance import check, failures, table
 from stageout.testing.endpoints import Endpoint
-from stageout.testing.gridftp import GridFtpServer
 from stageout.testing.starter import EmbeddedStarter, PluginError, PluginTable, query
 from tests.gsiftp.conftest import Client, codes
+from tests.harness.gridftp import GridFtpServer
 
 E = ErrorClass
 

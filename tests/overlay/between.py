@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Collection
 
-from stageout.wire.overlay import BLOCK_BYTES
+from stageout.overlay.wire.messages import BLOCK_BYTES
 
 _FAST_BYTES, _SLOW_BYTES, _SLOW_S = 100_000, 1000, 0.2
 

@@ -9,7 +9,7 @@ import pytest
 
 from stageout.overlay.channel import Gateway
 from stageout.overlay.key_file import read_key
-from stageout.testing.router import RouterProcess
+from tests.harness.router import RouterProcess
 
 
 @pytest.fixture

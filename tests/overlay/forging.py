@@ -11,9 +11,9 @@ import threading
 import time
 import zlib
 
-from stageout.wire import frames, overlay
-from stageout.wire.frames import Checksum, Decoder, Frame, Type
-from stageout.wire.overlay import BLOCK_BYTES, Operation, Welcome
+from stageout.overlay.wire import frames, messages
+from stageout.overlay.wire.frames import Checksum, Decoder, Frame, Type
+from stageout.overlay.wire.messages import BLOCK_BYTES, Operation, Welcome
 
 _PIECE_BYTES = 65536
 
@@ -50,7 +50,7 @@ class Forger:
             far.sendall(_encoded(_next(near, from_sender), zlib.crc32))
             answer = _next(far, from_router)
             near.sendall(_encoded(answer, zlib.crc32))
-            welcome = overlay.decode(answer)
+            welcome = messages.decode(answer)
             assert isinstance(welcome, Welcome)
             from_sender.checksum = frames.checksums()[welcome.checksum]
             threading.Thread(target=_copy, args=(far, near), daemon=True).start()
@@ -63,10 +63,10 @@ class Forger:
             start = frame.header.block * BLOCK_BYTES
             frame = frame._replace(payload=self._forged[start : start + len(frame.payload)])
         elif frame.header.type is Type.OPERATION:
-            operation = overlay.decode(frame)
+            operation = messages.decode(frame)
             assert isinstance(operation, Operation)
             operation = dataclasses.replace(operation, manifest=self._manifest(welcome.digest))
-            return overlay.encode(operation, checksum) + overlay.encode(self._deletion(), checksum)
+            return messages.encode(operation, checksum) + messages.encode(self._deletion(), checksum)
         return _encoded(frame, checksum)
 
     def _manifest(self, digest: str) -> str:

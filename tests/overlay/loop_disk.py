@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stageout.testing.pool.waiting import wait_until
+from tests.harness.pool.waiting import wait_until
 
 needs_loop_disk = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("mkfs.ext4") or not Path("/dev/loop-control").exists(),

@@ -13,8 +13,8 @@ from overlay_router.peers.keys import Key
 from overlay_router.peers.origins import known_as
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.key_file import gateway_of
-from stageout.testing.router import RouterProcess
-from stageout.wire.overlay import BLOCK_BYTES, Attach, Message, Open, Opened, Operation, Staged, Status
+from stageout.overlay.wire.messages import BLOCK_BYTES, Attach, Message, Open, Opened, Operation, Staged, Status
+from tests.harness.router import RouterProcess
 
 
 class Slow:
@@ -61,7 +61,7 @@ class Slow:
                 left -= self.staged()
 
     def opened(self) -> Opened:
-        """What the router says to be there when its data are to come anew."""
+        """The blocks that the router reports to be there when its data are to come anew."""
         said = self.control.receive()
         assert isinstance(said, Opened)
         return said

@@ -4,8 +4,8 @@ Two gateways, two relays, two custodians and two terminals. Writers put, rename 
 routes that the routers themselves find; others give theirs to the custodians. Routers die (kill -9), one or two at a
 time; bits flip on the wires to the first gateway and from a custodian to its terminal, and in that custodian's spool;
 as root, a terminal and the other custodian have disks of their own that are too small, and are filled to the last byte
-now and then, databases and all; single durable steps find no room. Whatever fails is tried again until it is done. At
-the end each terminal's tree must be what its writers' operations make in their order, every flip must have been
+now and then, databases and all; single durable steps find no room. A step that fails is tried again until it is done.
+At the end each terminal's tree must be what its writers' operations make in their order, every flip must have been
 noticed, spools must be empty, and a spool's whole size free again. The last line is ``storm: ..., V violations``; the
 status is 1 if V > 0.
 """
@@ -36,12 +36,12 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
 from stageout.overlay.key_file import gateway_of
 from stageout.overlay.routes import found_routes
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess
-from stageout.testing.router_graph import RouterGraph
+from stageout.overlay.wire.messages import BLOCK_BYTES, Cancel, NoSpace, Open, Opened, Result, Status
+from stageout.overlay.wire.route import Route
 from stageout.wire.address import split_address
-from stageout.wire.overlay import BLOCK_BYTES, Cancel, NoSpace, Open, Opened, Result, Status
-from stageout.wire.route import Route
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess
+from tests.harness.router_graph import RouterGraph
 from tests.overlay.depositing import deposit
 from tests.overlay.storm_wire import FlippingWire
 from tests.overlay.storm_writers import MIB, Depositor, Waiting, Writer
@@ -62,7 +62,7 @@ _SMALL_DISKS_MIB = {"t2": 20, _NARROW: 24}
 _SPOOL_MB = {_ROTTING: 64, _NARROW: 24}
 #: Larger than any small disk: there the disk itself is the limit.
 _NO_LIMIT_MB = 1000
-#: What an administrator frees on a full disk, so that a router can start.
+#: Files that an administrator frees on a full disk, so that a router can start.
 _RESERVE_BYTES = MIB
 #: The records of a terminal take at most so much of its disk.
 _RECORDS_BYTES = 4 * MIB
@@ -322,7 +322,7 @@ class Storm:
             self._wrong += self._unexplained(name)
 
     def _unexplained(self, name: str) -> list[str]:
-        """What is used of a small disk is the files that are there, and little else."""
+        """The used bytes of a small disk are those of the files that are there, and little else."""
         disk, root = self._disks.get(name), self.graph.routers[name].root
         if disk is None:
             return []
@@ -332,7 +332,7 @@ class Storm:
         return [f"{more} bytes of the disk of {name} are used, and nothing is there"] if more > _RECORDS_BYTES else []
 
     def _restart(self) -> None:
-        """Whoever starts looks at once for what has run out of its time, before it answers."""
+        """A router that starts looks at once for operations that have run out of their time, before it answers."""
 
         def again(name: str) -> None:
             self.graph.routers[name].stop()
@@ -383,7 +383,7 @@ class _Rot:
             self._thread.start()
         else:
             self._deposit()
-        taken = re.compile(rf" custody-take .*path={re.escape(self.path)} ")
+        taken = re.compile(rf" custody-accepted .*path={re.escape(self.path)} ")
         wait_until(lambda: taken.search(log.log), timeout_s=120, what="custody", describe=lambda: self._problem)
         storm.counts["files"] += 1
 

@@ -1,4 +1,5 @@
-"""Who writes while routers die: everything is tried again until it is done, and each knows what must be there."""
+"""Writers that write while routers die: each tries everything again until it is done, and knows which files must be
+there."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from stageout.overlay.channel import Gateway
 from stageout.overlay.client import put
 from stageout.overlay.copying import state
 from stageout.overlay.operations import Session
-from stageout.wire.overlay import Result
-from stageout.wire.route import Route
+from stageout.overlay.wire.messages import Result
+from stageout.overlay.wire.route import Route
 from tests.overlay.depositing import deposit
 
 MIB = 1 << 20
@@ -33,7 +34,7 @@ _NEVER = (ErrorClass.CONTENT_MISMATCH, ErrorClass.CONFLICT, ErrorClass.NOT_FOUND
 
 
 class World(Protocol):
-    """What a writer knows of the storm. :ivar expires_s: of puts, so that what an attempt left is gone soon."""
+    """A writer's knowledge of the storm. :ivar expires_s: of puts, so that what an attempt left is gone soon."""
 
     home: Path
     over: Event

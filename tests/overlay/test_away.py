@@ -21,9 +21,9 @@ from stageout.overlay.fetch import get
 from stageout.overlay.key_file import read_key
 from stageout.overlay.many import put_many
 from stageout.overlay.operations import Session
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess, custodian_for
-from stageout.wire.overlay import BLOCK_BYTES, Result
+from stageout.overlay.wire.messages import BLOCK_BYTES, Result
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess, custodian_for
 from tests.overlay.depositing import deposit
 from tests.overlay.loop_disk import loop_disk, needs_loop_disk
 
@@ -59,7 +59,7 @@ def test_senders_hear_that_the_root_is_away_and_go_on_when_it_is_back(
         session.rename("before", "after")
         working = threading.Thread(target=session.push)
         working.start()
-        wait_until(lambda: "names-not-changed" in router.log, what="the rename to be refused for now")
+        wait_until(lambda: "rename-batch-failed" in router.log, what="the rename to be refused for now")
         router.root.rmdir()
         away.rename(router.root)
         working.join(60)
@@ -127,13 +127,13 @@ def test_a_router_without_its_root_at_its_start_writes_nothing_there_and_goes_on
     assert f"{router.root} is not the directory" in verified.stderr
     starting = threading.Thread(target=router.start)
     starting.start()
-    wait_until(lambda: "root-away" in router.log, what="the router to say that its root is away")
+    wait_until(lambda: "root-lost" in router.log, what="the router to say that its root is away")
     assert "mount it, or put it back" in router.log
     assert list(router.root.iterdir()) == []
     router.root.rmdir()
     away.rename(router.root)
     starting.join(60)
-    assert router.log.count(" started ") == 2
+    assert router.log.count(" daemon-started ") == 2
     put(gateway_of(router), source, "f")
     get(gateway_of(router), "before", tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == source.read_bytes()
@@ -148,14 +148,14 @@ def test_a_router_that_waits_for_its_root_has_the_keys_that_it_is_told_to_read_m
     router.root.mkdir()
     starting = threading.Thread(target=router.start)
     starting.start()
-    wait_until(lambda: "root-away" in router.log, what="the router to say that its root is away")
+    wait_until(lambda: "root-lost" in router.log, what="the router to say that its root is away")
     keys = router.home / "keys"
     keys.write_text(keys.read_text().replace("small ", "later ", 1))
     os.kill(router.pid, signal.SIGHUP)
     router.root.rmdir()
     away.rename(router.root)
     starting.join(60)
-    assert router.log.count(" started ") == 2
+    assert router.log.count(" daemon-started ") == 2
     later = Gateway("127.0.0.1", router.port, *read_key(router.key_file("later")), timeout_s=20)
     put(later, source, "small/f")
     assert (router.root / "small" / "f").read_bytes() == source.read_bytes()

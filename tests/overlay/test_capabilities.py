@@ -18,9 +18,8 @@ from stageout.overlay.fetch import get
 from stageout.overlay.key_file import read_credential, read_key
 from stageout.overlay.operations import Session
 from stageout.overlay.packs import End, Packer, SmallPut
-from stageout.testing.router import RouterProcess, custodian_for
-from stageout.wire.capability import Credential, issue
-from stageout.wire.overlay import (
+from stageout.overlay.wire.capability import Credential, issue
+from stageout.overlay.wire.messages import (
     BLOCK_BYTES,
     Answer,
     Attach,
@@ -37,6 +36,7 @@ from stageout.wire.overlay import (
     Result,
     Stat,
 )
+from tests.harness.router import RouterProcess, custodian_for
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +210,7 @@ def test_reading_needs_the_right_to_read(router: RouterProcess, gateway: Gateway
 
 
 def test_a_question_holds_on_its_own_connection_only(router: RouterProcess, gateway: Gateway) -> None:
-    """Whoever has heard it cannot ask again."""
+    """A peer that has heard it cannot ask again."""
     erin = granted(router, gateway, "vo", rights=("read",))
     assert erin.credential is not None
     answer = _heard(gateway, erin.credential.signed(Stat("vo"), "0f" * 16))

@@ -1,4 +1,4 @@
-"""What scripts see of the commands: JSON, exit statuses, and what is left behind."""
+"""The commands as scripts see them: JSON, exit statuses, and files that are left behind."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from stageout.cli.bars import Bar
 from stageout.cli.main import main
 from stageout.overlay import sameness
 from stageout.overlay.sending import Sending
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess, custodian_for
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess, custodian_for
 
-_WORDS = set(re.findall(r"`(\w+)`", (Path(__file__).resolve().parents[2] / "docs/COMMANDS.md").read_text()))
+_WORDS = set(
+    re.findall(r"`(\w+)`", (Path(__file__).resolve().parents[2] / "docs/reference/json-overlay.md").read_text())
+)
 _ENDING = {"schema", "outcome", "reason", "error_class", "error_code", "retryable"}
 _FILE = {*_ENDING, "kind", "local", "server", "path", "size_bytes", "seconds"}
 

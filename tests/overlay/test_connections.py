@@ -11,9 +11,9 @@ import pytest
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
 from stageout.overlay.sending import report
-from stageout.testing.router import RouterProcess
-from stageout.wire.blocks import PART_BYTES
-from stageout.wire.overlay import Low
+from stageout.overlay.wire.blocks import PART_BYTES
+from stageout.overlay.wire.messages import Low
+from tests.harness.router import RouterProcess
 
 MIB = 1 << 20
 _BLOCK_S = 0.1

@@ -21,12 +21,12 @@ from stageout.overlay.client import put
 from stageout.overlay.copying import Commanded, Unreached, cancel, command, copy, follow, state
 from stageout.overlay.key_file import read_key
 from stageout.overlay.operations import Session
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess, relay
-from stageout.wire import overlay, warrant
-from stageout.wire.capability import Credential, issue
-from stageout.wire.overlay import BLOCK_BYTES, Copying, Open, Operation, Result
-from stageout.wire.warrant import Warrant
+from stageout.overlay.wire import messages, warrant
+from stageout.overlay.wire.capability import Credential, issue
+from stageout.overlay.wire.messages import BLOCK_BYTES, Copying, Open, Operation, Result
+from stageout.overlay.wire.warrant import Warrant
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess, relay
 
 SIZE_BYTES = 3 * BLOCK_BYTES + 7
 
@@ -129,11 +129,11 @@ def _waiting(place: Place) -> Commanded:
     given = _prepared(place, "later/f")
     place.second.stop()
     answer = _told(place, given)
-    assert isinstance(answer, overlay.Custody)
+    assert isinstance(answer, messages.Custody)
     return Commanded(gateway_of(place.first), ((),), given.origin, given.path, given.size_bytes, given.expires)
 
 
-def _prepared(place: Place, to: str, **more: object) -> overlay.Copy:
+def _prepared(place: Place, to: str, **more: object) -> messages.Copy:
     with Session(gateway_of(place.first)) as session:
         found = session.look_up("f")
     with Session(gateway_of(place.second)) as session:
@@ -141,12 +141,12 @@ def _prepared(place: Place, to: str, **more: object) -> overlay.Copy:
     wanted = Warrant("site", "hop", store, secrets.token_hex(16), 1, to, SIZE_BYTES, int(time.time()) + 60, 0o640)
     wanted = dataclasses.replace(wanted, **more)  # type: ignore[arg-type]
     text = warrant.write(wanted, gateway_of(place.second).secret)
-    return overlay.Copy(
+    return messages.Copy(
         wanted.origin, 1, "f", found.generation, place.second.address, to, SIZE_BYTES, 0o640, wanted.expires, text
     )
 
 
-def _told(place: Place, message: overlay.Copy) -> overlay.Message:
+def _told(place: Place, message: messages.Copy) -> messages.Message:
     with Channel(gateway_of(place.first)) as channel:
         channel.send(message)
         return channel.receive()
@@ -198,7 +198,7 @@ def test_cancelled_in_the_middle_nothing_is_to_be_seen(place: Place) -> None:
 def test_a_warrant_is_for_nothing_else(place: Place, changes: dict[str, object], words: str) -> None:
     ask = _prepared(place, "small-not/f", **changes)
     given = Commanded(gateway_of(place.first), ((),), ask.origin, ask.path, SIZE_BYTES, ask.expires)
-    assert isinstance(_told(place, ask), overlay.Custody)
+    assert isinstance(_told(place, ask), messages.Custody)
     _refused(ErrorClass.PERMISSION_DENIED, words, lambda: follow(given))
     assert not (place.second.root / "small-not").exists()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from schedd_agent.asking import Asker
+from schedd_agent.custodian_client import CustodianClient
 from stageout.cli.main import main
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
@@ -24,10 +24,7 @@ from stageout.overlay.client import Deposit, Put, put
 from stageout.overlay.copying import state
 from stageout.overlay.key_file import read_key
 from stageout.overlay.operations import Session
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess, custodian_for
-from stageout.wire.deposits import name_of, operation_of, read_receipt
-from stageout.wire.overlay import (
+from stageout.overlay.wire.messages import (
     BLOCK_BYTES,
     Cancel,
     Custody,
@@ -39,6 +36,9 @@ from stageout.wire.overlay import (
     Stat,
     Status,
 )
+from stageout.wire.deposits import name_of, operation_of, read_receipt
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess, custodian_for
 from tests.overlay.depositing import deposit
 from tests.overlay.slow_sender import Slow
 
@@ -127,7 +127,7 @@ def test_an_access_point_is_answered_about_the_others_when_one_has_only_begun(
     with Channel(gateway_of(custodian)) as channel:
         channel.send(Open(origin, two, "else/where", 1, BLOCK_BYTES, done.expires, terminal=terminal.address))
         assert isinstance(channel.receive(), Opened)
-        found = Asker(custodian.key_file("site"))(custodian.address, ["s/1", "s/2"], False)
+        found = CustodianClient(custodian.key_file("site"))(custodian.address, ["s/1", "s/2"], False)
     assert set(found) == {"s/1"}
 
 
@@ -219,9 +219,9 @@ def test_blocks_go_on_while_others_still_come_in(
     assert isinstance(slow.control.receive(), Custody)
     assert slow.control.receive() == Result(slow.origin, 1, "done", generation=1)
     assert (terminal.root / "slow").read_bytes() == slow.data
-    assert custodian.log.count(" deliver ") == 1
+    assert custodian.log.count(" delivery-started ") == 1
     wait_until(lambda: spool_is_empty(custodian), what="the spool to be empty")
-    assert " drop " not in custodian.log
+    assert " drop-requested " not in custodian.log
 
 
 def test_what_was_sent_on_of_a_file_that_is_given_up_is_dropped(
@@ -270,7 +270,7 @@ def test_damage_in_the_spool_is_found_and_asked_for_again(
     with custodian_for(tmp_path / "custodian", [terminal], faults) as custodian:
         terminal.stop()
         sending = Sending(custodian, source, terminal)
-        wait_until(lambda: " custody-take " in custodian.log, what="custody")
+        wait_until(lambda: " custody-accepted " in custodian.log, what="custody")
         flip(spooled(custodian), BLOCK_BYTES + 3) if harm == "flip" else spooled(custodian).unlink()
         if harm == "flip":
             armed.touch()
@@ -324,7 +324,7 @@ def test_a_lost_disk_costs_a_resend_or_is_a_loss_that_can_be_seen(
     terminal.stop()
     given = deposit(gateway_of(custodian), source, "deposited", terminal.address)
     sending = Sending(custodian, source, terminal)
-    wait_until(lambda: custodian.log.count(" custody-take ") == 2, what="custody")
+    wait_until(lambda: custodian.log.count(" custody-accepted ") == 2, what="custody")
     custodian.kill()
     shutil.rmtree(custodian.home / "records")
     custodian.start()
@@ -337,7 +337,7 @@ def test_a_lost_disk_costs_a_resend_or_is_a_loss_that_can_be_seen(
 
 
 def _die_without_records(terminal: RouterProcess) -> None:
-    """What a terminal was about to answer when it died is not known to the one that comes after it."""
+    """An answer that a terminal was about to give when it died is not known to the one that comes after it."""
     terminal.wait_for_end()
     for path in (terminal.home / "records").glob("*.sqlite*"):
         path.unlink()
@@ -509,7 +509,7 @@ def test_the_command_and_the_plugin_go_through_a_custodian(
     outfile = _upload(source, f"{url}/4", tmp_path, given)
     assert "TransferSuccess = true" in outfile
     assert (terminal.root / "4").read_bytes() == source.read_bytes()
-    assert custodian.log.count(" custody-take ") == 3
+    assert custodian.log.count(" custody-accepted ") == 3
 
 
 def _upload(source: Path, url: str, home: Path, environment: dict[str, str]) -> str:
@@ -548,15 +548,15 @@ def test_a_pilots_plugin_leaves_receipts_that_the_access_point_asks_with(
     receipts = [read_receipt(text) for text in re.findall(r'StageOutCustody = "([^"]+)"', outfile)]
     assert {(one.custodian, one.seed) for one in receipts} == {(custodian.address, seed)}
     assert sorted(one.first for one in receipts) == sorted(one.last for one in receipts) == [1, 2, 3, 4, 5, 6, 9]
-    assert re.findall(r"custody-take .*files=(\d)", custodian.log) == ["6"]
+    assert re.findall(r"custody-accepted .*files=(\d)", custodian.log) == ["6"]
     # another call knows nothing of the first one: all of its files are in that pack, or only some
     for place, numbers in ((slice(1, 4), "2-4"), (slice(4, 8), "5-8")):
         outfile = _upload_all(files[place], tmp_path, {**given, "STAGEOUT_OVERLAY_NUMBERS": numbers})
         assert outfile.count("StageOutCustody") == len(files[place])
-    assert re.findall(r"custody-take .*files=(\d)", custodian.log) == ["6"]
-    assert custodian.log.count(" custody-take ") == 4, "the pack, the large one, and two by themselves"
+    assert re.findall(r"custody-accepted .*files=(\d)", custodian.log) == ["6"]
+    assert custodian.log.count(" custody-accepted ") == 4, "the pack, the large one, and two by themselves"
     deposits = {number: name_of(seed, number) for number in range(1, 10)}
-    ask = Asker(key)
+    ask = CustodianClient(key)
     said = ask(custodian.address, [*deposits.values(), "other/1"], False)
     assert said == {**dict.fromkeys(deposits.values(), ("custody", "")), "other/1": ("unknown", "")}
     for number in (2, 8, 9):

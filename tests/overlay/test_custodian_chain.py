@@ -15,9 +15,9 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
 from stageout.overlay.copying import state
 from stageout.overlay.key_file import gateway_of
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess, custodian_for
-from stageout.wire.overlay import BLOCK_BYTES, Custody, Operation, Result
+from stageout.overlay.wire.messages import BLOCK_BYTES, Custody, Operation, Result
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess, custodian_for
 from tests.overlay.depositing import deposit
 
 Chain = tuple[RouterProcess, RouterProcess, RouterProcess]
@@ -53,7 +53,7 @@ def test_each_keeps_a_file_until_the_terminal_has_it(chain: Chain, source: Path)
     way = f"{second.address},{terminal.address}"
     terminal.stop()
     given = deposit(_end(first), source, "some/where", way)
-    wait_until(lambda: " custody-take " in second.log, what="custody of the second")
+    wait_until(lambda: " custody-accepted " in second.log, what="custody of the second")
     assert not _empty(first)
     second.kill()
     second.start()

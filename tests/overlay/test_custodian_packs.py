@@ -17,9 +17,9 @@ from stageout.overlay.copying import state
 from stageout.overlay.finding import find
 from stageout.overlay.key_file import read_key
 from stageout.overlay.packs import End, Packer, SmallPut
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess, custodian_for
-from stageout.wire.overlay import Cancel, Custody, Low, Operation, Pack, Packed, Result, Status
+from stageout.overlay.wire.messages import Cancel, Custody, Low, Operation, Pack, Packed, Result, Status
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess, custodian_for
 from tests.overlay.depositing import deposit
 
 #: The others are planned in tests/unit/test_overlay_pack_custody.py, without a process.

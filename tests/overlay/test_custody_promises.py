@@ -19,11 +19,11 @@ from stageout.overlay.fetch import get
 from stageout.overlay.finding import find
 from stageout.overlay.key_file import read_key
 from stageout.overlay.packs import End, Packer
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess, custodian_for
-from stageout.wire.capability import Credential, issue
-from stageout.wire.fields import MAX_NUMBER
-from stageout.wire.overlay import Cancel, Custody, Low, Operation, Pack, Packed, Result, Status
+from stageout.overlay.wire.capability import Credential, issue
+from stageout.overlay.wire.fields import MAX_NUMBER
+from stageout.overlay.wire.messages import Cancel, Custody, Low, Operation, Pack, Packed, Result, Status
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess, custodian_for
 from tests.overlay.depositing import deposit
 
 ORIGIN = "ab" * 16
@@ -70,7 +70,7 @@ def test_an_operation_behind_the_highest_number_stops_nobody(
     custodian.start()
     deposit(gateway_of(custodian), source, "second", terminal.address)
     wait_until((terminal.root / "second").exists, what="a file after the restart", timeout_s=20)
-    assert "custody-not-read" not in custodian.log
+    assert "custody-read-failed" not in custodian.log
 
 
 def test_a_low_of_a_huge_number_stops_nobody(terminal: RouterProcess, custodian: RouterProcess, source: Path) -> None:
@@ -293,7 +293,7 @@ def test_operations_without_data_take_no_more_than_the_share_of_their_key(
         channel.send(Status("cd" * 16, 1))  # answered when all of these are decided
         assert channel.receive() == Result("cd" * 16, 1, "unknown")
     assert resident_bytes(router) - before_bytes < 48 * 1024 * 1024
-    assert router.log.count(" too-many ") == 1
+    assert router.log.count(" limit-reached ") == 1
     put(gateway_of(router, "small"), source, "small/f", terminal=name)
     assert (terminal.root / "small/f").read_bytes() == source.read_bytes()
 

@@ -13,7 +13,7 @@ from stageout.core.errors import TransferFailure
 from stageout.movers import trees
 from stageout.overlay.channel import Gateway
 from stageout.overlay.operations import Session
-from stageout.testing.router import RouterProcess
+from tests.harness.router import RouterProcess
 from tests.polling import wait_for
 
 #: As deep as a path of the protocol may be, nearly.

@@ -17,10 +17,10 @@ from stageout.overlay.channel import Gateway
 from stageout.overlay.client import put
 from stageout.overlay.key_file import read_key
 from stageout.overlay.packs import Packer, SmallPut
-from stageout.testing.destination import Destination
-from stageout.testing.router import RouterProcess, custodian_for
+from stageout.overlay.wire.messages import BLOCK_BYTES
 from stageout.testing.starter import installed
-from stageout.wire.overlay import BLOCK_BYTES
+from tests.harness.destination import Destination
+from tests.harness.router import RouterProcess, custodian_for
 
 pytestmark = pytest.mark.skipif(not shutil.which("strace"), reason="watches system calls with strace")
 _PLUGIN = Path(__file__).parents[2] / "plugins" / "stageout_curl_plugin"

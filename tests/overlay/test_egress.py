@@ -21,18 +21,18 @@ from stageout.overlay.key_file import read_key
 from stageout.overlay.many import put_many
 from stageout.overlay.operations import Session
 from stageout.overlay.packs import SmallPut
-from stageout.testing.destination import Destination
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess
+from stageout.overlay.wire.messages import BLOCK_BYTES
 from stageout.testing.starter import installed
-from stageout.wire.overlay import BLOCK_BYTES
+from tests.harness.destination import Destination
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess
 
 _PLUGIN = Path(__file__).parents[2] / "plugins" / "stageout_curl_plugin"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Destination]:
-    """Where its own user gets at it: pytest's directories are root's alone."""
+    """A directory that its own user can reach: pytest's directories are root's alone."""
     with tempfile.TemporaryDirectory() as place, Destination(Path(place)) as running:
         yield running
 
@@ -109,7 +109,7 @@ def test_killed_in_the_middle_it_delivers_all_the_same(
     source = make(tmp_path / "source", 3 * BLOCK_BYTES + 17)
     server.pause()
     putting: list[_Putting] = []
-    _said(router, " deliver ", lambda: putting.append(_Putting(gateway, source, "out/a dir/f%")))
+    _said(router, " delivery-started ", lambda: putting.append(_Putting(gateway, source, "out/a dir/f%")))
     wait_until(lambda: any((router.home / "records/movers").glob("*/*")), what="the plugin to be run")
     router.kill()
     assert not putting[0].outcome, "nothing is said before the plugin has verified it"
@@ -133,7 +133,7 @@ def test_two_gateways_never_deliver_one_name_at_once(
     with make_gateway() as other:
         server.pause()
         puts: list[_Putting] = []
-        _said(router, " deliver ", lambda: puts.append(_Putting(gateway, first, "out/one")))
+        _said(router, " delivery-started ", lambda: puts.append(_Putting(gateway, first, "out/one")))
         wait_until(lambda: any((router.home / "records/movers").glob("*/*")), what="the plugin to be run")
         there = dataclasses.replace(gateway, port=other.port)
         _said(other, "another gateway delivers there", lambda: puts.append(_Putting(there, second, "out/one")))
@@ -154,7 +154,7 @@ def test_what_the_server_refuses_is_told_and_what_it_cannot_take_now_waits(
     server.accept()
     server.stop()
     putting: list[_Putting] = []
-    _said(router, " not-delivered ", lambda: putting.append(_Putting(gateway, source, "out/late")))
+    _said(router, " delivery-failed ", lambda: putting.append(_Putting(gateway, source, "out/late")))
     report = router.home / "records" / EGRESS_NAME
     wait_until(lambda: f"{server.url('base')}: " in shown(report, 0), what="the reason in the report")
     assert "out/late" in shown(report, 0)
@@ -239,7 +239,7 @@ def test_what_is_there_is_fetched_anew_for_who_asks(
     tail = b"".join(read(gateway, "out/back/f", offset=BLOCK_BYTES + 1, generation=entry.generation))
     assert tail == source.read_bytes()[BLOCK_BYTES + 1 :], "that version is the one that was delivered"
     server.file("base/back/f").write_bytes(b"changed by somebody else")
-    _said(router, "not-as-delivered", lambda: get(gateway, "out/back/f", back))
+    _said(router, "delivered-file-changed", lambda: get(gateway, "out/back/f", back))
     assert back.read_bytes() == b"changed by somebody else"
     with pytest.raises(TransferFailure) as caught:
         list(read(gateway, "out/back/f", generation=entry.generation + 1))
@@ -255,14 +255,14 @@ def test_who_asks_at_once_shares_a_fetch_that_began_after_that(
     file = server.file("base/shared")
     file.write_bytes(os.urandom(BLOCK_BYTES + 1))
     server.pause()
-    before = router.log.count(" fetch ")
+    before = router.log.count(" fetch-started ")
     ended: list[int] = []
 
     def ask(number: int) -> None:
         ended.append(get(gateway, "out/shared", tmp_path / f"shared{number}"))
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(9)]
-    _said(router, " fetch ", threads[0].start)
+    _said(router, " fetch-started ", threads[0].start)
     for thread in threads[1:]:
         thread.start()
     server.resume()
@@ -270,4 +270,4 @@ def test_who_asks_at_once_shares_a_fetch_that_began_after_that(
         thread.join(60)
     assert ended == [BLOCK_BYTES + 1] * 9
     assert {(tmp_path / f"shared{number}").read_bytes() for number in range(9)} == {file.read_bytes()}
-    assert 2 <= router.log.count(" fetch ") - before <= 3
+    assert 2 <= router.log.count(" fetch-started ") - before <= 3

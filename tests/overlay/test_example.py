@@ -10,8 +10,8 @@ from pathlib import Path
 
 from stageout.cli.main import main
 from stageout.core.config import KNOBS
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess
 
 _FOLDER = Path(__file__).resolve().parents[2] / "examples" / "overlay"
 
@@ -21,7 +21,7 @@ def _env() -> list[str]:
 
 
 def _settings(lines: Iterable[str]) -> dict[str, str]:
-    """What is set there, or would be were it not commented out."""
+    """The settings there, with those that are commented out."""
     pairs = (line.lstrip("#").partition("=") for line in lines if not line.startswith("# "))
     return {name: value for name, equals, value in pairs if equals}
 
@@ -63,7 +63,7 @@ def test_a_gateway_with_these_settings_takes_a_file_and_reads_its_keys_again(tmp
         assert main(put) != 0
         keys.write_text(f"{keys.read_text()}alice {'1' * 48} /run7\n")
         os.kill(router.pid, signal.SIGHUP)
-        wait_until(lambda: " reconfigured keys=2" in router.log, timeout_s=30, what="the keys to be read again")
+        wait_until(lambda: " configuration-reloaded" in router.log, timeout_s=30, what="the keys to be read again")
         assert main(put) == 0
         there = f"overlay://127.0.0.1:{router.port}"
         (tmp_path / "back").mkdir()

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from stageout.overlay import sameness
-from stageout.testing.router import RouterProcess
-from stageout.testing.wide_area import Link, WideArea
+from tests.harness.router import RouterProcess
+from tests.harness.wide_area import Link, WideArea
 
 _ROUND_TRIP_S = 0.1
 _DIRECTORIES, _FILES_EACH = 300, 3

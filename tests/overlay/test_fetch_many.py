@@ -25,10 +25,10 @@ from stageout.overlay.fetch import get
 from stageout.overlay.kept import kept
 from stageout.overlay.key_file import read_key
 from stageout.overlay.sockets import Sockets
+from stageout.overlay.wire.blocks import PART_BYTES
+from stageout.overlay.wire.messages import BLOCK_BYTES, Found, Get, Message
 from stageout.overlay.writing import Writing
-from stageout.testing.router import RouterProcess, relay
-from stageout.wire.blocks import PART_BYTES
-from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Message
+from tests.harness.router import RouterProcess, relay
 from tests.overlay.between import Between
 
 AtBlock = Callable[[int, Callable[[], object]], None]
@@ -174,7 +174,7 @@ def test_a_published_file_that_others_have_changed_and_replace_is_one_version_to
     tmp_path: Path,
     at_block: AtBlock,
 ) -> None:
-    """What the router counts of its name says nothing of that."""
+    """The router's count for its name does not tell that."""
     put(gateway, source, "overwritten")
 
     def replace(data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""docs/OVERLAY.md, "A first overlay in ten minutes": the commands do what stands beside them."""
+"""docs/overlay/tutorial.md: its commands build the overlay that the page describes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stageout.testing.ports import free_ports
+from tests.harness.ports import free_ports
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PORTS = ("9631", "9632", "9633")
@@ -22,10 +22,10 @@ _PROGRAMS = {"stageout": "stageout.cli.main", "stageout-router": "overlay_router
 
 
 def _shown() -> list[str]:
-    """The commands of that section, without those that install."""
-    (section,) = re.findall(r"^## A first overlay.*?(?=^## )", (_ROOT / "docs/OVERLAY.md").read_text(), re.S | re.M)
-    blocks = [str(block) for block in re.findall(r"^```\n(.*?)^```$", section, re.S | re.M)]
-    (stop,) = re.findall(r"`(kill \$archive[^`]*)`", section)
+    """Return the commands of the page, without those that install."""
+    page = (_ROOT / "docs/overlay/tutorial.md").read_text()
+    blocks = [str(block) for block in re.findall(r"^```\n(.*?)^```$", page, re.S | re.M)]
+    (stop,) = re.findall(r"`(kill \$archive[^`]*)`", page)
     return [*(block for block in blocks if "venv" not in block), f"{stop}; wait\n"]
 
 
@@ -41,7 +41,7 @@ def programs(tmp_path: Path) -> Iterator[str]:
 
 
 def _run(script: str, folder: Path, path: str) -> str:
-    """What it prints, with a line for each command that fails."""
+    """The command's output, with a line for each command that fails."""
     told = f"trap 'echo \"FAILED: $BASH_COMMAND\"' ERR\n{script}"
     started = subprocess.Popen(
         ["bash", "-c", told], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -66,4 +66,4 @@ def test_the_commands_shown_make_an_overlay(tmp_path: Path, programs: str) -> No
     content = (tmp_path / "first/results.tar").read_bytes()
     for name in ("results", "second", "third", "fourth"):
         assert (tmp_path / f"first/files/alice/{name}.tar").read_bytes() == content
-    assert "not-delivered" in (tmp_path / "first/gateway.log").read_text()
+    assert "delivery-failed" in (tmp_path / "first/gateway.log").read_text()

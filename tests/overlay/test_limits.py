@@ -23,10 +23,10 @@ from stageout.overlay.key_file import read_key
 from stageout.overlay.many import put_many
 from stageout.overlay.operations import Session
 from stageout.overlay.packs import SmallPut
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess
-from stageout.wire import overlay
-from stageout.wire.overlay import BLOCK_BYTES, Low, NoSpace, Open, Opened, Status
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.messages import BLOCK_BYTES, Low, NoSpace, Open, Opened, Status
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess
 
 _TRANSFERS = 40
 _CONNECTIONS = 6
@@ -112,7 +112,7 @@ def test_a_peer_that_opens_ten_thousand_transfers(router: RouterProcess, tmp_pat
     assert (kinds.count(Opened), kinds.count(NoSpace)) == (_TRANSFERS, 10_000 - _TRANSFERS)
     assert resident_bytes(router) - before_bytes < 64 << 20
     serves(router, tmp_path, "beside-the-many")
-    assert router.log.count(" too-much ") < 100, "nor does it fill the log"
+    assert router.log.count(" byte-limit-reached ") < 100, "nor does it fill the log"
 
 
 def test_a_peer_that_floods_and_does_not_read(router: RouterProcess, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_peer_that_floods_and_does_not_read(router: RouterProcess, tmp_path: P
     with Channel(peer(router, "site")) as channel:
         channel.send(Status("0d" * 16, 1))
         channel.receive()
-        question = overlay.encode(Status("0d" * 16, 1), channel._checksum) * 500
+        question = messages.encode(Status("0d" * 16, 1), channel._checksum) * 500
         raw = channel._socket
         raw.setblocking(False)
         asked, since_s, rest = 0, time.monotonic(), question

@@ -15,10 +15,10 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.key_file import read_key
 from stageout.overlay.routes import found_routes
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router_graph import RouterGraph
+from stageout.overlay.wire.messages import BLOCK_BYTES, Attach, Known, Open, Opened, Routed, Routes
 from stageout.wire.address import split_address
-from stageout.wire.overlay import BLOCK_BYTES, Attach, Known, Open, Opened, Routed, Routes
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router_graph import RouterGraph
 
 #: s is where clients ask, t the terminal; t knows nobody.
 _EDGES = {"s": ("a", "b"), "a": ("t",), "b": ("t",)}
@@ -77,8 +77,8 @@ def test_links_appear_everywhere_a_killed_router_goes_and_returns(graph: RouterG
 
 def test_each_interval_leaves_a_record_of_each_link(graph: RouterGraph) -> None:
     router = graph.routers["b"]
-    wait_until(lambda: router.log.count(" link to=" + graph.addresses["t"]) >= 3, timeout_s=60, what="records")
-    line = [line for line in router.log.splitlines() if " link to=" in line][-1]
+    wait_until(lambda: router.log.count(" link-measured to=" + graph.addresses["t"]) >= 3, timeout_s=60, what="records")
+    line = [line for line in router.log.splitlines() if " link-measured to=" in line][-1]
     fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
     assert float(fields["rate_mb_s"]) > 0
     assert float(fields["rtt_ms"]) > 0
@@ -97,7 +97,8 @@ def test_what_a_relay_passes_on_is_counted(graph: RouterGraph) -> None:
         def counted() -> bool:
             data.send_block(opened.tid, next(blocks), block)
             return any(
-                f" link to={end.server}" in line and "moved_bytes=0" not in line for line in relay.log.splitlines()
+                f" link-measured to={end.server}" in line and "moved_bytes=0" not in line
+                for line in relay.log.splitlines()
             )
 
         wait_until(counted, timeout_s=60, what="bytes of a transfer in a record", interval_s=0.05)

@@ -10,7 +10,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
-from stageout.testing.router import RouterProcess
+from tests.harness.router import RouterProcess
 
 
 @pytest.fixture

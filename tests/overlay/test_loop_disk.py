@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stageout.testing.pool.waiting import wait_until
+from tests.harness.pool.waiting import wait_until
 from tests.overlay.loop_disk import LoopDisk, loop_disk, needs_loop_disk
 
 pytestmark = needs_loop_disk

@@ -19,10 +19,10 @@ from overlay_router.local.tree import Tree
 from stageout.overlay.channel import Gateway
 from stageout.overlay.key_file import read_key
 from stageout.overlay.packs import Packer, SmallPut
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess
-from stageout.wire import overlay
-from stageout.wire.packs import PackedFile
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.packs import PackedFile
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess
 from tests.unit.test_overlay_destination import ORIGIN, PEER, Router
 from tests.unit.test_overlay_packs import arrived, execute, leftovers
 
@@ -134,7 +134,7 @@ def test_one_that_dies_loses_no_file(router: Beside, answers: int, monkeypatch: 
     monkeypatch.setattr(makers._Maker, "answer", answer)
     (told,) = execute(router, arrived(1, FILES))
     assert len(heard) > answers
-    assert told == overlay.Packed(ORIGIN, 1, (1,) * len(FILES))
+    assert told == messages.Packed(ORIGIN, 1, (1,) * len(FILES))
     _check(router)
     router.wait()
     assert execute(router, arrived(1, FILES)) == [told], "others have taken their place"
@@ -149,8 +149,8 @@ def test_one_that_stands_still_holds_up_nobody(router: Beside, stopped: int, mon
     for one in router.makers._all[:stopped]:
         os.kill(one.pid, signal.SIGSTOP)
     (told,) = execute(router, arrived(1, FILES))
-    assert (written[0], told) == (len(FILES), overlay.Packed(ORIGIN, 1, (1,) * len(FILES)))
-    assert ":T" in said["makers-stand-still"], "who stopped it need not be waited for"
+    assert (written[0], told) == (len(FILES), messages.Packed(ORIGIN, 1, (1,) * len(FILES)))
+    assert ":T" in said["makers-stalled"], "who stopped it need not be waited for"
     _check(router)
 
 
@@ -170,8 +170,8 @@ def test_one_that_waits_for_the_disk_is_waited_for_and_that_is_said(
     monkeypatch.setattr(makers.log, "warn", lambda event, **facts: said.append(event))
     written = _count(monkeypatch)
     (told,) = execute(router, arrived(1, FILES))
-    assert told == overlay.Packed(ORIGIN, 1, (1,) * len(FILES))
-    assert (written[0], said) == (len(FILES), ["makers-are-slow"] * 2)
+    assert told == messages.Packed(ORIGIN, 1, (1,) * len(FILES))
+    assert (written[0], said) == (len(FILES), ["makers-slowed"] * 2)
 
 
 def test_orders_that_nobody_hears_are_an_end(router: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,11 +203,11 @@ def test_without_shared_memory_there_are_none(router: Beside, monkeypatch: pytes
     """A Python may have been built without it."""
     router.makers.end()
     monkeypatch.delattr(os, "memfd_create")
-    assert execute(router, arrived(1, FILES)) == [overlay.Packed(ORIGIN, 1, (1,) * len(FILES))]
+    assert execute(router, arrived(1, FILES)) == [messages.Packed(ORIGIN, 1, (1,) * len(FILES))]
 
 
 def test_what_is_gone_already_needs_no_cleaning(router: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a process that begins tries out, it takes back itself."""
+    """A process that begins takes back itself all that it tries out."""
     real = os.unlink
 
     def unlink(name: str, dir_fd: int) -> None:
@@ -244,8 +244,8 @@ def test_a_full_disk_is_said_and_asked_again(router: Beside, step: str, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(makers.Crew, step, full)
         (reply,) = router.place.pack([arrived(1, FILES)])
-    done = overlay.Packed(ORIGIN, 1, (1,) * len(FILES))
-    assert (reply.to, reply.message) == (PEER, overlay.NoSpace(ORIGIN, 1, 5) if step == "write" else done)
+    done = messages.Packed(ORIGIN, 1, (1,) * len(FILES))
+    assert (reply.to, reply.message) == (PEER, messages.NoSpace(ORIGIN, 1, 5) if step == "write" else done)
     assert execute(router, arrived(1, FILES)) == [done]
     _check(router)
 

@@ -19,9 +19,9 @@ from stageout.overlay.client import Deposit, put
 from stageout.overlay.copying import state
 from stageout.overlay.key_file import gateway_of
 from stageout.overlay.operations import Session
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess, custodian_for
-from stageout.wire.overlay import BLOCK_BYTES, Open, Opened, Result
+from stageout.overlay.wire.messages import BLOCK_BYTES, Open, Opened, Result
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess, custodian_for
 from tests.overlay.depositing import deposit
 
 _STEPS = ("overlay-grant", "overlay-stage", "overlay-intent", "overlay-settle")
@@ -161,7 +161,7 @@ def test_a_custodian_whose_disk_is_full_says_so_and_loses_nothing(tmp_path: Path
         _fill(records / "ballast")
         custodian.kill()
         custodian.start()
-        assert "start-not-counted" in custodian.log
+        assert "start-write-failed" in custodian.log
         with pytest.raises(TransferFailure) as caught:
             deposit(_end(custodian), source, "refused", router.address)
         assert (caught.value.kind, caught.value.retry_after_s) == (ErrorClass.NO_SPACE_REMOTE, 5.0)

@@ -1,4 +1,4 @@
-"""Powers of somebody on the path, as docs/SECURITY.md says it, "Without TLS"."""
+"""Powers of somebody on the path, as docs/administrator/security.md says it, "Without TLS"."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import trustme
 from stageout.overlay.channel import Gateway
 from stageout.overlay.client import put
 from stageout.overlay.key_file import gateway_of
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess
-from stageout.wire.overlay import BLOCK_BYTES
+from stageout.overlay.wire.messages import BLOCK_BYTES
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess
 from tests.overlay.between import Between
 from tests.overlay.forging import Forger
 
-_PAGE = Path(__file__).resolve().parents[2] / "docs" / "SECURITY.md"
+_PAGE = Path(__file__).resolve().parents[2] / "docs/administrator/security.md"
 
 
 @pytest.fixture(scope="module")

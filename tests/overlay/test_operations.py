@@ -26,8 +26,8 @@ from stageout.overlay.fetch import get, read
 from stageout.overlay.key_file import read_key
 from stageout.overlay.operations import Entry, Session
 from stageout.overlay.proof import Proof
-from stageout.testing.router import RouterProcess
-from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Operation
+from stageout.overlay.wire.messages import BLOCK_BYTES, Found, Get, Operation
+from tests.harness.router import RouterProcess
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +262,7 @@ def test_a_session_without_a_router_says_so(router: RouterProcess, gateway: Gate
 def test_the_example_of_the_document(
     router: RouterProcess, gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "OVERLAY.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/overlay/files.md").read_text()
     first, second = re.findall(r"```python\n(.*?)```", text, re.S)
     with tarfile.open(tmp_path / "results.tar", "w") as archive:
         archive.add(__file__, "events.root")
@@ -273,7 +273,7 @@ def test_the_example_of_the_document(
     for code in (first, second):
         for written, real in here.items():
             code = code.replace(written, real)
-        exec(compile(code, "OVERLAY.md", "exec"), {})
+        exec(compile(code, "files.md", "exec"), {})
     assert capsys.readouterr().out == f"results.tar file {size_bytes}\n['events.root']\n"
     assert (router.root / "alice/run7/summary.txt").read_text() == "42 events\n"
 

@@ -17,10 +17,10 @@ from stageout.overlay.client import give
 from stageout.overlay.copying import state
 from stageout.overlay.key_file import read_key
 from stageout.overlay.packs import End, Packer
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess, custodian_for
-from stageout.wire.capability import Credential, issue
-from stageout.wire.overlay import Cancel, Custody, Low, Message, Operation, Result, Status
+from stageout.overlay.wire.capability import Credential, issue
+from stageout.overlay.wire.messages import Cancel, Custody, Low, Message, Operation, Result, Status
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess, custodian_for
 from tests.overlay.depositing import deposit
 
 ORIGIN = "a0" * 16

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess
-from stageout.testing.wide_area import Link, WideArea
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess
+from tests.harness.wide_area import Link, WideArea
 
 _RATE, _MIB = 4e6, 1 << 20
 _DOWN_S = 45.0

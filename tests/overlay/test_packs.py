@@ -17,8 +17,8 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.helpers import MOST
 from stageout.overlay.key_file import read_key
 from stageout.overlay.packs import End, Packer, SmallPut
-from stageout.testing.router import RouterProcess
-from stageout.wire.packs import MAX_FILE_BYTES
+from stageout.overlay.wire.packs import MAX_FILE_BYTES
+from tests.harness.router import RouterProcess
 from tests.overlay.between import Between
 
 Ends = dict[str, End]

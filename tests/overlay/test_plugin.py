@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from stageout.cli import bars, tally
+from stageout.cli import bars
 from stageout.cli.main import main
 from stageout.overlay.arrivals import umask
+from stageout.overlay.cli import tally
 from stageout.testing.conformance import check, failures, table
 from stageout.testing.endpoints import Endpoint
-from stageout.testing.router import RouterProcess, relay
 from stageout.testing.starter import EmbeddedStarter, PluginTable, Wanted, installed
+from tests.harness.router import RouterProcess, relay
 
 PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "overlay_router_plugin"
 
@@ -52,10 +53,10 @@ def test_put_and_get(router: RouterProcess, tmp_path: Path, capsys: pytest.Captu
     printed = capsys.readouterr().out.splitlines()
     # what a controller of connections says of itself depends on the machine
     assert [line.split(" in ")[0] for line in printed if not line.startswith("  ")] == [
-        "a: 3000000 bytes",
-        "b c: 3000000 bytes",
-        "a: 3000000 bytes",
-        "back: 3000000 bytes",
+        "a: 2.9 MB",
+        "b c: 2.9 MB",
+        "a: 2.9 MB",
+        "back: 2.9 MB",
     ]
     command = [sys.executable, "-m", "stageout.cli.main"]
     assert not subprocess.run([*command, "put", "-", _url(router, "piped"), *key], input=b"data", timeout=60).returncode
@@ -68,6 +69,19 @@ def test_put_and_get(router: RouterProcess, tmp_path: Path, capsys: pytest.Captu
         )
     assert told.returncode != 0
     assert told.stderr == b"stageout: standard output: No space left on device\n"
+
+
+def test_a_probe_of_check_leaves_nothing_at_a_router(
+    router: RouterProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STAGEOUT_OVERLAY_KEY", str(router.key_file("site")))
+    monkeypatch.setenv("CONDOR_CONFIG", "/dev/null")
+    place = router.root / "checked"
+    place.mkdir()
+    assert main(["check", _url(router, "checked"), "--plugin", str(installed(PLUGIN, tmp_path)), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [step["outcome"] for step in told["steps"]] == ["ok", "ok", "ok"]
+    assert list(place.iterdir()) == []
 
 
 def test_what_the_commands_refuse(router: RouterProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,7 +171,7 @@ def test_put_a_whole_tree(router: RouterProcess, tmp_path: Path, capsys: pytest.
         there = router.root / "to/run7"
         assert {name: (there / name).read_bytes() for name in files} == files
         assert (there / "nothing/inside").is_dir()
-        assert "run7: 4 files, 365541 bytes in " in capsys.readouterr().out
+        assert "run7: 4 files, 357 KB in " in capsys.readouterr().out
     (tmp_path / "run7/link").symlink_to("large")
     (router.root / "other/large").mkdir(parents=True)
     assert main(["put", "-r", str(tmp_path / "run7"), _url(router, "other"), *key]) == 1
@@ -184,15 +198,15 @@ def test_names_by_commands(router: RouterProcess, tmp_path: Path, capsys: pytest
     (router.root / "a" / os.fsdecode(b"x\xe9\033[1m")).touch()
     assert run("ls", _url(router, "a")) == ["f", "x\\udce9\\x1b[1m"]
     assert run("ls", _url(router, "")) == ["a/"]
-    assert run("ls", "-l", _url(router, "a/f"))[0].startswith("- 640        3000001 20")
+    assert run("ls", "-l", _url(router, "a/f"))[0].startswith("- 640   2.9 MB 20")
     assert run("stat", _url(router, "a/f"))[:4] == [
         "name:       a/f",
         "kind:       file",
-        "size:       3000001 bytes",
+        "size:       2.9 MB (3000001 bytes)",
         "mode:       640",
     ]
     run("mkdir", "-p", _url(router, "b/c"))
-    assert run("copy", _url(router, "a/f"), _url(router, "b/c/"))[0].startswith("f: 3000001 bytes in ")
+    assert run("copy", _url(router, "a/f"), _url(router, "b/c/"))[0].startswith("f: 2.9 MB in ")
     assert (router.root / "b/c/f").read_bytes() == content
     assert (router.root / "b/c/f").stat().st_mode & 0o777 == 0o640
     run("mv", "-p", _url(router, "b/c/f"), _url(router, "new/g"))
@@ -252,14 +266,14 @@ def test_a_lot_by_commands(router: RouterProcess, tmp_path: Path, capsys: pytest
     file = tmp_path / "f"
     file.write_bytes(os.urandom(2_000_000))
     assert main(["lot", "reserve", _url(router, "a"), "--size", "3M", *key]) == 0
-    _, number, left = capsys.readouterr().out.split()[:3]
-    assert left == str(3 << 20)
+    _, number, left, unit = capsys.readouterr().out.split()[:4]
+    assert (left, unit) == ("3.0", "MB")
     lot = ["--lot", number.rstrip(":")]
     assert main(["put", *lot, str(file), _url(router, "a/f"), *key]) == 0
     assert (router.root / "a/f").read_bytes() == file.read_bytes()
     capsys.readouterr()
     assert main(["lot", "renew", _url(router, ""), *lot, "--hours", "1", *key]) == 0
-    assert f" {(3 << 20) - 2_000_000} bytes until " in capsys.readouterr().out
+    assert " 1.1 MB until " in capsys.readouterr().out
     for path in ("a/g", "elsewhere"):
         assert main(["put", *lot, str(file), _url(router, path), *key]) == 1
         assert "reserve another" in capsys.readouterr().err
@@ -288,4 +302,4 @@ def test_progress_is_shown_on_a_terminal_only(
         for call in calls:
             assert main([*call, *key]) == 0
             shown = capsys.readouterr().err
-            assert ("% of 2.1 MB, " in shown or "1 files, 2.1 MB of " in shown) is terminal
+            assert ("% of 2.0 MB, " in shown or "1 file, 2.0 MB of " in shown) is terminal

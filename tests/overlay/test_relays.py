@@ -24,9 +24,9 @@ from stageout.overlay.kept import kept
 from stageout.overlay.key_file import read_key
 from stageout.overlay.sending import Sending
 from stageout.overlay.way import Way
-from stageout.testing.router import RouterProcess, relay
-from stageout.wire.overlay import BLOCK_BYTES, Attach, Message, Open, Result, Status, Via
-from stageout.wire.route import Route
+from stageout.overlay.wire.messages import BLOCK_BYTES, Attach, Message, Open, Result, Status, Via
+from stageout.overlay.wire.route import Route
+from tests.harness.router import RouterProcess, relay
 from tests.overlay.between import Between
 from tests.polling import wait_for
 
@@ -126,7 +126,8 @@ def test_a_relay_keeps_no_files(inner: RouterProcess, gateway: Gateway) -> None:
 
 
 def test_each_end_of_a_circuit_proves_its_own_key(inner: RouterProcess, gateway: Gateway) -> None:
-    """Who passed a relay is at the terminal nobody but whose key it proves there: here one that may name no path."""
+    """A peer that passed a relay counts at the terminal only by the key that it proves there: here one that may name no
+    path."""
     hop = dataclasses.replace(gateway, key_name="hop")
     with pytest.raises(TransferFailure, match="the key 'hop' is not for 'f'"):
         get(hop, "f", Path("unused"))
@@ -138,18 +139,18 @@ def test_relays_whose_keys_differ_say_whose(tmp_path: Path, terminal: RouterProc
     with relay(tmp_path, [terminal]) as other:
         (tmp_path / "hop.key").write_text("hop another-secret-than-the-neighbour-has\n")
         os.kill(other.pid, signal.SIGHUP)
-        _until(lambda: "reconfigured" in other.log)
+        _until(lambda: "configuration-reloaded" in other.log)
         words = (terminal.address, "does not have the key 'hop'", "administrator")
         _refused(gateway, (other.address,), ErrorClass.PERMISSION_DENIED, *words)
         (tmp_path / "hop.key").write_text("nobody another-secret-than-the-neighbour-has\n")
         os.kill(other.pid, signal.SIGHUP)
-        _until(lambda: other.log.count("reconfigured") == 2)
+        _until(lambda: other.log.count("configuration-reloaded") == 2)
         words = (f"{terminal.address} refuses", "no key of the name 'nobody'")
         _refused(gateway, (other.address,), ErrorClass.PERMISSION_DENIED, *words)
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    from stageout.testing.pool.waiting import wait_until
+    from tests.harness.pool.waiting import wait_until
 
     wait_until(condition, what="the router to say so")
 
@@ -370,7 +371,7 @@ def test_what_comes_behind_a_pause_is_passed_on_at_once(
 
 
 def test_a_reader_that_stops_holds_its_sender_up(spliced: tuple[socket.socket, ...]) -> None:
-    """What is under way stays within the sockets' buffers and a pipe: nothing is heaped up in the relay."""
+    """The bytes under way stay within the sockets' buffers and a pipe: nothing is heaped up in the relay."""
     near, far = spliced[0], spliced[2]
     for end in spliced:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)

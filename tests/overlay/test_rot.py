@@ -32,11 +32,11 @@ from stageout.overlay.copying import carry, copy
 from stageout.overlay.fetch import get, read
 from stageout.overlay.key_file import gateway_of
 from stageout.overlay.operations import Session
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess
-from stageout.wire import frames
-from stageout.wire.frames import Type
-from stageout.wire.overlay import BLOCK_BYTES, Found, Get, encode
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.frames import Type
+from stageout.overlay.wire.messages import BLOCK_BYTES, Found, Get, encode
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess
 from tests.overlay.between import Between
 
 _SIZE_BYTES = 4 * BLOCK_BYTES + 7
@@ -85,7 +85,7 @@ def test_what_rots_is_not_delivered(
     is_named = not digest or not block
     words = f"d/f: block {block} is not what was published" if is_named else "d/f is not what was published"
     _refused(gateway, "d/f", source.with_name("none"), words)
-    event = f"published-damaged path=d/f block={block}"
+    event = f"published-file-damaged path=d/f block={block}"
     if is_named:
         wait_until(lambda: event in router.log, what="the administrator to be told")
 
@@ -136,7 +136,7 @@ def test_what_is_damaged_on_the_way_comes_again(router: RouterProcess, gateway: 
         get(replace(gateway, port=between.port), "f", source.with_name("back"))
         assert between.flipped == 2
     assert source.with_name("back").read_bytes() == source.read_bytes()
-    assert "published-damaged" not in router.log
+    assert "published-file-damaged" not in router.log
 
 
 def test_it_is_known_wherever_its_name_goes_and_after_a_restart(
@@ -251,7 +251,7 @@ def _verified(router: RouterProcess, *rate_mb_s: str) -> tuple[int, str, list[st
     settings = {"STAGEOUT_ROUTER_DIR": str(router.home / "records"), "STAGEOUT_ROUTER_ROOT": str(router.root)}
     command = [sys.executable, "-m", "overlay_router.daemon", "--alone", "--verify", *rate_mb_s]
     done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout.strip(), re.findall(r"published-damaged (path=.*?) advice", done.stderr)
+    return done.returncode, done.stdout.strip(), re.findall(r"published-file-damaged (path=.*?) advice", done.stderr)
 
 
 def test_an_administrator_finds_what_has_rotted_while_the_router_runs(

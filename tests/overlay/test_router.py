@@ -30,11 +30,11 @@ from stageout.overlay.client import put
 from stageout.overlay.fetch import get
 from stageout.overlay.key_file import gateway_of, read_key
 from stageout.overlay.many import put_many
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess
-from stageout.wire import frames, greeting, token
-from stageout.wire.frames import Type
-from stageout.wire.overlay import BLOCK_BYTES, Attach, Open, Opened, Operation, Staged
+from stageout.overlay.wire import frames, greeting, token
+from stageout.overlay.wire.frames import Type
+from stageout.overlay.wire.messages import BLOCK_BYTES, Attach, Open, Opened, Operation, Staged
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess
 from tests.overlay.between import Between
 
 _EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "overlay_client.py"
@@ -227,7 +227,7 @@ def test_a_source_that_changes_is_not_called_delivered(router: RouterProcess, ga
 
 
 def test_a_put_that_is_given_up_never_arrives(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
-    """What is on its way is dropped at once; it cannot come after, and replace, what another one brings."""
+    """A transfer under way is dropped at once: its data cannot come after, and replace, those of another one."""
 
     def give_up(sent_bytes: int) -> None:
         raise TransferFailure(ErrorClass.DEADLINE, "not wanted any more")
@@ -315,7 +315,7 @@ def test_a_token_of_htcondor_is_a_key(router: RouterProcess, gateway: Gateway, t
     with (router.home / "keys").open("a") as keys:
         keys.write(f"token:*@pool.example.org {signing} pilots\n")
     os.kill(router.pid, signal.SIGHUP)
-    wait_until(lambda: " reconfigured " in router.log, timeout_s=30, what="the keys to be read again")
+    wait_until(lambda: " configuration-reloaded" in router.log, timeout_s=30, what="the keys to be read again")
     source = make(tmp_path / "source", 2 * BLOCK_BYTES + 1)
     alice = gateway_of("127.0.0.1", router.port, _token(router, "alice@pool.example.org"), 20)
     for path in ("pilots/a", "pilots/b"):  # the second by connections of the first
@@ -400,7 +400,7 @@ def test_a_block_that_is_written_over_at_the_last_moment_is_not_published(
             assert isinstance(said, Staged), said
         assert said.staged == ()
     assert visible(router) == []
-    assert "written-over" in router.log or "wrong-manifest" in router.log
+    assert "transfer-replaced" in router.log or "manifest-check-failed" in router.log
 
 
 def _staged(router: RouterProcess) -> bytes:

@@ -18,10 +18,10 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Put, put
 from stageout.overlay.fetch import get
 from stageout.overlay.key_file import read_key
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess, relay
-from stageout.wire.overlay import BLOCK_BYTES, Attach, Open, Opened, Operation, Result, Staged
-from stageout.wire.route import Route
+from stageout.overlay.wire.messages import BLOCK_BYTES, Attach, Open, Opened, Operation, Result, Staged
+from stageout.overlay.wire.route import Route
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess, relay
 
 NOWHERE = ("127.0.0.1:1",)
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,10 +24,10 @@ from stageout.overlay.key_file import read_key
 from stageout.overlay.operations import Session
 from stageout.overlay.safekeeping import Custodian, deposit_copies
 from stageout.overlay.small_deposits import Small, deposit_small
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess, custodian_for
-from stageout.wire.overlay import BLOCK_BYTES, Result
-from stageout.wire.packs import MAX_FILE_BYTES
+from stageout.overlay.wire.messages import BLOCK_BYTES, Result
+from stageout.overlay.wire.packs import MAX_FILE_BYTES
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess, custodian_for
 from tests.overlay.depositing import deposit
 
 
@@ -201,11 +200,11 @@ def test_a_deposit_that_is_interrupted_or_fails_keeps_no_space(
     source = tmp_path / "source"
     source.write_bytes(os.urandom(16 * BLOCK_BYTES))
     places = [Custodian(gateway_of(router), terminal.address) for router in (one, two)]
-    sent_once = threading.Event()
+    once = ["now"]  # to take one out is atomic: several threads send
 
     def interrupt(sent_bytes: int) -> None:
-        if not sent_once.is_set():
-            sent_once.set()
+        with contextlib.suppress(IndexError):
+            once.pop()
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
@@ -230,22 +229,22 @@ def test_a_command_that_is_told_to_end_takes_back_what_it_has_sent(
     terminal, one, _ = routers
     source = tmp_path / "source"
     source.write_bytes(os.urandom(16 * BLOCK_BYTES))
-    armed = threading.Event()
+    once = list[str]()  # to take one out is atomic: several threads send
 
     def end(bar: Bar, moved_bytes: int) -> None:
-        if armed.is_set():
-            armed.clear()
+        with contextlib.suppress(IndexError):
+            once.pop()
             os.kill(os.getpid(), number)
 
     monkeypatch.setattr(Bar, "__call__", end)
     key = ["--key", str(terminal.key_file("site"))]
     before = signal.getsignal(number)
     for through, place in (["--through", one.address, "--custody"], one), ([], terminal):
-        armed.set()
+        staging = next(place.home.glob("**/.stageout/staging"))
+        once.append("now")
         with pytest.raises(SystemExit) as ended:
             main(["put", str(source), f"overlay://{terminal.address}/told/f", *key, *through])
         assert ended.value.code == 128 + number
-        staging = next(place.home.glob("**/.stageout/staging"))
         wait_until(lambda staging=staging: not any(staging.iterdir()), what="what came of it to be dropped")
     assert signal.getsignal(number) == before
     assert not (terminal.root / "told/f").exists()

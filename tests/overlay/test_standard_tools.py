@@ -1,4 +1,4 @@
-"""A standard tool that comes to a router's port is sent to docs/STANDARD_TOOLS.md, and the commands there work."""
+"""docs/overlay/standard-tools.md: a router sends standard tools to this page, and its commands work."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 import trustme
 
-from stageout.testing.ports import free_ports
-from stageout.testing.router import RouterProcess, relay
 from stageout.testing.starter import installed
+from tests.harness.ports import free_ports
+from tests.harness.router import RouterProcess, relay
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAMS = {"stageout": "stageout.cli.main", "stageout-router": "overlay_router.daemon"}
 _PORTS = ("9631", "9681", "9682")
 _PATIENCE_S = 150
-_DOC = "docs/STANDARD_TOOLS.md"
+_DOC = "docs/overlay/standard-tools.md"
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,8 @@ def _programs(folder: Path) -> Path:
 
 
 def _run(script: str, folder: Path) -> str:
-    """Return the output of the commands, with a line for each that fails. What they leave running is killed."""
+    """Return the output of the commands, with a line for each that fails. Processes that they leave running are
+    killed."""
     path = f"{_programs(folder / 'bin')}:{os.environ['PATH']}"
     started = subprocess.Popen(
         ["bash", "-c", f"trap 'echo \"FAILED: $BASH_COMMAND\"' ERR\n{script}"],
@@ -118,7 +119,7 @@ def _run(script: str, folder: Path) -> str:
 def test_the_commands_of_the_page_work(tmp_path: Path) -> None:
     said = _run(_script(), tmp_path)
     assert "FAILED: " not in said, said
-    assert said.count("docs/STANDARD_TOOLS.md") == 1, said
+    assert said.count("docs/overlay/standard-tools.md") == 1, said
     content = (tmp_path / "tools/results.tar").read_bytes()
     for name in ("files/run7", "storage/in", "storage/out"):
         assert (tmp_path / "tools" / name / "results.tar").read_bytes() == content

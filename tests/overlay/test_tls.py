@@ -14,9 +14,9 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
 from stageout.overlay.key_file import gateway_of, read_key
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess, custodian_for, relay
-from stageout.wire.overlay import BLOCK_BYTES, Low
+from stageout.overlay.wire.messages import BLOCK_BYTES, Low
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess, custodian_for, relay
 from tests.overlay.between import Between
 
 
@@ -123,7 +123,9 @@ def test_lines_between_routers_carry_nothing_plain(home: Path, open_router: Rout
     source = _source(tmp_path)
     plainly = Gateway("127.0.0.1", open_router.port, *read_key(open_router.key_file("site")), timeout_s=20)
     with Between(open_router.port) as ear, _trusting(home, tmp_path / "trusting", ear.port) as between:
-        wait_until(lambda: " link " in between.log and len(ear.heard) > 2000, what="the neighbours to know each other")
+        wait_until(
+            lambda: " link-measured " in between.log and len(ear.heard) > 2000, what="the neighbours to know each other"
+        )
         end = dataclasses.replace(plainly, port=ear.port)
         put(end, source, "f", routes=[(between.address,)])
         assert len(ear.heard) > source.stat().st_size, "it went this way"
@@ -142,7 +144,7 @@ def test_a_neighbour_with_another_certificate_is_named(
     with _trusting(home, tmp_path / "wary", open_router.port, "other.pem") as between:
         with pytest.raises(TransferFailure, match=r"its certificate is not one of .*other.pem"):
             put(plainly, _source(tmp_path), "no", routes=[(between.address,)])
-        wait_until(lambda: "neighbour-not-reached" in between.log, what="the line to be refused")
+        wait_until(lambda: "neighbour-connect-failed" in between.log, what="the line to be refused")
     assert not (open_router.root / "no").exists()
 
 

@@ -16,8 +16,8 @@ from stageout.overlay.channel import Gateway
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
 from stageout.overlay.key_file import read_key
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess, relay
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess, relay
 
 _MB_S = 3.0
 _BYTES = 3_000_000

@@ -13,9 +13,9 @@ import pytest
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.key_file import read_key
-from stageout.testing.pool.waiting import wait_until
-from stageout.testing.router import RouterProcess, relay
-from stageout.wire.overlay import BLOCK_BYTES, Attach, Get, Open, Opened, Result, Staged, Status
+from stageout.overlay.wire.messages import BLOCK_BYTES, Attach, Get, Open, Opened, Result, Staged, Status
+from tests.harness.pool.waiting import wait_until
+from tests.harness.router import RouterProcess, relay
 
 _ORIGIN = "0a" * 16
 
@@ -32,10 +32,10 @@ def _gateway(router: RouterProcess, name: str) -> Gateway:
 
 def _change(router: RouterProcess, change: Callable[[str], str]) -> None:
     """Have the lines of the keys file read as they are now."""
-    before, keys = router.log.count(" reconfigured "), router.home / "keys"
+    before, keys = router.log.count(" configuration-reloaded"), router.home / "keys"
     keys.write_text("".join(map(change, keys.read_text().splitlines(keepends=True))))
     os.kill(router.pid, signal.SIGHUP)
-    wait_until(lambda: router.log.count(" reconfigured ") > before, what="the keys to be read again")
+    wait_until(lambda: router.log.count(" configuration-reloaded") > before, what="the keys to be read again")
 
 
 def _without(name: str) -> Callable[[str], str]:

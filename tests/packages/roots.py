@@ -1,4 +1,4 @@
-"""What ``make dist`` has built, each installed into a clean root: ``make dist-test``. Needs root and debootstrap.
+"""The packages of ``make dist``, each installed into a clean root: ``make dist-test``. Needs root and debootstrap.
 
 The file has no test's name: ``make test`` leaves it out, and only runs test_build.py.
 """
@@ -16,16 +16,16 @@ from pathlib import Path
 import pytest
 
 from stageout import __version__
-from stageout.testing.pool.errors import PoolError
-from stageout.testing.pool.image import Image, debian_mirror, find_image, run_host
-from tests.packages.programs import FRAGMENTS, IMPORT_ALL, PROGRAMS, version_lines
+from tests.harness.pool.errors import PoolError
+from tests.harness.pool.image import Image, debian_mirror, find_image, run_host
+from tests.packages.programs import FRAGMENTS, IMPORT_ALL, ORIGINS, PROGRAMS, unpack_harness, version_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 DIST = ROOT / "dist"
 SHARE = "/usr/share/stageout/condor_config.d"
 EXTRAS = "overlay,policy,credentials,globus"
 _VERSIONS = " && ".join(f"/opt/stageout/bin/{name} --version" for name in PROGRAMS)
-#: What Python from elsewhere needs of Debian.
+#: Packages of Debian that Python from elsewhere needs.
 _LIBRARIES = ("libssl3", "libsqlite3-0", "libffi8", "libreadline8", "zlib1g", "libbz2-1.0", "liblzma5")
 #: Suite and Python of a root for each Debian package.
 _DEBIAN = {"deb12": "bookworm", "deb13": "trixie"}
@@ -144,6 +144,9 @@ def check_installed(image: Image) -> None:
     assert shell(image, f"{as_nobody} cat /usr/share/condor/config.d/10-stageout.conf").endswith(
         "STAGEOUT_BIN = /opt/stageout/bin\n"
     )
+    for place in ("bash-completion/completions/stageout", "fish/vendor_completions.d/stageout.fish"):
+        assert "explain" in shell(image, f"{as_nobody} cat /usr/share/{place}")
+    assert "explain" in shell(image, f"{as_nobody} cat /usr/share/zsh/*/_stageout")
     assert shell(image, "stageout --version") == f"stageout {__version__}\n"
     compiled = list((image.root / "opt/stageout/lib").rglob("stageout/plugin/__pycache__/__init__.*.pyc"))
     assert len(compiled) == 1 and compiled[0].stat().st_mode & 0o444 == 0o444
@@ -271,15 +274,23 @@ def test_container(target: str, base_container: list[str]) -> None:
 
 
 def test_demo_from_the_debian_package(tmp_path: Path) -> None:
-    """The demonstration runs on what the package has put into the root, with the HTCondor of that root."""
+    """The demonstration runs on what the package has put into the root, with the HTCondor of that root.
+
+    The harness comes from the sdist, and nothing else does.
+    """
     image = htcondor_root(tmp_path)
     install_deb(image, "deb14")
     check_installed(image)
+    unpack_harness(package("stageout-*.tar.gz"), image.root / "opt/harness")
+    (image.root / "tmp/origins.py").write_text(ORIGINS)
+    said = shell(image, "cd /; PYTHONPATH=/opt/harness /opt/stageout/bin/python /tmp/origins.py").splitlines()
+    assert said == ["/opt/harness", *["/opt/stageout/lib/python3.14/site-packages"] * 6, "/opt/stageout"]
     # The demonstration's own destination, a WebDAV server, is no part of the product.
     server = [sys.executable, "-m", "pip", "install", "-q", "--only-binary=:all:", "--python-version", "3.14"]
     server += ["--platform", "manylinux_2_28_x86_64", "--target", str(image.root / "opt/server"), "wsgidav", "cheroot"]
     run_host(server)
-    demo = "cd /; PYTHONPATH=/opt/server exec /opt/stageout/bin/python -m stageout.testing.demo --out /tmp/demo"
+    paths = "PYTHONPATH=/opt/server:/opt/harness"
+    demo = f"cd /; {paths} exec /opt/stageout/bin/python -m tests.harness.demo --out /tmp/demo"
     root = str(image.root)
     # Not chroot: what enters the namespaces of the demonstration's nodes would see this machine's root.
     enter = (

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from stageout import __version__
-from tests.packages.programs import FRAGMENTS, PROGRAMS, version_lines
+from tests.packages.programs import FRAGMENTS, ORIGINS, PROGRAMS, unpack_harness, version_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "tools" / "packages"
@@ -64,7 +64,7 @@ def test_the_wheel_has_the_product_and_nothing_else(built: Path) -> None:
     with zipfile.ZipFile(built / f"stageout-{__version__}-py3-none-any.whl") as archive:
         names = set(archive.namelist())
     prefix = f"stageout-{__version__}.data"
-    tops = ("stageout", "sandbox_manager", "schedd_agent", "policy_service", "overlay_router")
+    tops = ("stageout", "sandbox_manager", "schedd_agent", "policy_service", "overlay_router", "stageout_web")
     assert {name for name in tracked() if name.startswith(tops) and name.endswith(".py")} <= names
     assert {f"{prefix}/data/share/stageout/condor_config.d/{name}" for name in FRAGMENTS} <= names
     assert f"{prefix}/data/share/stageout/stageout.dag" in names
@@ -84,6 +84,16 @@ def test_all_programs_say_the_same_version(installed: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", env=environment)
         said.append(done.stdout.rstrip("\n"))
     assert said == version_lines()
+
+
+def test_the_harness_of_the_sdist_runs_the_installed_product(built: Path, installed: Path, tmp_path: Path) -> None:
+    """With the harness in its path the demonstration finds no module of the product but the wheel's."""
+    unpack_harness(built / f"stageout-{__version__}.tar.gz", tmp_path)
+    command = [installed / "bin/python", "-c", ORIGINS]
+    environment = {"PATH": os.defpath, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", env=environment)
+    (site,) = installed.glob("lib/python*/site-packages")
+    assert done.stdout.splitlines() == [str(tmp_path), *[str(site)] * 6, str(installed)]
 
 
 def test_the_checksums_are_those_of_the_files(built: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from stageout import __version__
+from tests.polling import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -112,10 +113,8 @@ def test_several_cold_starts_at_once(pyz: Path) -> None:
 def test_a_killed_cold_start_leaves_nothing_wrong(pyz: Path) -> None:
     child = start([pyz, "stageout_curl_plugin", "-classad"])
     cache = pyz.parent / ".stageout-pilot"
-    end = time.monotonic() + 60
-    while not any(cache.glob("half-*/*")):
-        assert child.poll() is None and time.monotonic() < end
-        time.sleep(0.001)
+    wait_for(lambda: child.poll() is not None or any(cache.glob("half-*/*")), "the first file", every_s=0.001)
+    assert child.poll() is None
     child.send_signal(signal.SIGKILL)
     child.communicate(timeout=60)
     assert [path.name[:5] for path in unpacked(pyz)] == ["half-"]
@@ -166,11 +165,12 @@ def test_a_file_for_another_python_says_so(tmp_path: Path) -> None:
     assert "made for Python 3.1, 3.2, and this is 3." in refused.stderr
 
 
-def test_the_same_content_is_stored_once_and_makes_the_same_file(tmp_path: Path) -> None:
+def test_the_same_content_makes_the_same_file_on_another_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = os.urandom(500_000)
     one, two = tmp_path / "one", tmp_path / "two"
     build()._write(one, {"3.9": {"a": data, "b": data}, "3.10": {"a": data}})
-    time.sleep(0.01)
+    later_s = time.time() + 10 * 86_400
+    monkeypatch.setattr(time, "time", lambda: later_s)
     build()._write(two, {"3.9": {"a": data, "b": data}, "3.10": {"a": data}})
     assert one.read_bytes() == two.read_bytes()
     assert len(data) < one.stat().st_size < 1.1 * len(data)

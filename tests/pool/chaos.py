@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stageout.testing.destination import Destination
-from stageout.testing.pool import Node, Pool, Submission
-from stageout.testing.pool.errors import PoolError
+from tests.harness.destination import Destination
+from tests.harness.pool import Node, Pool, Submission
+from tests.harness.pool.errors import PoolError
 from tests.pool.conftest import REFUSED_DATA, Site, open_directory, pool_settings, wait_until_acquainted
 from tests.pool.storm import JOB_LEASE_S, USUAL, Misfortune, Storm
 from tests.pool.test_forged_records import forged_facts, submit_forger

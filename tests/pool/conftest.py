@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from stageout.testing.destination import Destination
-from stageout.testing.pool import Node, Pool, Submission
-from stageout.testing.pool.errors import PoolUnavailable
-from stageout.testing.pool.image import find_image
-from stageout.testing.pool.pytest_plugin import keep_logs
-from stageout.testing.pool.waiting import wait_until
+from tests.harness.destination import Destination
+from tests.harness.pool import Node, Pool, Submission
+from tests.harness.pool.errors import PoolUnavailable
+from tests.harness.pool.image import find_image
+from tests.harness.pool.pytest_plugin import keep_logs
+from tests.harness.pool.waiting import wait_until
 
 #: HTCondor of the pools of tests that do not choose one.
 VERSION = os.environ.get("STAGEOUT_POOL_VERSION") or "25.14"
@@ -33,7 +33,7 @@ USE_JOBSETS = true
 QUICK_EP = """
 STAGEOUT_ORDER_INTERVAL = 1
 STAGEOUT_REPORT_INTERVAL = 15
-STAGEOUT_RETRY_FIRST = 1
+STAGEOUT_RETRY_INITIAL_DELAY = 1
 STAGEOUT_RETRY_MAX = 4
 """
 #: Each starter and manager asks all plugins what they can, and HTCondor's plugins in Python take half a second.
@@ -124,11 +124,11 @@ class Site:
         return self.destination.url(f"{self.prefix}/{place}").rstrip("/")
 
     def file(self, job: Any, name: str, place: str = "") -> Path:
-        """Where a job's output file must appear."""
+        """The place where a job's output file must appear."""
         return self.destination.file("/".join(part for part in (self.prefix, place, str(job), name) if part))
 
     def wrote(self, job: Submission) -> dict[str, str]:
-        """What the job's last run says it wrote: name -> sha256."""
+        """The files that the job's last run says it wrote: name -> sha256."""
         rows = (line.split(" ", 1) for line in (job.dir / "job.out").read_text().splitlines())
         return {name: digest for digest, name in rows}
 
@@ -191,13 +191,13 @@ class Site:
         return [result for record in records for result in record.get("OutputPluginResultList", [])]
 
     def arm(self, fault: str) -> Path:
-        """Let a step fail: one of MANAGER_FAULTS, AGENT_FAULTS, or REFUSED_DATA. The file is gone when it happened."""
+        """Let a step fail, one of the lists below or REFUSED_DATA. The file is gone when it happened."""
         path = self.gates.parent / "faults" / fault
         path.touch()
         return path
 
 
-#: Steps (docs/ORDERING.md) at which tests can make a daemon die, each once per arming.
+#: Steps (docs/reference/durable-steps.md) at which tests can make a daemon die, each once per arming.
 _STEPS = ("intake-claim", "spool-move", "record-accepted", "record-order", "record-moving", "record-delivered")
 MANAGER_FAULTS = (
     *(f"{label}.{when}" for label in _STEPS for when in ("kill-before", "kill-after")),
@@ -212,6 +212,8 @@ AGENT_FAULTS = tuple(
     for label in ("agent-number", "orders-advertise", "edit-delivered")
     for when in ("kill-before", "kill-after")
 )
+#: The agent dies at a step behind the end of a job.
+HISTORY_FAULTS = ("history-append.kill-before", "history-append.kill-after")
 
 
 def _fault_settings(daemon: str, faults: tuple[str, ...], directory: Path) -> str:
@@ -231,7 +233,7 @@ def pool_settings(directory: Path) -> dict[str, str]:
     plugins = f"FILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), {plugin}\n"
     return {
         "ep_config": QUICK_EP + plugins + _fault_settings("SANDBOX_MANAGER", (*MANAGER_FAULTS, REFUSED_DATA), faults),
-        "ap_config": QUICK_AP + _fault_settings("SCHEDD_AGENT", AGENT_FAULTS, faults),
+        "ap_config": QUICK_AP + _fault_settings("SCHEDD_AGENT", (*AGENT_FAULTS, *HISTORY_FAULTS), faults),
     }
 
 
@@ -278,9 +280,9 @@ def wait_until_acquainted(pool: Pool, eps: Sequence[Node] = ()) -> None:
 
     def ready(ep: Node) -> bool:
         log = ep.log("SandboxManagerLog")
-        since = log[log.rfind(" started ") :]
+        since = log[log.rfind(" daemon-started ") :]
         running = {f"pid={process.inner_pid}" for process in ep.processes() if process.is_named("sandbox-manager")}
-        return not running.isdisjoint(since.partition("\n")[0].split()) and "agent-heard" in since
+        return not running.isdisjoint(since.partition("\n")[0].split()) and "agent-found" in since
 
     for ep in eps or pool.eps:
         pool.wait(lambda ep=ep: ready(ep), timeout_s=60, what=f"the manager of {ep.name} to hear of the agent")

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stageout.testing.destination import Destination
-from stageout.testing.pool import Pool, Submission
+from tests.harness.destination import Destination
+from tests.harness.pool import Pool, Submission
 from tests.pool.conftest import JOB, QUICK_AP, QUICK_EP, Site, open_directory, wait_until_acquainted
 
 _TICKS = os.sysconf("SC_CLK_TCK")

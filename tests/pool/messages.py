@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stageout.testing.pool import Pool
-from stageout.testing.pool.node import Node
 from stageout.wire.custody import LETTERS, MANAGER_AD, ORDERS_AD, REPORT_ADDRESS, REPORTS, bucket_of, sheets_for
+from tests.harness.pool import Pool
+from tests.harness.pool.node import Node
 
 _ADVERTISE = """
 import json, sys, classad2, htcondor2

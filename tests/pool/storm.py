@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stageout.testing.destination import Destination
-from stageout.testing.pool import Node, Pool, Submission
-from stageout.testing.pool.errors import PoolError
-from stageout.testing.pool.waiting import wait_until
+from tests.harness.destination import Destination
+from tests.harness.pool import Node, Pool, Submission
+from tests.harness.pool.errors import PoolError
+from tests.harness.pool.waiting import wait_until
 from tests.pool.conftest import Site, open_directory, pool_settings, wait_until_acquainted
 
 #: A startd or schedd that died is given up after this many seconds instead of HTCondor's 40 minutes.
 JOB_LEASE_S = 40
 
-#: What tells why a job is still in the queue, besides all that the product writes into its ad.
+#: The facts that tell why a job is still in the queue, besides all that the product writes into its ad.
 _TELLING = ("ClusterId", "ProcId", "JobStatus", "NumShadowStarts", "HoldReason", "LastRejMatchReason", "RemoteHost")
 
 _AT_THE_ACCESS_POINT = ("schedd-agent", "schedd", "collector", "condor_master")
@@ -101,7 +101,7 @@ class Storm:
         return "\n".join([*(str(ad) for ad in jobs), *alive])
 
     def wrong(self) -> list[str]:
-        """What is not as it must be at the end, a line each; the spools are given a minute to become empty."""
+        """The faults at the end, a line each; the spools are given a minute to become empty."""
         found = []
         for job in self.submitted:
             try:

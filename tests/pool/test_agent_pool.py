@@ -5,6 +5,7 @@ The plugin of these jobs reports a hand-off with a receipt and moves nothing; th
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -16,10 +17,10 @@ from typing import Any
 import pytest
 
 from stageout.core.states import State
-from stageout.testing.pool import Pool, Submission
-from stageout.testing.pool.errors import PoolError, PoolUnavailable
-from stageout.testing.pool.pytest_plugin import keep_logs
 from stageout.wire.custody import Action, FileReport, Order, Report, SandboxReport, read_notice, read_orders, report_ad
+from tests.harness.pool import Pool, Submission
+from tests.harness.pool.errors import PoolError, PoolUnavailable
+from tests.harness.pool.pytest_plugin import keep_logs
 from tests.pool.conftest import LEAN
 from tests.pool.messages import order_ads, write_messages
 
@@ -60,6 +61,12 @@ _MAILER = """#!/bin/sh
 name=$(date +%s%N).$$
 { printf '<%s>' "$@"; echo; cat; } > MAILBOX/.$name
 mv MAILBOX/.$name MAILBOX/$name
+"""
+#: The administrator's program beside it: one file for each message.
+_NOTIFIER = """#!/bin/sh
+name=$(date +%s%N).$$
+cat > MAILBOX/.note-$name
+mv MAILBOX/.note-$name MAILBOX/note-$name
 """
 
 
@@ -138,6 +145,11 @@ class Desk:
         texts = [path.read_text() for path in sorted(self.mailbox.glob("[0-9]*"))]
         return [text.split("><")[1] for text in texts if f"<{address}>" in text.partition("\n")[0]]
 
+    def notes(self, address: str) -> list[str]:
+        """Subjects of the messages that the administrator's program got for an address, oldest first."""
+        found = [json.loads(path.read_text()) for path in sorted(self.mailbox.glob("note-*"))]
+        return [message["subject"] for message in found if message["to"] == [address]]
+
     def submit(self, extra: str = "", place: str = "x", queue: str = "queue") -> Submission:
         """Submit a job with two output files that go below ``fake://MANAGER/PLACE/``."""
         text = f"""executable = /bin/sh
@@ -213,15 +225,16 @@ def desk_of_version(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
     plugin = shared / "fake_plugin"
     plugin.write_text(_PLUGIN)
     plugin.chmod(0o755)
-    mailbox, mailer = shared / "mailbox", shared / "mailer"
+    mailbox, mailer, notifier = shared / "mailbox", shared / "mailer", shared / "notifier"
     mailbox.mkdir()
     mailbox.chmod(0o1777)
-    mailer.write_text(_MAILER.replace("MAILBOX", str(mailbox)))
-    mailer.chmod(0o755)
+    for program, text in ((mailer, _MAILER), (notifier, _NOTIFIER)):
+        program.write_text(text.replace("MAILBOX", str(mailbox)))
+        program.chmod(0o755)
     quick = {"POLL_INTERVAL": 1, "NOTICE_INTERVAL": 5, "EDIT_INTERVAL": 0, "MAX_RERUNS": 1, "MAIL_INTERVAL": 0}
     quick["LEAVE_LIMIT"] = _LEAVE_LIMIT_S
     ap = "".join(f"STAGEOUT_{name} = {value}\n" for name, value in quick.items())
-    ap += f"MAIL = {mailer}\nSENDMAIL =\n"
+    ap += f"MAIL = {mailer}\nSENDMAIL =\nSTAGEOUT_NOTIFY_COMMAND = {notifier}\n"
     ep = f"FILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), {plugin}\n"
     settings = {"base_config": LEAN, "ap_config": ap, "ep_config": ep, "binds": (shared,)}
     pool = Pool(version=request.param, execute_points=1, cpus=4, manager=False, **settings)
@@ -268,7 +281,7 @@ def test_a_delivered_job_leaves_with_the_truth_in_its_ad(desk: Desk) -> None:
     desk.wait_state(job, "Moving")
     ad = desk.ad(job)
     assert (ad["StageOutBytesLeft"], ad["StageOutFilesLeft"], ad["StageOutRun"]) == (5, 2, 1)
-    assert (ad["StageOutReason"], ad["StageOutManager"]) == ("moving a; 2 files, 5 bytes left", MANAGER)
+    assert (ad["StageOutReason"], ad["StageOutManager"]) == ("moving a; 2 files, 5 B left", MANAGER)
     desk.manager.report(name, 1, State.RETRY_WAIT, reason="server busy", attempts=1, next_attempt_at=1900000000)
     desk.pool.wait(lambda: desk.ad(job).get("StageOutNextAttempt") == 1900000000, what="the next attempt in the ad")
     past = desk.deliver(job, name)
@@ -355,6 +368,8 @@ def test_owners_are_mailed_by_the_notification_of_the_job(desk: Desk, when: str)
     desk.pool.wait(lambda: len(desk.mails(address)) >= len(wanted), what=f"{len(wanted)} mails to {address}")
     assert [subject.endswith(end) for subject, end in zip(desk.mails(address), wanted)] == [True] * len(wanted)
     assert len(desk.mails(address)) == len(wanted)
+    of_the_agent = [f"[Condor]{subject}" for subject in wanted if subject]
+    desk.pool.wait(lambda: desk.notes(address) == of_the_agent, what=f"the messages {of_the_agent}")
 
 
 @pytest.mark.parametrize("end", [State.FAILED, State.LOST])
@@ -368,7 +383,7 @@ def test_the_owner_hears_of_a_failure_after_the_job_has_left(desk: Desk, end: St
     desk.pool.wait(lambda: desk.mails(address), timeout_s=90, what="the mail")  # the history is asked now and then
     assert [subject.split(" Job ")[1] for subject in desk.mails(address)] == [f"{job} stage-out failed"]
     shown = desk.pool.ap.run(["/opt/stageout/bin/stageout", "history", str(job)], user="alice").stdout
-    assert f"Job {job} of alice: {end.value}," in shown
+    assert f"Job {job} of alice: {end.value.lower()}," in shown
     assert "after the job had left the queue: the disk has died" in shown
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
@@ -60,20 +61,27 @@ def test_a_server_that_never_answers_holds_up_only_its_own_output(narrow: Site) 
         assert history["StageOutState"] == "Delivered"
         assert narrow.state(stuck[0]) == "Moving", "nothing was shown: the first had given up"
         narrow.check_delivered(healthy)
+        shown = narrow.stageout("status", str(stuck[0])).stdout
+        assert re.search(r"reason +sending to 127\.0\.0\.1:\d+ for \S+, nothing confirmed yet", shown), shown
         (node,) = narrow.pool.eps
         narrow.pool.wait(
-            lambda: "breaker" in (log := node.log("SandboxManagerLog")) and "circuit=open" in log,
+            lambda: "breaker-opened" in node.log("SandboxManagerLog"),
             timeout_s=120, what="the breaker of the silent server to open",
         )  # fmt: skip
         for number in range(1, 6):  # more than the data slot's places, and quicker than their agent confirms
             stuck.append(narrow.submit(outputs=("out1",), env="SIZE=4", destination=f"{silent}/{number}"))
         for job in stuck:
             narrow.pool.wait(lambda job=job: narrow.state(job) not in ("", "Offered"), timeout_s=60, what="a hand-off")
-        assert "refused" not in node.log("SandboxManagerLog")
+        narrow.pool.wait(
+            lambda: "waiting for the server" in narrow.stageout("status", str(stuck[-1])).stdout,
+            timeout_s=60, what="output that waits for the server",
+        )  # fmt: skip
+        assert "handoff-refused" not in node.log("SandboxManagerLog")
         last = narrow.submit(outputs=("out1",), env="SIZE=4")
         assert narrow.wait_left(last)["StageOutState"] == "Delivered"
         for job in stuck:
             narrow.pool.rm(job)
+        narrow.pool.wait(narrow.spool_is_empty, timeout_s=120, what="the removed output to give back its places")
 
 
 def test_a_401_without_a_credential_holds_the_job_in_seconds(narrow: Site) -> None:

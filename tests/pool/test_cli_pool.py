@@ -1,7 +1,7 @@
 """The ``stageout`` command on real schedds, new and old, whose jobs are put into every state that it must tell apart.
 
 There is no agent on these pools: the tests write into the jobs' ads what the agent would. A plugin of a few lines
-reports files as handed off. What command, agent and manager do together is at the end, and in the other modules.
+reports files as handed off. The tests of command, agent and manager together are at the end, and in the other modules.
 """
 
 from __future__ import annotations
@@ -9,24 +9,28 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shlex
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stageout.testing.pool import Pool, Submission
-from stageout.testing.pool.errors import PoolError
-from stageout.testing.pool.node import PILOT
-from stageout.testing.pool.pytest_plugin import keep_logs
+from tests.harness.pool import Pool, Submission
+from tests.harness.pool.errors import PoolError
+from tests.harness.pool.node import PILOT
+from tests.harness.pool.pytest_plugin import keep_logs
 from tests.pool.conftest import QUICK_AP, QUICK_EP, Site
+from tests.shown import shown_calls
 
 pytestmark = pytest.mark.pool
 
 STAGEOUT = "/opt/stageout/bin/stageout"
+_DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 #: Takes hand:// files and reports them as handed off.
 _PLUGIN = r"""#!/usr/bin/python3
@@ -101,6 +105,12 @@ class Desk:
         done = self.pool.ap.run([STAGEOUT, *arguments], user=user, check=False, timeout_s=90)
         assert "Traceback" not in done.stdout + done.stderr
         return done
+
+    def python(self, expression: str) -> Any:
+        """Value of an expression about ``stageout.jobs``, which alice's program computes on the access point."""
+        program = f"import json; from stageout import jobs; print(json.dumps({expression}))"
+        done = self.pool.ap.run(["/opt/stageout/bin/python", "-c", program], user="alice", timeout_s=90)
+        return json.loads(done.stdout)
 
     def status(self, *arguments: str, user: str = "alice") -> dict[str, Any]:
         """``stageout status --json``."""
@@ -249,9 +259,9 @@ def test_wait_for_a_factory(desk: Desk) -> None:
 
 
 def documented_dag() -> str:
-    """The DAG of docs/COMMANDS.md, in a hurry."""
-    text = (Path(__file__).resolve().parents[2] / "docs" / "COMMANDS.md").read_text()
-    (dag,) = re.findall(r"^```dag\n(.*?)^```$", text, re.S | re.M)
+    """The DAG of docs/user/dags.md with a single node that waits, in a hurry."""
+    text = (_DOCS / "user" / "dags.md").read_text()
+    (dag,) = [dag for dag in re.findall(r"^```dag\n(.*?)^```$", text, re.S | re.M) if "SCRIPT" in dag]
     for slow, quick in (("DEFER 2 60", "DEFER 2 1"), ("--timeout 20", "--timeout 1")):
         assert slow in dag
         dag = dag.replace(slow, quick)
@@ -294,8 +304,9 @@ def test_status_of_ones_own_and_of_all(desk: Desk) -> None:
     assert {str(mine), str(theirs)} <= everybody
     assert everybody == {row["job"] for row in desk.status(user="root")["jobs"]}
     text = desk.run("status").stdout
-    assert text.startswith("JOB ") and "507 from dest" in text
-    assert f"Job {mine} of alice: RetryWait" in desk.run("status", str(mine)).stdout
+    assert text.startswith("Note: the schedd agent of ap does not answer"), "none runs here"
+    assert "\nJOB " in text and "507 from dest" in text
+    assert f"Job {mine} of alice: waiting to retry" in desk.run("status", str(mine)).stdout
     assert "\x1b" not in text
 
 
@@ -326,6 +337,24 @@ def test_history_refers_to_the_stock_records(desk: Desk) -> None:
     assert str(job) not in desk.run("history", user="bob").stdout
     assert "handed off" in desk.run("history", str(job.cluster)).stdout
     assert desk.run("history", "99999").returncode == 3
+    assert desk.python(f"[jobs.history('{job}'), jobs.wait('{job}')[0].outcome]") == [[item], "delivered"]
+    assert desk.python(f"jobs.status('{job}').jobs[0].state") == "Delivered"
+    assert desk.python(f"jobs.retry('{job}')[0].reason") == desk.run("retry", str(job)).stderr[len("stageout: ") : -1]
+
+
+def test_the_commands_of_the_pages_for_owners_run(desk: Desk) -> None:
+    """All at once, since each request waits for an agent that is not there."""
+    job = desk.handed_off()
+    desk.hold(job, "full")
+    pages = [_DOCS / "user" / f"{name}.md" for name in ("commands", "held-jobs", "stages", "submit-files")]
+    calls = {
+        re.sub(r"\b12(34|35)?(\.0)?(?= |$)", str(job), call) for page in pages for call in shown_calls(page.read_text())
+    }
+    assert {call.split()[0] for call in calls} >= {"status", "wait", "retry", "cancel", "pause", "resume", "history"}
+    with ThreadPoolExecutor(len(calls)) as workers:
+        for call, done in zip(calls, workers.map(lambda call: desk.run(*shlex.split(call)), calls)):
+            assert done.returncode in (0, 1, 2), (call, done.stderr)
+            assert done.returncode == 2 or not re.search("usage|refused", done.stderr), (call, done.stderr)
 
 
 # ---- requests --------------------------------------------------------------------------------------------------------
@@ -349,7 +378,7 @@ def test_a_request_is_answered_when_the_agent_has_taken_it(desk: Desk) -> None:
     assert child.poll() is None, "the ad still says Failed: a wait right after this command would end"
     desk.say(job, "Moving", "moving out1")
     out, _ = ended(child, 0)
-    assert out == f"{job}: retry accepted; its output is now Moving: moving out1\n"
+    assert out == f"{job}: retry accepted; state of its output: sending: moving out1\n"
 
 
 def test_without_an_agent_a_request_says_so(desk: Desk) -> None:
@@ -473,7 +502,7 @@ def test_cancel_lets_the_job_go_without_its_output(site: Site) -> None:
     assert (history["JobStatus"], history["StageOutState"]) == (4, "Cancelled")
     done = site.stageout("wait", str(job), check=False)
     assert done.returncode == 1
-    assert "Cancelled" in done.stdout
+    assert "failed: cancelled: given up by its owner" in done.stdout
     assert not site.puts(job)
 
 
@@ -488,8 +517,17 @@ def test_a_user_sees_only_ones_own_sandboxes_on_the_node(site: Site) -> None:
             data = json.loads(ep.run([STAGEOUT, "status", "--node", "--json"], user=user).stdout)
             jobs[user] = {row["job"] for row in data["jobs"]}
         assert str(job) in jobs["root"] and str(job) in jobs["alice"] and str(job) not in jobs["bob"]
+        assert ep.run([STAGEOUT, "status", "--node", "--empty"], check=False).returncode == 1, "the node is needed"
+        assert ep.run([STAGEOUT, "status", "--node", "--empty"], user="bob", check=False).returncode == 1
     finally:
         site.destination.start()
+    site.wait_left(job)
+    site.pool.wait(
+        lambda: ep.run([STAGEOUT, "status", "--node", "--empty"], check=False).returncode == 0,
+        timeout_s=60, what="a node that is not needed",
+    )  # fmt: skip
+    told = ep.run([STAGEOUT, "status", "--node"])
+    assert told.stdout.startswith("Nothing waits here: this node can be removed.\n")
 
 
 def test_doctor_finds_nothing_wrong_with_a_whole_pool(site: Site) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from stageout.testing.pool import Node
-from stageout.testing.pool.waiting import wait_until
+from tests.harness.pool import Node
+from tests.harness.pool.waiting import wait_until
 
 pytestmark = pytest.mark.pool
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from stageout.testing.destination import Destination
-from stageout.testing.pool.image import find_image, image_account
-from stageout.testing.pool.pytest_plugin import keep_logs
+from tests.harness.destination import Destination
+from tests.harness.pool.image import find_image, image_account
+from tests.harness.pool.pytest_plugin import keep_logs
 from tests.pool.conftest import Site, open_directory, pool_settings, wait_until_acquainted
 
 pytestmark = pytest.mark.pool

@@ -101,7 +101,7 @@ def test_a_failed_delivery_fails_the_node_with_its_reason_and_the_rescue_dag_rep
         assert _wait(site, dag) != 0
     finally:
         site.destination.accept()
-    assert re.search(r"node A, job \S+: Failed: .* 404 ", (dag.dir / "stageout-failed.log").read_text())
+    assert re.search(r"node A, job \S+: failed: .* 404 ", (dag.dir / "stageout-failed.log").read_text())
     rescue = next(dag.dir.glob("*.rescue001")).read_text()
     assert "DONE A" not in rescue
     first = f"{dag.cluster + 1}.0"

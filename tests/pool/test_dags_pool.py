@@ -156,7 +156,7 @@ def test_output_of_failed_tries_of_a_node_can_be_retried_after_its_dag(site: Any
         site.destination.accept()
     tries = [f"{dag.cluster + n}.0" for n in (1, 2)]
     for job in tries:
-        assert "Failed" in site.stageout("status", job, check=False).stdout
+        assert "failed" in site.stageout("status", job, check=False).stdout
     site.stageout("retry", tries[1])
     assert site.wait_left(tries[1])["StageOutState"] == "Delivered"
     assert site.destination.file(f"{site.prefix}/a/out1").exists()

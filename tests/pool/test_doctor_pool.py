@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from stageout.core.signing import SigningKey
-from stageout.testing.pool import PILOT, Node
-from stageout.testing.pool.waiting import wait_until
+from tests.harness.pool import PILOT, Node
+from tests.harness.pool.waiting import wait_until
 from tests.pool.conftest import QUICK_AP, QUICK_EP
 
 pytestmark = pytest.mark.pool
@@ -68,7 +68,7 @@ def test_a_probe_goes_all_the_way_and_leaves_nothing(site: Any, ep: Node) -> Non
 
 
 def test_a_wrong_key_on_the_node_is_an_error_until_it_is_mended(site: Any, ep: Node) -> None:
-    ep.configure(f"STAGEOUT_AGENT_KEYS = ap={SigningKey(b'w' * 32).public}\nSTAGEOUT_AGENT_FRESH = {_FRESH_S}\n")
+    ep.configure(f"STAGEOUT_AGENT_KEYS = ap={SigningKey(b'w' * 32).public}\nSTAGEOUT_AGENT_TIMEOUT = {_FRESH_S}\n")
     status, text = until(ep, "agent-keys", "fail")
     assert status == 1 and "another key than the agent of ap" in text
     status, text = until(ep, "handoff", "fail")
@@ -81,7 +81,9 @@ def test_a_wrong_key_on_the_node_is_an_error_until_it_is_mended(site: Any, ep: N
 
 def test_a_stopped_agent_is_seen_on_the_node_with_what_it_refused(site: Any, ep: Node) -> None:
     for node in site.pool.eps:
-        node.configure(f"STAGEOUT_AGENT_FRESH = {_FRESH_S}\n")
+        node.configure(f"STAGEOUT_AGENT_TIMEOUT = {_FRESH_S}\n")
+    ep.kill("sandbox-manager")  # it counts the hand-offs of an hour, also those of other tests
+    until(ep, "handoff", "ok")
     (agent,) = site.pool.ap.pids("schedd-agent")
     os.kill(agent, signal.SIGSTOP)
     try:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from stageout.testing.pool import Pool
-from stageout.testing.pool.pool import free_port
-from stageout.testing.pool.pytest_plugin import keep_logs
+from tests.harness.pool import Pool
+from tests.harness.pool.pool import free_port
+from tests.harness.pool.pytest_plugin import keep_logs
 from tests.pool.conftest import LEAN, QUICK_AP, QUICK_EP, VERSION, Site, wait_until_acquainted
 
 pytestmark = pytest.mark.pool
@@ -59,7 +59,7 @@ def flock(stageout_pools: Any, destination: Any, tmp_path: Path, request: pytest
 
 
 def _refusals(flock: Flock) -> list[str]:
-    return [line for line in flock.agent_log if "flock-letters-failed" in line]
+    return [line for line in flock.agent_log if "flock-notice-refused" in line]
 
 
 def _doctor(flock: Flock) -> str:
@@ -94,7 +94,7 @@ def test_flocked_jobs_hand_off_once_the_other_pool_lets_the_agent_write(flock: F
     job = flock.submit_there()
     site.wait_state(job, "RetryWait", timeout_s=120)
     shown = site.stageout("status", str(job)).stdout
-    assert "RetryWait" in shown and "nothing was heard" not in shown, shown
+    assert "waiting " in shown and "nothing was heard" not in shown, shown
     assert "LastRemotePool" in (pool.q(job) or {}), "by this the agent knows that the job has flocked"
     site.destination.start()
     history = site.wait_left(job, timeout_s=120)
@@ -108,7 +108,7 @@ def test_flocked_jobs_hand_off_once_the_other_pool_lets_the_agent_write(flock: F
     (collector,) = other.ap.pids("collector")
     os.kill(collector, signal.SIGSTOP)
     try:
-        pool.wait(lambda: any("flock-pool-failed" in line and f":{other.port}" in line for line in flock.agent_log),
+        pool.wait(lambda: any("flock-pool-lost" in line and f":{other.port}" in line for line in flock.agent_log),
                   timeout_s=120, what="the agent to miss the other pool")  # fmt: skip
         during_s = _left_after_s(site)
     finally:

@@ -17,8 +17,8 @@ import pytest
 import trustme
 
 from stageout.movers.results import PLUGINS_WORD
-from stageout.testing.destination import Destination
-from stageout.testing.pool.pytest_plugin import keep_logs
+from tests.harness.destination import Destination
+from tests.harness.pool.pytest_plugin import keep_logs
 from tests.pool.conftest import JOB, QUICK_AP, QUICK_EP, VERSION, Site, open_directory, wait_until_acquainted
 from tests.pool.test_credentials_pool import Credmon
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_manager.intake import Refusal
+from sandbox_manager.intake.acceptance import Refusal
 from stageout.core.states import State
 from stageout.wire.custody import Action
 from tests.polling import until
@@ -59,7 +59,7 @@ def reserve(site: Site) -> Path:
 
 async def held_and_full(site: Site, node: Node) -> Path:
     """Twenty files in custody on a disk that is full."""
-    await node.pipeline.keep_house()
+    await node.pipeline.run_housekeeping()
     assert reserve(site).exists()
     files = {f"copy://h/ok/{number}": bytes([number]) * 1000 for number in range(20)}
     receipt = await node.hand_off(files)
@@ -80,7 +80,7 @@ def test_what_is_held_is_delivered_and_nothing_more_is_taken_until_there_is_room
             await node.until_state(State.RELEASED)
             moving.cancel()
             filler.unlink()
-            await node.pipeline.keep_house()
+            await node.pipeline.run_housekeeping()
             assert reserve(site).exists()
             await node.hand_off({"copy://h/ok/x": b"x"}, node.facts("2.0"))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stageout.testing.pool import Node
+from tests.harness.pool import Node
 
 pytestmark = pytest.mark.pool
 
@@ -29,7 +29,7 @@ def machine(site: Any, ep: Node) -> str:
 
 
 def figure(site: Any, name: str, attribute: str) -> Any:
-    """What START sees, of the partitionable slot."""
+    """The attributes that START sees, of the partitionable slot."""
     (ad,) = (ad for ad in site.pool.startd_ads() if ad["Machine"] == name and ad.get("PartitionableSlot"))
     return ad.get(attribute)
 

@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from stageout.testing.pool import Pool, namespace
-from stageout.testing.pool.node import PILOT, Node
-from stageout.testing.pool.pytest_plugin import keep_logs
-from stageout.testing.pool.waiting import wait_until
+from tests.harness.pool import Pool, namespace
+from tests.harness.pool.node import PILOT, Node
+from tests.harness.pool.pytest_plugin import keep_logs
+from tests.harness.pool.waiting import wait_until
 from tests.pool.conftest import QUICK_AP, QUICK_EP, Site, open_directory
 
 pytestmark = pytest.mark.pool
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: What a machine on the loopback interface needs, and shorter intervals.
+#: Settings for a machine on the loopback interface, with shorter intervals.
 _MACHINE = f"""
 NETWORK_INTERFACE = 127.0.0.1
 BIND_ALL_INTERFACES = false
@@ -45,7 +45,7 @@ gconfig_add() { echo "$*" >> "$glidein_config"; }
 add_condor_vars_line() { echo "$*" >> "$condor_vars_file"; }
 """
 
-#: What the framework makes of it all, as far as it matters here.
+#: The framework's reading of it all, as far as it matters here.
 _GLIDEIN_CONFIG = """
 LOCAL_DIR = {work}
 WORK_DIR = $(LOCAL_DIR)
@@ -179,13 +179,13 @@ def test_a_pilot_of_one_script_and_one_file(field: Field, request: pytest.Fixtur
         assert ad["StageOutState"] == "Delivered"
         site.check_delivered(job)
         first = (work / "log" / "SandboxManagerLog").read_text()
-        assert " accepted " in first and 'to="slot ads"' in first
+        assert " sandbox-accepted " in first and 'to="slot ads"' in first
         field.node.kill("pilot.sh", signal.SIGTERM)
         said, _ = pilot.communicate(timeout=90)
     assert pilot.returncode == 0, said
-    assert "told to stop, 60 s of grace" in said and "drained lost=0" in said
+    assert "told to stop, 60 s of grace" in said and "pilot-drained lost=0" in said
     last = (work / "log" / "SandboxManagerLog").read_text()
-    assert "stopping fast=False grace_s=46.0" in last
+    assert "shutdown-started fast=False grace_s=46.0" in last
 
 
 def test_a_glidein_with_the_custom_script_that_is_stopped_as_the_framework_stops_it(
@@ -217,7 +217,7 @@ def test_a_glidein_with_the_custom_script_that_is_stopped_as_the_framework_stops
             field.node.kill("condor_master", signal.SIGQUIT)
             assert master.wait(60) == 0
             log = (work / "log" / "SandboxManagerLog").read_text()
-            assert "stopping fast=True grace_s=12.0" in log and "drained lost=1" in log
+            assert "shutdown-started fast=True grace_s=12.0" in log and "pilot-drained lost=1" in log
             pool.wait(lambda: (pool.q(job) or {}).get("StageOutReruns") == 1, what="the job to run again")
         finally:
             site.destination.start()

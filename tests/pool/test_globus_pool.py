@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from stageout.testing.globus import Emulator, Task
-from stageout.testing.pool import Pool, Submission
-from stageout.testing.pool.image import find_image, image_account
-from stageout.testing.pool.pytest_plugin import keep_logs
+from tests.harness.globus import Emulator, Task
+from tests.harness.pool import Pool, Submission
+from tests.harness.pool.image import find_image, image_account
+from tests.harness.pool.pytest_plugin import keep_logs
 from tests.pool.conftest import JOB, QUICK_AP, QUICK_EP, open_directory
 
 pytestmark = pytest.mark.pool

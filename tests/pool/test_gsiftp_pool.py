@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from stageout.testing.destination import Destination
-from stageout.testing.gridftp import GridFtpServer
-from stageout.testing.pool.image import PATH, USERS
-from stageout.testing.pool.pytest_plugin import keep_logs
 from tests.gsiftp.authority import Authority
+from tests.harness.destination import Destination
+from tests.harness.gridftp import GridFtpServer
+from tests.harness.pool.image import PATH, USERS
+from tests.harness.pool.pytest_plugin import keep_logs
 from tests.pool.conftest import QUICK_AP, QUICK_EP, Site, open_directory
 
 pytestmark = pytest.mark.pool

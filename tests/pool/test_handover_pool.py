@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from stageout.testing.pool.node import PILOT, Node
-from stageout.testing.router import RouterProcess, custodian_for
 from stageout.wire.deposits import read_holdings
+from tests.harness.pool.node import PILOT, Node
+from tests.harness.router import RouterProcess, custodian_for
 from tests.pool.conftest import Site, open_directory, pool_settings
 
 pytestmark = pytest.mark.pool
@@ -87,12 +87,12 @@ def way(stageout_pools: Any, destination: Any, tmp_path: Path) -> Iterator[Way]:
 def test_a_pilot_hands_over_to_a_router_and_the_job_leaves_as_delivered(way: Way) -> None:
     site, job, custodian = way.site, way.job, way.custodian
     log = way.end()
-    assert " hand-over " in log, log
+    assert " handover-started " in log, log
     assert "handed_over=1" in log, log
     site.wait_state(job, "HandedOver", timeout_s=60)
     (held,) = read_holdings([str((site.pool.q(job, ["StageOutCustody"]) or {}).get("StageOutCustody", ""))])
     assert (held.custodians, held.files, held.is_single) == (custodian.address, _OUTPUTS, True)
-    packs = [int(files) for files in re.findall(r"custody-take .*files=(\d+)", custodian.log)]
+    packs = [int(files) for files in re.findall(r"custody-accepted .*files=(\d+)", custodian.log)]
     assert sum(packs) == _OUTPUTS
     assert len(packs) < _OUTPUTS / 4, "small files go together"
     custodian.kill()
@@ -108,7 +108,7 @@ def test_a_pilot_whose_manager_dies_between_deposit_and_receipt_has_handed_over(
     way.armed.touch()
     log = way.end()
     assert not way.armed.exists(), log
-    assert " hand-over " in log and "handed_over=" not in log, log
+    assert " handover-started " in log and "handed_over=" not in log, log
     way.site.wait_state(way.job, "HandedOver", timeout_s=120)
     way.terminal.start()
     history = way.site.wait_left(way.job, timeout_s=120)

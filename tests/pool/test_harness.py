@@ -16,13 +16,13 @@ from typing import Any, Callable
 
 import pytest
 
-from stageout.testing.pool import PILOT, NodeSpec, Pool, PoolError, PoolTimeout, Submission, image, leftovers, namespace
-from stageout.testing.pool.ads import Ad
-from stageout.testing.pool.errors import PoolUnavailable
-from stageout.testing.pool.image import RECIPES
-from stageout.testing.pool.install import fragments
-from stageout.testing.pool.submission import job_constraint, with_defaults
-from stageout.testing.pool.waiting import wait_until
+from tests.harness.pool import PILOT, NodeSpec, Pool, PoolError, PoolTimeout, Submission, image, leftovers, namespace
+from tests.harness.pool.ads import Ad
+from tests.harness.pool.errors import PoolUnavailable
+from tests.harness.pool.image import RECIPES
+from tests.harness.pool.install import fragments
+from tests.harness.pool.submission import job_constraint, with_defaults
+from tests.harness.pool.waiting import wait_until
 
 SLEEP = "executable = /bin/sleep\ntransfer_executable = false\narguments = {}\n"
 WHO = """executable = who.sh
@@ -227,7 +227,7 @@ def test_a_hung_command_is_ended_with_its_children(pool_factory: Callable[..., P
 
 DYING_OWNER = """
 import os, sys
-from stageout.testing.pool import Pool
+from tests.harness.pool import Pool
 pool = Pool(stageout=False).start()
 print(pool.dir, pool.ap.pid, pool.ap.born, flush=True)
 os._exit(1)

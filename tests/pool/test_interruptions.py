@@ -1,4 +1,4 @@
-"""What HTCondor does to a run while, or just after, its plugin hands the output off: the last run's bytes win, once."""
+"""HTCondor interrupts a run while, or just after, its plugin hands the output off: the last run's bytes win, once."""
 
 from __future__ import annotations
 

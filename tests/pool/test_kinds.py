@@ -1,4 +1,4 @@
-"""The table of docs/KINDS.md: what happens to the output of each kind of node and job, on both versions of HTCondor."""
+"""The table of docs/reference/kinds.md: the output of each kind of node and job, on both versions of HTCondor."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stageout.testing.destination import Destination
-from stageout.testing.pool.pytest_plugin import keep_logs
+from tests.harness.destination import Destination
+from tests.harness.pool.pytest_plugin import keep_logs
 from tests.pool.kinds import kinds_site, run_kinds
 
 pytestmark = pytest.mark.pool

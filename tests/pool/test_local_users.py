@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from stageout.testing.pool import Node
 from stageout.wire import handoff
+from tests.harness.pool import Node
 from tests.pool.test_full_spool import machine
 
 pytestmark = pytest.mark.pool

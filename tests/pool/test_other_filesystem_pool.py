@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stageout.testing.pool import Node
+from tests.harness.pool import Node
 from tests.pool.conftest import wait_until_acquainted
 
 pytestmark = pytest.mark.pool
@@ -29,7 +29,8 @@ if mountpoint -q "$2"; then umount -l "$2"; fi
 
 @pytest.fixture
 def node(site: Any) -> Iterator[Node]:
-    """The first execute point. What a test has mounted there is unmounted, and the manager started again."""
+    """The first execute point. The filesystem that a test has mounted there is unmounted, and the manager started
+    again."""
     ep: Node = site.pool.eps[0]
     yield ep
     stop_manager(site, ep)
@@ -72,7 +73,7 @@ def test_output_is_copied_and_delivered(site: Any, node: Node, submit: Callable[
     site.destination.resume()
     assert site.wait_left(job, timeout_s=120)["StageOutState"] == "Delivered"
     site.check_delivered(job, "gate-copied")
-    assert " copied " in node.log("SandboxManagerLog")
+    assert " output-copied " in node.log("SandboxManagerLog")
     doctor = node.run(["/opt/stageout/bin/stageout", "doctor"], check=False).stdout
     assert "jobs' directories are other filesystems than the spool" in doctor
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stageout.testing.router import RouterProcess, relay
+from tests.harness.router import RouterProcess, relay
 from tests.pool.conftest import Site
 
 pytestmark = pytest.mark.pool

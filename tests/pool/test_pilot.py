@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from stageout.testing.narrow_destination import NarrowDestination
-from stageout.testing.pool import Pool
-from stageout.testing.pool.node import PILOT, Node
-from stageout.testing.pool.pytest_plugin import keep_logs
+from tests.harness.narrow_destination import NarrowDestination
+from tests.harness.pool import Pool
+from tests.harness.pool.node import PILOT, Node
+from tests.harness.pool.pytest_plugin import keep_logs
 from tests.pool.conftest import Site, open_directory, pool_settings, wait_until_acquainted
 
 pytestmark = pytest.mark.pool
@@ -102,8 +102,8 @@ def test_a_pilot_that_cannot_finish_says_so_and_only_unfinished_jobs_run_again(
     pool.wait(lambda: not victim.pids("condor_master"), timeout_s=60, what="the pilot's end")
 
     log = victim.log("SandboxManagerLog")
-    lost = {found[1] for found in re.finditer(r" lost job=[^#]+#([0-9.]+)#", log)}
-    told = re.search(r'at-risk bytes=(\d+) jobs="([^"]+)"', log)
+    lost = {found[1] for found in re.finditer(r" sandbox-lost job=[^#]+#([0-9.]+)#", log)}
+    told = re.search(r'output-endangered bytes=(\d+) jobs="([^"]+)"', log)
     assert told and int(told[1]) >= len(lost) * FILE_BYTES and set(re.findall(r"#([0-9.]+)=", told[2])) >= lost
     delivered = {job for job in jobs if pilots.puts(job)}
     # Of an upload whose plugin was killed all bytes may have been on their way: it arrives, and nobody is told.
@@ -142,7 +142,9 @@ def test_output_on_its_way_when_the_pilot_stops_is_delivered_once(
     site.open_gate("stopping", "before")
     pool.wait(lambda: not victim.pids("condor_master"), timeout_s=60, what="the pilot's end")
     log = victim.log("SandboxManagerLog")
-    assert log.index(" accepted ") < log.index(" stopping "), "the manager was stopped before the startd was gone"
+    assert log.index(" sandbox-accepted ") < log.index(" shutdown-started "), (
+        "the manager was stopped before the startd was gone"
+    )
     other.start()
     site.wait_left(job, timeout_s=120)
     site.check_delivered(job, "gate-stopping")

@@ -7,9 +7,9 @@ from typing import Any, Callable
 
 import pytest
 
-from stageout.testing.pool import Node, Pool
-from stageout.testing.pool.install import find_checkout, fragments
-from stageout.testing.pool.waiting import wait_until
+from tests.harness.pool import Node, Pool
+from tests.harness.pool.install import find_checkout, fragments
+from tests.harness.pool.waiting import wait_until
 
 pytestmark = pytest.mark.pool
 
@@ -64,18 +64,18 @@ def test_grants_outlive_the_service_below_condor_master(pool_factory: Callable[.
     [pid] = node.pids("stageout-policy-service")
     assert _owner(node, pid) == "condor"
     node.kill("stageout-policy-service")
-    wait_until(lambda: _text(log).count(" start ") == 2, what="the master starts it again")
+    wait_until(lambda: _text(log).count(" daemon-started ") == 2, what="the master starts it again")
     metrics = wait_until(lambda: _ask(node, "GET", "/metrics"), what="it answers again")
     assert 'stageout_policy_streams_granted{destination="there",source="here"} 6.0' in metrics
     assert _lease(node, "d")["streams"] == 0
 
     node.configure("STAGEOUT_POLICY_MAX_PAIR = 9\n", name="96-more.conf")
-    wait_until(lambda: " reconfig " in _text(log), what="it is reconfigured")
+    wait_until(lambda: " configuration-reloaded" in _text(log), what="it is reconfigured")
     assert _lease(node, "d")["streams"] == 3
     node.run(["condor_preen", "-remove"])
     assert (node.spool_dir / "stageout_policy" / "policy.sqlite").is_file()
     node.run(["condor_off", "-daemon", "STAGEOUT_POLICY_SERVICE"])
-    wait_until(lambda: " stop" in _text(log), what="it stops")
+    wait_until(lambda: " daemon-stopped" in _text(log), what="it stops")
 
 
 def _text(log: Any) -> str:

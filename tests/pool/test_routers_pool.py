@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from stageout.cli.main import main
-from stageout.testing.pool import Node
-from stageout.testing.pool.install import find_checkout, fragments
-from stageout.testing.pool.waiting import wait_until
+from tests.harness.pool import Node
+from tests.harness.pool.install import find_checkout, fragments
+from tests.harness.pool.waiting import wait_until
 from tests.pool.conftest import Site
 
 pytestmark = pytest.mark.pool
@@ -39,7 +39,7 @@ def _start(node: Node, user: str) -> str:
         name="96-router.conf",
     )
     log = node.log_dir / "StageoutRouterLog"
-    wait_until(lambda: log.exists() and " started " in log.read_text(), what=f"the router of {node.name}")
+    wait_until(lambda: log.exists() and " daemon-started " in log.read_text(), what=f"the router of {node.name}")
     return f"127.0.0.1:{port}"
 
 

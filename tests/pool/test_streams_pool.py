@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from stageout.testing.narrow_destination import NarrowDestination
-from stageout.testing.pool import Node
-from stageout.testing.pool.install import find_checkout, fragments
-from stageout.testing.pool.pool import free_port
-from stageout.testing.pool.pytest_plugin import keep_logs
-from stageout.testing.pool.waiting import wait_until
+from tests.harness.narrow_destination import NarrowDestination
+from tests.harness.pool import Node
+from tests.harness.pool.install import find_checkout, fragments
+from tests.harness.pool.pool import free_port
+from tests.harness.pool.pytest_plugin import keep_logs
+from tests.harness.pool.waiting import wait_until
 from tests.pool.conftest import QUICK_AP, QUICK_EP, Site, open_directory
 from tests.pool.test_policy_pool import TOKEN, _ask
 
@@ -56,7 +56,7 @@ def _start_service(node: Node) -> None:
 
 @contextmanager
 def _watched(node: Node) -> Iterator[list[tuple[int, list[Any]]]]:
-    """What the service says again and again: streams granted (or still in use), and the leases."""
+    """The service's figures, again and again: streams granted (or still in use), and the leases."""
     seen: list[tuple[int, list[Any]]] = []
     end = threading.Event()
 
@@ -105,14 +105,16 @@ def test_two_nodes_never_use_more_streams_than_the_service_grants(
 def _play(site: Site, destination: NarrowDestination) -> None:
     node, log = site.pool.ap, site.pool.ap.log_dir / "StageoutPolicyLog"
     _start_service(node)
-    starts = log.read_text().count(" start ")
+    starts = log.read_text().count(" daemon-started ")
     with _watched(node) as seen:
         url = f"{destination.url}/$(Cluster).$(Process)"
         jobs = [site.submit(("alice", "bob")[number % 2], OUTPUTS, env="SIZE=700000", destination=url)
                 for number in range(JOBS)]  # fmt: skip
         wait_until(lambda: len(destination.transfers()) >= 6, timeout_s=180, what="output on its way from the nodes")
         node.kill("stageout-policy-service")
-        wait_until(lambda: log.read_text().count(" start ") > starts, timeout_s=60, what="the service starts again")
+        wait_until(
+            lambda: log.read_text().count(" daemon-started ") > starts, timeout_s=60, what="the service starts again"
+        )
         wait_until(lambda: len(destination.transfers()) >= 14, timeout_s=180, what="half of the output")
         destination.set_rate(4)
         for job in jobs:

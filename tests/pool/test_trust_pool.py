@@ -19,8 +19,6 @@ import pytest
 
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
-from stageout.testing.pool.node import PILOT
-from stageout.testing.pool.pytest_plugin import keep_logs
 from stageout.wire import handoff
 from stageout.wire.custody import (
     Action,
@@ -35,6 +33,8 @@ from stageout.wire.custody import (
     read_report,
     report_ad,
 )
+from tests.harness.pool.node import PILOT
+from tests.harness.pool.pytest_plugin import keep_logs
 from tests.pool.conftest import QUICK_AP, QUICK_EP, Site
 from tests.pool.messages import order_ads, write_messages
 
@@ -324,7 +324,7 @@ def test_a_local_user_of_the_node_gets_nowhere(away: Any) -> None:
         assert found["hand_off"]["op"] == "refuse"
         assert "condor_starter" in found["hand_off"]["reason"]
         assert found["reached"] == []
-    assert lines_of(holder, "SandboxManagerLog", "refused pid="), "and the administrator can see it"
+    assert lines_of(holder, "SandboxManagerLog", "handoff-refused pid="), "and the administrator can see it"
     check_untouched(site, job)
     back(site)
     site.wait_left(job, timeout_s=120)

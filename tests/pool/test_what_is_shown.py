@@ -1,4 +1,4 @@
-"""Rows of docs/WHAT_IS_SHOWN.md: what HTCondor's tools and ours say at each moment of a job's output."""
+"""Rows of docs/user/what-is-shown.md: what HTCondor's tools and ours say at each moment of a job's output."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_from_the_hand_off_to_the_delivery(site: Any) -> None:
     assert _log_says_ended(site, job), "event 005 comes at the hand-off"
     assert _watched_as(site, job, "done")
     assert {TERMINATED, ATTRIBUTE} <= set(_numbers(site, job))
-    assert "Moving" in site.stageout("status", str(job)).stdout
+    assert "sending" in site.stageout("status", str(job)).stdout
     assert _waited(site, job) == 2
     site.destination.resume()
     assert site.wait_left(job)["JobStatus"] == 4
@@ -75,7 +75,7 @@ def test_a_failure_and_a_retry_that_delivers(site: Any) -> None:
         assert "1 held" in _columns(site, job)
         assert _watched_as(site, job, "held")
         assert _log_says_ended(site, job), "condor_wait has returned at the hand-off"
-        assert "Failed" in site.stageout("status", str(job)).stdout
+        assert "failed" in site.stageout("status", str(job)).stdout
         assert _waited(site, job) == 1
     finally:
         site.destination.accept()

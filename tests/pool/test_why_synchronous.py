@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stageout.testing.pool import Node, Submission
+from tests.harness.pool import Node, Submission
 from tests.pool.conftest import QUICK_AP, QUICK_EP, Site
 
 pytestmark = pytest.mark.pool
@@ -123,7 +123,9 @@ def test_accounts_for_the_output_of_slot_users_and_of_nobody(node: Site) -> None
     ep.run(["sh", "-ec", "useradd -r -M stageout1; useradd -r -M stageout2"])
     before = len(ep.log("SandboxManagerLog"))
     _run_under(ep, "bob")
-    node.pool.wait(lambda: " reconfigured" in ep.log("SandboxManagerLog")[before:], what="the manager to know them")
+    node.pool.wait(
+        lambda: " configuration-reloaded" in ep.log("SandboxManagerLog")[before:], what="the manager to know them"
+    )
     node.destination.pause()
     first = node.submit(outputs=("out1",))
     node.pool.wait_status(first, "Completed", timeout_s=120)

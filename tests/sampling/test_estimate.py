@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from stageout.core.classads import ClassAd, parse_ads
-from stageout.testing.destination import Destination
+from stageout.core.classad_parser import parse_ads
+from stageout.core.classads import ClassAd
 from stageout.testing.starter import installed
+from tests.harness.destination import Destination
 from tests.sampling.link import Link
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from stageout.core.profiles import load
-from stageout.testing.destination import Destination
-from stageout.testing.router import RouterProcess
 from stageout.testing.starter import installed
+from tests.harness.destination import Destination
+from tests.harness.router import RouterProcess
 from tests.sampling.test_estimate import ad, estimate, nginx  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stageout.testing.wide_area import Link, WideArea
+from tests.harness.wide_area import Link, WideArea
 
 _SERVER = """
 import socket, sys

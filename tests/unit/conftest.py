@@ -41,7 +41,7 @@ _LEAVE_SOME = frozenset(
 )
 
 
-#: What it had left when it was run first.
+#: The descriptors that were left when it was run first.
 _FIRST = pytest.StashKey[list[str]]()
 
 
@@ -56,7 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Run a test, and once more when it has left something.
 
-    What a process opens once, in whichever test comes first, is there by then; what each run of a test leaves is not.
+    Descriptors that a process opens once, in whichever test comes first, are there by then; those of each run of a test
+    are not.
     """
     if not (isinstance(item, pytest.Function) and item.path.parent == _HERE):
         return None
@@ -73,7 +74,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture(autouse=True)
 def _nothing_stays_open(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a test opens it closes.
+    """A test closes every descriptor that it opens.
 
     It is set up before all that a test has for itself, and so looks when that is gone; what it shares with others of
     its module is there before it.
@@ -101,7 +102,7 @@ def _log_is_closed(_nothing_stays_open: None) -> Iterator[None]:
 
 
 def _left_in_the_end(files_before: dict[str, str], threads_before: set[threading.Thread], most_s: float) -> list[str]:
-    """What is still there after so long. When garbage is collected is chance, so that is done here."""
+    """The descriptors that are still there after so long. When garbage is collected is chance, so that is done here."""
     begin_s = time.monotonic()
     is_collected = False
     while left := _left(files_before, threads_before):
@@ -121,7 +122,7 @@ def _left(files_before: dict[str, str], threads_before: set[threading.Thread]) -
 
 
 def _files() -> dict[str, str]:
-    """What is open, by number; not that by which it is looked at."""
+    """The open descriptors, by number, without the one that is used for this look."""
     found = {}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - before and after each test: the cheapest way
         with suppress(FileNotFoundError):

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from manager_site import SCHEDD, UID, Site
 
-from sandbox_manager import ads
-from sandbox_manager.collector import CollectorError
-from sandbox_manager.daemon import Daemon, Surroundings
-from sandbox_manager.identity import RunFacts
-from sandbox_manager.peers import Peer
+from sandbox_manager.daemon import Daemon, Dependencies
+from sandbox_manager.intake.identity import RunFacts
+from sandbox_manager.intake.peers import Peer
+from sandbox_manager.report import reporter
+from sandbox_manager.report.collector import CollectorError
 from stageout.core.clock import SystemClock
 from stageout.core.config import Settings
 from stageout.core.signing import SigningKey
@@ -37,7 +37,7 @@ from stageout.wire.custody import (
     read_report,
 )
 from stageout.wire.handoff import OfferedFile, offer_frames, receive_frame, send_frame, socket_name
-from tests.polling import DEADLINE_S, until
+from tests.polling import until
 
 AGENT_KEY = SigningKey(b"a" * 32)
 
@@ -124,7 +124,7 @@ class Served:
             "FILETRANSFER_PLUGINS": f"/nothing/here, {site.plugin}",
             "FULL_HOSTNAME": "ep.test",
         }
-        around = Surroundings(self._read, self.collector, SystemClock(), lambda settings: FakeIdentity())
+        around = Dependencies(self._read, self.collector, SystemClock(), lambda settings: FakeIdentity())
         self.daemon = Daemon(around)
 
     def _read(self) -> Settings:
@@ -139,7 +139,7 @@ class Served:
         return self.run_dir / socket_name(str(self.site.base / "execute"))
 
     def hand_off(self, *urls: str) -> dict[str, Any]:
-        """What a plugin does; returns the manager's last word."""
+        """The steps of a plugin; returns the manager's last word."""
         files = [OfferedFile(url, f"{self.site.base}/execute/dir_1/scratch/{url[-1]}", 3) for url in urls]
         with socket.socket(socket.AF_UNIX) as talk:
             talk.settimeout(10)
@@ -174,7 +174,7 @@ async def served(site: Site) -> AsyncIterator[Served]:
     """A daemon that accepts, reports at once, and is stopped at the end."""
     found = Served(site)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ads, "_LEAST_INTERVAL_S", 0.05)
+        patched.setattr(reporter, "_LEAST_INTERVAL_S", 0.05)
         task = asyncio.ensure_future(found.daemon.serve())
         try:
             await until(lambda: task.done() or (found.socket.exists() and found.collector.reports), "the daemon")
@@ -192,12 +192,9 @@ async def accepted(node: Served, *urls: str) -> dict[str, Any]:
     """Hand off as soon as the daemon has heard of the agent."""
     answer: dict[str, Any] = {}
 
-    async def taken() -> bool:
+    async def is_accepted() -> bool:
         answer.update(await in_thread(node.hand_off, *urls))
-        return answer["op"] == "accepted"
+        return bool(answer["op"] == "accepted")
 
-    end = time.monotonic() + DEADLINE_S
-    while not await taken():
-        assert time.monotonic() < end, answer
-        await asyncio.sleep(0.1)
-    return answer["receipt"]  # type: ignore[no-any-return]
+    await until(is_accepted, lambda: f"a hand-off: {answer}")
+    return answer["receipt"]

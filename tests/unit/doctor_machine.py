@@ -34,9 +34,10 @@ SETTINGS = {
     "JOB_TRANSFORM_StageOut": "SET StageOutGuard true\nSET LeaveJobInQueue ...",
     "PROTECTED_JOB_ATTRS": "StageOutGuard StageOutAsync StageOutState StageOutRun StageOutReason StageOutUserLeave "
     "StageOutBytesLeft StageOutFilesLeft StageOutAttempts StageOutNextAttempt StageOutManager StageOutReruns "
-    "StageOutStats StageOutCustody StageOutUntold StageOutKeptUntil",
+    "StageOutStats StageOutCustody StageOutUntold StageOutKeptUntil StageOutRefused",
     "JOB_EPOCH_HISTORY": "/var/lib/condor/spool/epoch_history",
-    "VALID_SPOOL_FILES": "SCHEDD.lock, stageout_agent",
+    "JOB_EPOCH_HISTORY_DIR": "/var/lib/condor/spool/stageout_agent_runs",
+    "VALID_SPOOL_FILES": "SCHEDD.lock, stageout_agent, stageout_agent_runs, stageout_history*",
     "START": "(TRUE) && (StageOutAccept =!= false || time() - (StageOutHeartbeat ?: 0) > 900)",
     "HISTORY": "/var/lib/condor/spool/history",
     "STARTD_JOB_ATTRS": "GlobalJobId RemoteUser NumShadowStarts StageOutGuard StageOutAsync OutputDestination "

@@ -28,16 +28,17 @@ from typing import Any, Callable
 
 import pytest
 
-from sandbox_manager.accounts import Account
-from sandbox_manager.identity import RunFacts
-from sandbox_manager.intake import Handoff, Intake, Limits, Refusal, Reservation
-from sandbox_manager.peers import NotIdentified, Peer
-from sandbox_manager.spool import Spool
+from sandbox_manager.custody.spool import Spool
+from sandbox_manager.intake.acceptance import Handoff, Refusal, Reservation
+from sandbox_manager.intake.identity import RunFacts
+from sandbox_manager.intake.listener import Intake, Limits
+from sandbox_manager.intake.peers import NotIdentified, Peer
+from sandbox_manager.rules import Account
 from stageout.core import durable
 from stageout.core.clock import SystemClock
 from stageout.core.config import mapping_settings
 from stageout.core.synchronous import Reason
-from stageout.handoff import client, links, talk  # noqa: F401 - loaded before a child becomes somebody else
+from stageout.handoff import client, connection, links  # noqa: F401 - loaded before a child becomes somebody else
 from stageout.wire import handoff as wire
 from stageout.wire.custody import Run
 from stageout.wire.handoff import Receipt
@@ -145,9 +146,8 @@ class FakeCustody:
             return Refusal(Reason("SlotFull", self._site.control()["refuse"]))
         self.reservations += 1
         self._site.note("reserved", self.reservations)
-        made = Reservation()
-        made.account = Account(*self._site.control()["account"]) if "account" in self._site.control() else None
-        return made
+        account = Account(*self._site.control()["account"]) if "account" in self._site.control() else None
+        return Reservation(self.reservations, account)
 
     def may_copy(self, reservation: Reservation, size_bytes: int) -> float | Refusal:
         self._site.note("copy", size_bytes)
@@ -167,7 +167,7 @@ class FakeCustody:
             raise OSError(28, control["accept_error"])
         files = [[item.position, item.url, item.name, item.size_bytes] for item in handoff.files]
         self.release(handoff.reservation)
-        given = handoff.surroundings.credentials if handoff.surroundings else ()
+        given = handoff.stored.credentials if handoff.stored else ()
         self._site.note(
             "accepted",
             {
@@ -229,7 +229,7 @@ class Site:
         recorded = {row["ticket"] for row in self.notes("accepted")}
         spool.remove_parts()
         spool.remove_unknown(spool.set_aside(set(spool.directories()) - recorded))
-        custody = FakeCustody(self)
+        custody: Any = FakeCustody(self)
         self.note("reserved", 0)
         intake = Intake(spool, FakeIdentity(self), custody, mapping_settings(values), SystemClock(), limits=limits)
         stop, loop = asyncio.Event(), asyncio.get_running_loop()

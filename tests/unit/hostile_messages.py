@@ -24,25 +24,11 @@ from overlay_router.peers import keys as peer_keys
 from overlay_router.routing import book as link_book
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
-from stageout.wire import (
-    address,
-    capability,
-    custody,
-    deposits,
-    egress,
-    frames,
-    greeting,
-    handoff,
-    overlay,
-    packs,
-    renewal,
-    route,
-    token,
-    warrant,
-)
-from stageout.wire.frames import BadFrame, Frame, Header, Type
+from stageout.overlay.wire import capability, egress, frames, greeting, messages, packs, route, token, warrant
+from stageout.overlay.wire.frames import BadFrame, Frame, Header, Type
+from stageout.wire import address, custody, deposits, handoff, renewal
 
-#: What stands for itself in a decoded message, of whatever class.
+#: Values that stand for themselves in a decoded message, of whatever class.
 _PLAIN = (str, int, float, bool, bytes, type(None))
 #: A message may take so much memory more than it is long, and so much for each of its bytes.
 _MEMORY_BYTES, _MEMORY_PER_BYTE = 2 * 1024 * 1024, 64
@@ -73,7 +59,7 @@ _ODD: tuple[Any, ...] = (
 
 
 def _nodes(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where the parts of a value out of JSON are."""
+    """The places of the parts of a value out of JSON."""
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
@@ -137,7 +123,7 @@ def _frame(kind: Type, payload: bytes) -> Frame:
 
 
 def _message(kind: Type) -> Callable[[bytes], object]:
-    return lambda text: overlay.decode(_frame(kind, len(text).to_bytes(4, "big") + text))
+    return lambda text: messages.decode(_frame(kind, len(text).to_bytes(4, "big") + text))
 
 
 def _pack(data: bytes) -> object:
@@ -155,7 +141,7 @@ def _found_pack(data: bytes) -> object:
 
 
 def _stream(data: bytes) -> object:
-    """What comes by a connection, cut somewhere; headers are those of who knows how to make them."""
+    """The bytes of a connection, cut somewhere; headers are those of a peer that knows how to make them."""
     decoder, found = frames.Decoder(), []
     kind, length, body = (*data, 0)[0], int.from_bytes(data[1:5], "big"), data[5:]
     start = frames._CHECKED.pack(frames.VERSION, kind, 0, length, 7, 7, decoder.checksum(body[:length]))
@@ -163,40 +149,40 @@ def _stream(data: bytes) -> object:
     cut = len(whole) // 2
     for part in (whole[:cut], whole[cut:]):
         decoder.feed(part)
-        found += [overlay.decode(frame) for frame in decoder.frames() if frame.header.type not in frames.BULK]
+        found += [messages.decode(frame) for frame in decoder.frames() if frame.header.type not in frames.BULK]
     return tuple(found)
 
 
 def _greeted(text: bytes) -> object:
     """A HELLO, as far as a router goes with it for somebody who has no key."""
     hello = _message(Type.HELLO)(text)
-    assert isinstance(hello, overlay.Hello)
+    assert isinstance(hello, messages.Hello)
     known = peer_keys.Keys({"k": peer_keys.Key("k", b"s" * 16, "")}, (_LINE,))
     key = known.get(hello.key)
     if key is None:
         return peer_keys.unknown(hello.key)
-    welcome = overlay.Welcome("router", "2" * 32, "crc32", "blake2b-128", 5)
-    return overlay.proof(key.secret, "hello", hello, welcome)
+    welcome = messages.Welcome("router", "2" * 32, "crc32", "blake2b-128", 5)
+    return messages.proof(key.secret, "hello", hello, welcome)
 
 
 def _welcomed(text: bytes) -> object:
     hello = _MESSAGES[0]
     welcome = _message(Type.WELCOME)(text)
-    assert isinstance(welcome, overlay.Welcome)
+    assert isinstance(welcome, messages.Welcome)
     return greeting.accept(hello, welcome, b"s" * 16)
 
 
 def _announced(text: bytes) -> object:
     """A router's links, whoever's key signs what is in them."""
     links = _message(Type.LINKS)(text)
-    assert isinstance(links, overlay.Links)
+    assert isinstance(links, messages.Links)
     signature = _SIGNER.sign(link_book.KIND, link_book._signed_text(links))
     book = link_book.Book("me:1", _OTHER, 1)
     links = dataclasses.replace(links, key=_SIGNER.public, signature=signature)
     if book.accept(links, "here:1", 10.0).newer:
         book.graph(10.0)
         book.rows(10.0)
-        overlay.encode(book.aged(links.router, 10.0), frames.checksums()["crc32"])
+        messages.encode(book.aged(links.router, 10.0), frames.checksums()["crc32"])
     return links
 
 
@@ -242,7 +228,7 @@ def _token(data: bytes) -> object:
 def _handed_over(data: bytes) -> object:
     message = handoff.decode_body(data)
     found: list[object] = [message["op"]]
-    for read in (handoff.offered_files, handoff.offered_surroundings, handoff.accepted_receipt):
+    for read in (handoff.offered_files, handoff.offered_context, handoff.accepted_receipt):
         with contextlib.suppress(handoff.BadMessage):
             found.append(read(message))
     return found
@@ -256,51 +242,51 @@ _RECEIPT = f"r:1,[::1]:2 {'ab' * 16} 1-30 99"
 _LINE = peer_keys.Signed("*", "POOL", b"x" * 32, "")
 _HEADER = b'{"alg":"HS256","kid":"POOL"}'
 _CLAIMS = json.dumps({"sub": "user@pool", "exp": 9, "iat": 1, "scope": "condor:/WRITE", "iss": "pool"}).encode()
-_OPEN = overlay.Open(_ORIGIN, 1, "d/f", 3 * overlay.BLOCK_BYTES, overlay.BLOCK_BYTES, 99, "t:1", "c", "s", _ORIGIN)
-_OPERATION = overlay.Operation(_ORIGIN, 2, "publish", "d/f", 99, after=(1,), tid=4, size_bytes=5, blocks=1,
+_OPEN = messages.Open(_ORIGIN, 1, "d/f", 3 * messages.BLOCK_BYTES, messages.BLOCK_BYTES, 99, "t:1", "c", "s", _ORIGIN)
+_OPERATION = messages.Operation(_ORIGIN, 2, "publish", "d/f", 99, after=(1,), tid=4, size_bytes=5, blocks=1,
                                manifest="ab" * 32, terminal="t:1,u:2")  # fmt: skip
 _MESSAGES: tuple[Any, ...] = (
-    overlay.Hello("node", "1" * 32, ("crc32",), ("blake2b-128",), 5, "k"),
-    overlay.Welcome("router", "2" * 32, "crc32", "blake2b-128", 5, "ab" * 32, _EPOCH),
-    overlay.Prove("ab" * 32),
-    overlay.Refuse("no", 5, 3),
-    overlay.Via(("a:1", "b:2"), _ORIGIN, "who", 3, 99),
+    messages.Hello("node", "1" * 32, ("crc32",), ("blake2b-128",), 5, "k"),
+    messages.Welcome("router", "2" * 32, "crc32", "blake2b-128", 5, "ab" * 32, _EPOCH),
+    messages.Prove("ab" * 32),
+    messages.Refuse("no", 5, 3),
+    messages.Via(("a:1", "b:2"), _ORIGIN, "who", 3, 99),
     _OPEN,
-    overlay.Opened(4, _EPOCH, ((0, 2), (4, 9)), True, True),
-    overlay.NoSpace(_ORIGIN, 1, 5),
-    overlay.Attach(4),
-    overlay.Get("d/f", 1, 2, 3, "c", "s", "t:1", 4, 99, True, "f"),
-    overlay.Found(5, overlay.BLOCK_BYTES, 3, 0o644, "ab" * 32, "blake2b-128"),
-    overlay.Stat("d/f", "c", "s", "t:1"),
-    overlay.List("d"),
-    overlay.Answer(
+    messages.Opened(4, _EPOCH, ((0, 2), (4, 9)), True, True),
+    messages.NoSpace(_ORIGIN, 1, 5),
+    messages.Attach(4),
+    messages.Get("d/f", 1, 2, 3, "c", "s", "t:1", 4, 99, True, "f"),
+    messages.Found(5, messages.BLOCK_BYTES, 3, 0o644, "ab" * 32, "blake2b-128"),
+    messages.Stat("d/f", "c", "s", "t:1"),
+    messages.List("d"),
+    messages.Answer(
         ("a", "b"), ("file", "link"), (1, 2), (0o644, 0o777), (5, 6), 3, True, 0, "", _EPOCH, "b", "n", "ab" * 32, "d"
     ),
-    overlay.Staged(4, ((0, 2), (4, 9)), _EPOCH),
+    messages.Staged(4, ((0, 2), (4, 9)), _EPOCH),
     _OPERATION,
-    overlay.Operation(_ORIGIN, 3, "rename", "d/f", 99, target="e/g", absent=True, attributes=("mode", "size")),
-    overlay.Copy(_ORIGIN, 1, "d/f", 3, "t:1", "e/g", 5, 0o644, 99, "w"),
-    overlay.Copying(_ORIGIN, 1, 3, 5, "slow", 4),
-    overlay.Pack(_ORIGIN, 1, 99, ("a", "b"), (1, 2), (0o644, 0o600), "ab" * 32, after=(1,), cancelled=(2,)),
-    overlay.Packed(_ORIGIN, 1, (3, 0), (1,), ("failed",), ("why",), (4,)),
-    overlay.Result(_ORIGIN, 1, "done", "why", 3, 4),
-    overlay.Custody(_ORIGIN, 1, "r:1"),
-    overlay.Status(_ORIGIN, 1, 5),
-    overlay.Cancel(_ORIGIN, 1, True),
-    overlay.Low(_ORIGIN, 1),
-    overlay.Lot(_ORIGIN, "reserve", 5, 60, "d"),
-    overlay.Reserved(_ORIGIN, 5, 99, 3, "why", 4),
-    overlay.Lease("who", ("ab" * 32,), 60, True),
-    overlay.Leased((0, 2)),
-    overlay.Heartbeat(1, 2),
-    overlay.Links("r:1", _SIGNER.public, 3, 4, (("a:1", 1000, 200), ("[::1]:2", 0, 0)), "s", 5),
-    overlay.Routes("t:1", 2),
-    overlay.Routed("t:1", (("a:1", "t:1"),), (("b:1",),), ("why", "so"), "good"),
-    overlay.Known(2, (("a:1", "b:1", 1000, 200, 5),), "r:1", 9, 8, (("a:1", "site", 3, 1, 1000, 8),)),
-    overlay.Probe(5),
-    overlay.Probed(5, 6),
-    overlay.GetPack(("a", "d/b"), "c", "s", 3, 99),
-    overlay.FoundPack((3, 0), (0o644, 0), (0, 40)),
+    messages.Operation(_ORIGIN, 3, "rename", "d/f", 99, target="e/g", absent=True, attributes=("mode", "size")),
+    messages.Copy(_ORIGIN, 1, "d/f", 3, "t:1", "e/g", 5, 0o644, 99, "w"),
+    messages.Copying(_ORIGIN, 1, 3, 5, "slow", 4),
+    messages.Pack(_ORIGIN, 1, 99, ("a", "b"), (1, 2), (0o644, 0o600), "ab" * 32, after=(1,), cancelled=(2,)),
+    messages.Packed(_ORIGIN, 1, (3, 0), (1,), ("failed",), ("why",), (4,)),
+    messages.Result(_ORIGIN, 1, "done", "why", 3, 4),
+    messages.Custody(_ORIGIN, 1, "r:1"),
+    messages.Status(_ORIGIN, 1, 5),
+    messages.Cancel(_ORIGIN, 1, True),
+    messages.Low(_ORIGIN, 1),
+    messages.Lot(_ORIGIN, "reserve", 5, 60, "d"),
+    messages.Reserved(_ORIGIN, 5, 99, 3, "why", 4),
+    messages.Lease("who", ("ab" * 32,), 60, True),
+    messages.Leased((0, 2)),
+    messages.Heartbeat(1, 2),
+    messages.Links("r:1", _SIGNER.public, 3, 4, (("a:1", 1000, 200), ("[::1]:2", 0, 0)), "s", 5),
+    messages.Routes("t:1", 2),
+    messages.Routed("t:1", (("a:1", "t:1"),), (("b:1",),), ("why", "so"), "good"),
+    messages.Known(2, (("a:1", "b:1", 1000, 200, 5),), "r:1", 9, 8, (("a:1", "site", 3, 1, 1000, 8),)),
+    messages.Probe(5),
+    messages.Probed(5, 6),
+    messages.GetPack(("a", "d/b"), "c", "s", 3, 99),
+    messages.FoundPack((3, 0), (0o644, 0), (0, 40)),
 )
 
 
@@ -309,42 +295,49 @@ def _json(value: object) -> bytes:
 
 
 def _samples(cls: type[Any]) -> list[bytes]:
-    return [_json(overlay.to_meta(one)) for one in _MESSAGES if type(one) is cls]
+    return [_json(messages.to_meta(one)) for one in _MESSAGES if type(one) is cls]
 
 
 def _welcomes() -> list[bytes]:
     hello, welcome = _MESSAGES[:2]
     return [
-        _json(overlay.to_meta(dataclasses.replace(welcome, proof=overlay.proof(b"s" * 16, "welcome", hello, welcome))))
+        _json(
+            messages.to_meta(dataclasses.replace(welcome, proof=messages.proof(b"s" * 16, "welcome", hello, welcome)))
+        )
     ]
 
 
 def _packs() -> list[bytes]:
     files = [b"one", b"", b"three" * 100]
     tables = [frames.digests()["blake2b-128"](data) for data in files]
-    pack = overlay.Pack(_ORIGIN, 1, 99, ("a", "b", "c"), tuple(map(len, files)), (0o644,) * 3, packs.manifest(tables))
-    return [_json(overlay.to_meta(pack)) + b"\n" + b"".join((*tables, *files))]
+    pack = messages.Pack(_ORIGIN, 1, 99, ("a", "b", "c"), tuple(map(len, files)), (0o644,) * 3, packs.manifest(tables))
+    return [_json(messages.to_meta(pack)) + b"\n" + b"".join((*tables, *files))]
 
 
 def _found_packs() -> list[bytes]:
-    found = overlay.FoundPack((3, 0, 500, 0), (0o644,) * 4, (0, 0, 0, 40))
-    return [_json(overlay.to_meta(found)) + b"\n" + b"one" + b"three" * 100]
+    found = messages.FoundPack((3, 0, 500, 0), (0o644,) * 4, (0, 0, 0, 40))
+    return [_json(messages.to_meta(found)) + b"\n" + b"one" + b"three" * 100]
 
 
 def _streams() -> list[bytes]:
-    made = [(overlay.TYPES[type(one)], frames.encode_meta(overlay.to_meta(one))) for one in _MESSAGES]
+    made = [(messages.TYPES[type(one)], frames.encode_meta(messages.to_meta(one))) for one in _MESSAGES]
     made += [(Type.PART, b"123456789"), (Type.BLOCK, b"1" * 200_000)]
     return [bytes([kind]) + len(payload).to_bytes(4, "big") + payload for kind, payload in made]
 
 
 def _reports() -> list[bytes]:
-    file = custody.FileReport("out", "http://h/out", 5, "WAITING", "curl", 1, 7, "why", 9, "size")
+    file = custody.FileReport(
+        "out", "http://h/out", 5, "WAITING", "curl", 1, 7, "why", 9, "size", 1, 3, 4, "md5:00", 2, 900, "a:1"
+    )
     box = custody.SandboxReport(
         "schedd#1.0#5", 1, "owner", State.ACCEPTED.value, 3, "", 0, (_ORIGIN,), 1, 1, 5, 5, 0, 20, 0, 7, "slot1",
-        (file,), (_RECEIPT,), ("r:1 3 500 7",)
+        (file,), (_RECEIPT,), ("r:1 3 500 7",), 1, 1, "physics", 8, 9, 1, 2, 3
     )  # fmt: skip
     server = custody.ServerReport("curl://h", "open", "refused", 3, 5, 9)
-    report = custody.Report("m", _SIGNER.public, 4, 9, {"schedd": 3}, 5, (box,), (server,), ("schedd",))
+    flow = custody.FlowReport("curl://h", 5, 6, 0.5, 2, 3, "kept", 4, 5, 6, 7)
+    report = custody.Report(
+        "m", _SIGNER.public, 4, 9, {"schedd": 3}, 5, (box,), (server,), ("schedd",), 60, (flow,), 8, 24, 5, 9
+    )
     return [custody.payload_of(custody.report_ad(report)).encode()]
 
 
@@ -362,8 +355,8 @@ def _notices() -> list[bytes]:
 
 def _handoffs() -> list[bytes]:
     receipt = handoff.Receipt(_ORIGIN, "m", _SIGNER.public, 2, 5)
-    surroundings = handoff.Surroundings((handoff.OfferedCredential("token", "scitokens", 5),), "[a=1]", "[b=2]")
-    offer = handoff.offer_frames([handoff.OfferedFile("http://h/f", "/scratch/f", 5)], "/plugin", surroundings)
+    context = handoff.TransferContext((handoff.OfferedCredential("token", "scitokens", 5),), "[a=1]", "[b=2]")
+    offer = handoff.offer_frames([handoff.OfferedFile("http://h/f", "/scratch/f", 5)], "/plugin", context)
     return [_json(message) for message in (*offer, handoff.accepted_message(receipt), {"op": "linking"})]
 
 
@@ -394,14 +387,14 @@ def _warrants() -> list[bytes]:
 DECODERS: Mapping[str, Decoder] = {
     **{
         kind.name: Decoder(_samples(cls), _message(kind), BadFrame)
-        for cls, kind in overlay.TYPES.items()
+        for cls, kind in messages.TYPES.items()
     },
     "stream of frames": Decoder(_streams(), _stream, BadFrame),
     "files of a pack": Decoder(_packs(), _pack, BadFrame),
     "files of a pack that was asked for": Decoder(_found_packs(), _found_pack, BadFrame),
-    "greeting of who connects": Decoder(_samples(overlay.Hello), _greeted, BadFrame),
+    "greeting of who connects": Decoder(_samples(messages.Hello), _greeted, BadFrame),
     "greeting of a router": Decoder(_welcomes(), _welcomed, BadFrame),
-    "announced links": Decoder(_samples(overlay.Links), _announced, BadFrame),
+    "announced links": Decoder(_samples(messages.Links), _announced, BadFrame),
     "capability": Decoder(_capabilities(), _capability, capability.BadCapability),
     "warrant": Decoder(_warrants(), _warrant, warrant.BadWarrant),
     "token": Decoder([_CLAIMS, _HEADER], _token, token.BadToken),
@@ -456,7 +449,7 @@ def _ill_typed_row(value: object, inner: tuple[Any, ...]) -> str:
 
 
 def wrong(name: str, seed: int, measures: bool = False) -> str:
-    """What one decoder makes wrong of one changed message; "" for nothing.
+    """The fault of one decoder with one changed message; "" for none.
 
     :param seed: of the change. :param measures: memory, too, which takes longer.
     """

@@ -13,16 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sandbox_manager.acceptance import Manager
-from sandbox_manager.agents import AgentBook
-from sandbox_manager.credentials import HeldSurroundings
-from sandbox_manager.identity import RunFacts
-from sandbox_manager.intake import Handoff, Refusal
-from sandbox_manager.ledger import Ledger
+from sandbox_manager.custody.credentials import StoredCredentials
+from sandbox_manager.custody.ledger import Ledger
+from sandbox_manager.custody.spool import Spool
+from sandbox_manager.intake.acceptance import Handoff, Manager, Refusal
+from sandbox_manager.intake.agents import AgentTable
+from sandbox_manager.intake.identity import RunFacts
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.rules import Rules, read_rules
 from sandbox_manager.sandbox import Sandbox
-from sandbox_manager.spool import Spool
 from stageout.core.clock import SystemClock
 from stageout.core.config import mapping_settings
 from stageout.core.states import State
@@ -40,7 +39,7 @@ AGENT = "agent@ap"
 #: The system's: every user may run it, and no launcher of somebody's home stands before it.
 PYTHON = shutil.which("python3", path=os.defpath) or sys.executable
 
-#: Copies ``copy://host/MODE/name`` to ``DEST/name``. What goes wrong stands in the URL, or in files of the test.
+#: Copies ``copy://host/MODE/name`` to ``DEST/name``. The fault stands in the URL, or in files of the test.
 PLUGIN = r"""#!{python} -I
 import os, re, signal, sys, time
 from pathlib import Path
@@ -140,7 +139,7 @@ with open(outfile, "r+") as stream:
 sys.exit(status)
 """
 
-QUICK = {"STAGEOUT_RETRY_FIRST": "1", "STAGEOUT_RETRY_MAX": "1", "NUM_CPUS": "4"}
+QUICK = {"STAGEOUT_RETRY_INITIAL_DELAY": "1", "STAGEOUT_RETRY_MAX": "1", "NUM_CPUS": "4"}
 
 
 class LaterClock(SystemClock):
@@ -197,7 +196,7 @@ class Site:
         rules = read_rules(mapping_settings(self.knobs))
         if self.wait_s is None:
             return rules
-        return replace(rules, retry=replace(rules.retry, first_s=self.wait_s, longest_s=self.wait_s))
+        return replace(rules, retry=replace(rules.retry, initial_delay_s=self.wait_s, max_delay_s=self.wait_s))
 
     def flag(self, name: str, up: bool = True) -> Path:
         """Set or take away a file that the plugin looks for."""
@@ -226,7 +225,7 @@ class Site:
         return (self.base / "puts").read_text().split()
 
     def calls(self) -> list[dict[str, Any]]:
-        """What each call of the plugin was given, in the order of time."""
+        """The input of each call of the plugin, in the order of time."""
         found = [eval(path.read_text()) for path in (self.base / "calls").iterdir() if path.read_text()]
         return sorted(found, key=lambda call: call["at"])
 
@@ -253,7 +252,7 @@ class Node:
         self.clock = LaterClock()
         self.spool = site.open_spool()
         self.ledger = Ledger(self.spool.root / "ledger" / "ledger.sqlite")
-        self.agents = AgentBook(self.clock, 180)
+        self.agents = AgentTable(self.clock, 180)
         self.agents.heard(AgentNotice(AGENT, SCHEDD, "", 1, 1), 0)
         self.table = site.table()
         self.pipeline = Pipeline(
@@ -263,6 +262,7 @@ class Node:
 
     async def start(self, moving: bool = True) -> None:
         await self.pipeline.recover()
+        self.pipeline.resume_syncs()
         if moving:
             self._loop = asyncio.get_running_loop().create_task(self.pipeline.run())
 
@@ -325,9 +325,9 @@ class Node:
                 os.chown(path, facts.uid, facts.gid)
         held = self.spool.claim(ticket, offered, facts.uid, facts.gid, given, reservation.account)
         taken = self.spool.safe.take(ticket, given, self.clock.wall_s())
-        surroundings = HeldSurroundings(ticket, job_ad, plugin_data, taken)
+        stored = StoredCredentials(ticket, job_ad, plugin_data, taken)
         kept = facts.kept_by(reservation.account)
-        handoff = Handoff(ticket, kept, str(plugin or self.site.plugin), held, reservation, surroundings)
+        handoff = Handoff(ticket, kept, str(plugin or self.site.plugin), held, reservation, stored)
         return await self.pipeline.acceptance.accept(handoff)
 
     # ---- what an agent does ------------------------------------------------------------------------------------------
@@ -339,18 +339,24 @@ class Node:
         run = (facts or self.facts()).run
         self.site.orders += 1
         order = Order(self.site.orders, action, run.job, run.number, tuple(tickets), files)
-        await self.pipeline.carry_out(OrderSheet(AGENT, "manager@ep", 1, (order,)))
+        await self.pipeline.apply_orders(OrderSheet(AGENT, "manager@ep", 1, (order,)))
 
     async def confirm(self, *receipts: Receipt, facts: RunFacts | None = None) -> None:
         """Confirm a run with these hand-offs."""
         tickets = [receipt.ticket for receipt in receipts]
         await self.order(Action.CONFIRM, facts, tickets, sum(receipt.files for receipt in receipts))
 
+    async def deliver_another(self) -> None:
+        """Deliver the file "later" of another job: a sandbox that may be sent would have been sent before."""
+        other = self.facts("99.0", dslot_id=9)
+        await self.confirm(await self.hand_off({"copy://h/ok/later": b"l"}, other), facts=other)
+        await self.until_state(State.RELEASED, other)
+
     # ---- looking -----------------------------------------------------------------------------------------------------
 
     def box(self, facts: RunFacts | None = None) -> Sandbox | None:
         """The sandbox of a run."""
-        return self.pipeline.book.registry.of_run((facts or self.facts()).run)
+        return self.pipeline.store.registry.of_run((facts or self.facts()).run)
 
     def state(self, facts: RunFacts | None = None) -> State | None:
         """Its state; None when there is none."""

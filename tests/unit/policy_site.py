@@ -68,7 +68,7 @@ class Service:
 
         def listening() -> re.Match[str] | None:
             assert process.poll() is None, self.log.read_text()
-            return re.search(r" start .*url=https?://[^:]+:(\d+)", self.log.read_text()[begun:])
+            return re.search(r" daemon-started .*url=https?://[^:]+:(\d+)", self.log.read_text()[begun:])
 
         self._port = int(wait_for(listening, "the service listens")[1])
         return self

@@ -15,10 +15,11 @@ from handoff_site import ALICE, Child, needs_root, write_files
 from handoff_site import Site as HandoffSite
 from manager_site import Site, made, run
 
-from sandbox_manager.accounts import Account, choose, read_accounts
-from sandbox_manager.control import _may_see
-from sandbox_manager.intake import Refusal
-from sandbox_manager.spool import HeldFile, NotClaimed, Spool
+from sandbox_manager.custody.accounts import choose
+from sandbox_manager.custody.spool import HeldFile, NotClaimed, Spool
+from sandbox_manager.intake.acceptance import Refusal
+from sandbox_manager.report.control import _may_see
+from sandbox_manager.rules import Account, read_accounts
 from stageout.core import durable
 from stageout.core.config import ConfigError
 from stageout.core.states import State

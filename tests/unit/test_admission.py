@@ -8,13 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from sandbox_manager.accounts import Account
-from sandbox_manager.admission import LEAST_FREE_BYTES, Admission, Offer
-from sandbox_manager.breaker import Flow
-from sandbox_manager.identity import RunFacts
-from sandbox_manager.registry import Registry
+from sandbox_manager.custody.registry import Registry
+from sandbox_manager.intake.admission import LEAST_FREE_BYTES, Admission, Offer
+from sandbox_manager.intake.identity import RunFacts
+from sandbox_manager.rules import Account, Limits
 from sandbox_manager.sandbox import NAME_BYTES
-from sandbox_manager.slots import Limits
+from sandbox_manager.scheduling.breaker import Flow
 from stageout.core.synchronous import NO_REASON
 from stageout.wire.custody import Run
 

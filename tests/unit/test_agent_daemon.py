@@ -13,22 +13,55 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from schedd_agent import agent as agent_module
 from schedd_agent.agent import Agent
-from schedd_agent.daemon import EXIT_NO_RESTART, Daemon, kept_in, limits_of, main
+from schedd_agent.collector import CollectorError, CollectorSnapshot
+from schedd_agent.daemon import Daemon, kept_in, limits_of, main
+from schedd_agent.decisions import decide
 from schedd_agent.edits import Edit
-from schedd_agent.leases import View
-from schedd_agent.model import Dag, Deliver, Effect, Job, Limits, Past, Seen, Show, Shown, Status
-from schedd_agent.notices import CollectorError, Look
-from schedd_agent.orders import Book, Numbers
+from schedd_agent.liveness import LivenessTracker
+from schedd_agent.mail import CondorMailer, MailQueue
+from schedd_agent.metrics import LATE_S, put_pool
+from schedd_agent.model import (
+    HOLD_CODE,
+    HOLD_SUBCODE_BASE,
+    DagEnd,
+    DecisionInput,
+    DecisionLimits,
+    Effect,
+    HistoryRecord,
+    Job,
+    JobAdState,
+    MarkDelivered,
+    ReportedSandbox,
+    Status,
+    UpdateAdState,
+)
+from schedd_agent.orders import OrderNumbers, OrderOutbox
 from schedd_agent.queue import QueueError
-from schedd_agent.receipts import Receipts
-from schedd_agent.reports import Newest
+from schedd_agent.receipts import DIRECTORY, Receipts
+from schedd_agent.reports import NewestReportNumbers
 from stageout.core import durable
 from stageout.core.config import ConfigError, mapping_settings
+from stageout.core.daemon import EXIT_NO_RESTART, supervise
+from stageout.core.metrics import METRICS, Readings
+from stageout.core.metrics_server import rendered
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
-from stageout.wire.custody import Action, Order, Report, SandboxReport, read_notice, read_orders, report_ad
+from stageout.wire.custody import (
+    Action,
+    FlowReport,
+    Order,
+    Report,
+    SandboxReport,
+    ServerReport,
+    read_notice,
+    read_orders,
+    read_report,
+    report_ad,
+)
 
 JOB = "ap#7.0#1700000000"
 KEY, MANAGER_KEY, OTHER_KEY = (SigningKey(letter * 32) for letter in (b"a", b"m", b"o"))
@@ -57,7 +90,7 @@ _JOB = {
     "NumJobCompletions": "completions",
     "StageOutReruns": "reruns",
     "StageOutRequest": "request",
-    "StageOutUntold": "untold",
+    "StageOutUntold": "unlogged_hold_run",
     "StageOutKeptUntil": "kept_until",
 }
 
@@ -77,7 +110,7 @@ class MemoryQueue:
     """Jobs in memory; edits work on them as on a schedd's."""
 
     found: dict[str, Job] = field(default_factory=dict)
-    left: dict[str, Past] = field(default_factory=dict)
+    left: dict[str, HistoryRecord] = field(default_factory=dict)
     stats: dict[str, str] = field(default_factory=dict)
     refuses: bool = False
     down: bool = False
@@ -87,15 +120,19 @@ class MemoryQueue:
             raise QueueError("the schedd does not answer")
         return list(self.found.values())
 
-    def past(self, names: Collection[str]) -> dict[str, Past]:
+    def history_records(self, names: Collection[str]) -> dict[str, HistoryRecord]:
         return {name: self.left[name] for name in names if name in self.left}
 
-    def dags(self, clusters: Collection[int]) -> dict[int, Dag]:
+    def ids(self, first: int, last: int) -> set[tuple[int, int]]:
+        found = {(job.cluster, job.proc) for job in self.found.values()}
+        return {ids for ids in found if first <= ids[0] <= last}
+
+    def dags(self, clusters: Collection[int]) -> dict[int, DagEnd]:
         return {}
 
     def remove(self, job: Job, reason: str) -> None:
         del self.found[job.name]
-        self.left[job.name] = Past(Status.REMOVED, job.run)
+        self.left[job.name] = HistoryRecord(Status.REMOVED, job.run)
 
     def apply(self, edit: Edit) -> None:
         if self.refuses:
@@ -108,7 +145,7 @@ class MemoryQueue:
             raise QueueError("the job has moved on")
         for attribute, value in edit.atomic:
             self._set(name, attribute, value)
-        if edit.act and edit.act.tool == "condor_release":
+        if edit.command and edit.command.tool == "condor_release":
             self.found[name] = replace(self.found[name], status=Status.COMPLETED)
         self._leave(name)
 
@@ -116,7 +153,7 @@ class MemoryQueue:
         job = self.found[name]
         value: Any = text[1:-1] if text.startswith('"') else int(text) if text.isdigit() else text
         if attribute in _SHOWN:
-            self.found[name] = replace(job, shown=replace(job.shown, **{_SHOWN[attribute]: value}))
+            self.found[name] = replace(job, ad_state=replace(job.ad_state, **{_SHOWN[attribute]: value}))
         elif attribute in _JOB:
             self.found[name] = replace(job, **{_JOB[attribute]: "" if value == "undefined" else value})
         elif attribute == "StageOutStats":
@@ -124,8 +161,8 @@ class MemoryQueue:
 
     def _leave(self, name: str) -> None:
         job = self.found[name]
-        if job.status == Status.COMPLETED and (job.shown.state, job.shown.run) == ("Delivered", job.run):
-            self.left[name] = Past(Status.COMPLETED, job.run)
+        if job.status == Status.COMPLETED and (job.ad_state.state, job.ad_state.run) == ("Delivered", job.run):
+            self.left[name] = HistoryRecord(Status.COMPLETED, job.run)
             del self.found[name]
 
 
@@ -137,11 +174,13 @@ class MemoryCollector:
     down: bool = False
     age_s: float = 0.0
 
-    def look(self) -> Look:
+    def query_reports(self) -> CollectorSnapshot:
         if self.down:
             raise CollectorError("the collector does not answer")
         self.age_s += 1
-        return Look([ad for ad in self.ads.values() if ad["MyType"] in ("StageOutManager", "Machine")], self.age_s)
+        return CollectorSnapshot(
+            [ad for ad in self.ads.values() if ad["MyType"] in ("StageOutManager", "Machine")], self.age_s
+        )
 
     def publish(self, ads: Sequence[Mapping[str, Any]]) -> None:
         if self.down:
@@ -161,9 +200,10 @@ class Site:
     def start(self, name: str = "ap") -> Agent:
         """A new process: only files, queue and collector are what they were."""
         self.agent = Agent(
-            name, KEY, self.queue, self.collector, Receipts(self.path / "epoch_history"),
-            Book(name, Numbers(self.path / "number", 1.0)), View(60.0), self.clock, Limits(lease_s=600.0),
-            Numbers(self.path / "notices", 1.0), Newest(self.path / "seen"),
+            name, KEY, self.queue, self.collector, Receipts(self.path),
+            OrderOutbox(name, OrderNumbers(self.path / "number", 1.0)), LivenessTracker(60.0), self.clock,
+            DecisionLimits(lease_s=600.0),
+            OrderNumbers(self.path / "notices", 1.0), NewestReportNumbers(self.path / "seen"),
         )  # fmt: skip
         return self.agent
 
@@ -176,7 +216,7 @@ class Site:
 
     def complete(self, run: int = 1, key: str = "") -> None:
         """The job ends a run that handed two files off to m1, whose public key is ``key``."""
-        with open(self.path / "epoch_history", "a") as stream:
+        with open(self.path / "job.runs.7.0.ads", "a") as stream:
             stream.write(RECORD.format(run=run, before=run - 1, key=key))
         old = self.queue.found.get(JOB) or Job(JOB, 7, 0, Status.RUNNING, run)
         self.queue.found[JOB] = replace(
@@ -213,7 +253,7 @@ class Site:
             key.public if key else "",
             self.number,
             1,
-            {self.agent.book.numbering: acknowledged},
+            {self.agent.order_outbox.numbering: acknowledged},
             0,
             (box,),
             ends_in_s=ends_in_s,
@@ -247,17 +287,52 @@ def test_a_job_is_confirmed_shown_delivered_and_forgotten(site: Site) -> None:
     site.passes()
     (order,) = site.orders
     assert (order.action, order.tickets, order.files, order.run_number) == (Action.CONFIRM, ("t1",), 2, 1)
-    assert site.job.shown.state == "Accepted"
+    assert site.job.ad_state.state == "Accepted"
     site.report(State.MOVING, acknowledged=order.number)
     site.passes(5)
     assert site.orders == []
-    assert site.job.shown == Shown("Moving", 1, "why; 2 files, 2 bytes left", 2, 2, 1, 0, "m1")
+    assert site.job.ad_state == JobAdState("Moving", 1, "why; 2 files, 2 B left", 2, 2, 1, 0, "m1")
     site.report(State.DELIVERED, acknowledged=order.number)
     site.passes()
-    assert site.queue.left[JOB] == Past(Status.COMPLETED, 1)
+    assert site.queue.left[JOB] == HistoryRecord(Status.COMPLETED, 1)
     assert "Bytes = 5" in site.queue.stats[JOB]
     site.passes()
     assert [order.action for order in site.orders] == [Action.FORGET]
+
+
+def test_an_error_about_one_job_is_logged_once_and_the_others_go_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def decide_all_but_one(given: DecisionInput, limits: DecisionLimits) -> list[Effect]:
+        if given.name != JOB:
+            raise ValueError("odd")
+        return decide(given, limits)
+
+    monkeypatch.setattr(agent_module, "decide", decide_all_but_one)
+    site.complete()
+    site.queue.found["ap#8.0#1"] = replace(site.job, name="ap#8.0#1", cluster=8)
+    site.report(State.ACCEPTED)
+    assert site.passes(3)
+    assert [order.action for order in site.orders] == [Action.CONFIRM]
+    assert caplog.text.count("decision-failed") == 1
+
+
+def test_records_of_jobs_that_have_left_are_removed_two_leases_later(site: Site) -> None:
+    """Not at the start, when managers have not reported yet; nor while the job is in the queue, or reported."""
+    directory = site.path / DIRECTORY
+    site.agent.receipts = Receipts(directory)
+    site.passes()
+    site.queue.found[JOB] = Job(JOB, 7, 0, Status.COMPLETED, 1)
+    left = {name: directory / f"job.runs.{name}.ads" for name in ("7.0", "8.0", "9.0")}
+    old_s = site.clock.wall_s() - 4000
+    for name, path in left.items():
+        path.touch()
+        os.utime(path, (old_s, old_s) if name != "9.0" else (site.clock.wall_s() + 3700,) * 2)
+    site.passes()
+    assert all(path.exists() for path in left.values()), "it has just begun"
+    site.clock.now_s += 3601
+    site.passes()
+    assert [name for name, path in left.items() if path.exists()] == ["7.0", "9.0"]
 
 
 @pytest.mark.parametrize("last", [State.DELIVERED, State.FAILED, State.LOST])
@@ -265,10 +340,10 @@ def test_a_job_is_confirmed_shown_delivered_and_forgotten(site: Site) -> None:
 def test_a_retry_ends_the_state_of_a_job_without_a_record(site: Site, quick: bool, last: State) -> None:
     """It was offered, delivered, and then the same sentence stood there again."""
     site.complete()
-    (site.path / "epoch_history").unlink()
+    (site.path / "job.runs.7.0.ads").unlink()
     site.report(State.ACCEPTED)
     site.passes(30)
-    assert "`stageout retry` delivers" in site.job.shown.reason
+    assert "`stageout retry` delivers" in site.job.ad_state.reason
     site.queue.found[JOB] = replace(site.job, request="retry")
     site.passes()
     number = max(order.number for order in site.orders)
@@ -280,7 +355,7 @@ def test_a_retry_ends_the_state_of_a_job_without_a_record(site: Site, quick: boo
     site.report(last, acknowledged=number)
     site.passes(4, step_s=30.0)
     if last is State.DELIVERED:
-        assert site.queue.left[JOB] == Past(Status.COMPLETED, 1)
+        assert site.queue.left[JOB] == HistoryRecord(Status.COMPLETED, 1)
     else:
         assert site.job.status == (Status.HELD if last is State.FAILED else Status.IDLE)
     assert JOB in site.queue.left or not site.job.request
@@ -311,9 +386,9 @@ def test_progress_is_written_seldom_and_ends_at_once(site: Site) -> None:
     site.passes()
     site.report(State.MOVING)
     site.passes(2)
-    assert site.job.shown.state == "Accepted"
+    assert site.job.ad_state.state == "Accepted"
     site.passes(2)
-    assert site.job.shown.state == "Moving"
+    assert site.job.ad_state.state == "Moving"
     site.report(State.FAILED)
     site.passes()
     assert (site.job.status, site.job.hold_subcode) == (Status.HELD, 20072)
@@ -329,9 +404,9 @@ def test_edits_take_a_bounded_time_and_ends_go_before_progress(site: Site, monke
 
     monkeypatch.setattr(site.queue, "apply", apply)
     jobs = [Job(f"ap#{number}.0#1", number, 0, Status.COMPLETED, 1) for number in range(1, 5)]
-    shown = Shown("Moving", 1)
-    plans: list[tuple[Job, list[Effect]]] = [(job, [Show(shown)]) for job in jobs[:3]]
-    site.agent._edit_all([*plans, (jobs[3], [Deliver(shown, {})])])
+    shown = JobAdState("Moving", 1)
+    plans: list[tuple[Job, list[Effect]]] = [(job, [UpdateAdState(shown)]) for job in jobs[:3]]
+    site.agent._edit_all([*plans, (jobs[3], [MarkDelivered(shown, {})])])
     assert edited == [("4.0", "edit-delivered"), ("1.0", "edit-progress")]
     assert site.agent.has_edits_left
     site.agent._edit_all([])
@@ -417,7 +492,7 @@ def test_removed_is_cancelled_gone_is_not(site: Site) -> None:
     site.report(State.MOVING)
     site.passes(2)
     assert site.orders == []
-    site.queue.left[JOB] = Past(Status.REMOVED, 1)
+    site.queue.left[JOB] = HistoryRecord(Status.REMOVED, 1)
     site.passes(13)
     assert [order.action for order in site.orders] == [Action.CANCEL]
 
@@ -447,8 +522,8 @@ def test_an_agent_that_may_not_edit_stops_saying_that_it_is_alive(site: Site) ->
     assert site.collector.ads["StageOutAgent", "ap"] != before, "one job may have moved on"
     for cluster in (8, 9):
         other = f"ap#{cluster}.0#1"
-        shown = Shown("Moving", 1)
-        site.queue.found[other] = Job(other, cluster, 0, Status.IDLE, 1, shown=shown)
+        shown = JobAdState("Moving", 1)
+        site.queue.found[other] = Job(other, cluster, 0, Status.IDLE, 1, ad_state=shown)
     site.passes(60)
     stopped = site.collector.ads["StageOutAgent", "ap"]
     site.passes(60)
@@ -474,24 +549,25 @@ def test_a_schedd_that_was_renamed_says_so_of_its_older_jobs_and_has_its_orders_
     site.passes(200)
     ads = [ad for (kind, name), ad in site.collector.ads.items() if kind == "StageOutOrders" and name.startswith("new")]
     assert [read_orders(ad["StageOutPayload"]).orders for ad in ads] in ([], [()])
-    assert (site.job.status, site.job.shown.state) == (Status.COMPLETED, "Accepted")
-    assert "its id names the schedd ap, and managers obey only that: set SCHEDD_NAME back" in site.job.shown.reason
+    assert (site.job.status, site.job.ad_state.state) == (Status.COMPLETED, "Accepted")
+    assert "its id names the schedd ap, and managers obey only that: set SCHEDD_NAME back" in site.job.ad_state.reason
     site.start("ap")
     site.passes()
     assert [order.action for order in site.orders] == [Action.CONFIRM]
 
 
 def test_a_job_that_left_the_queue_of_a_schedd_that_was_renamed_has_no_orders(site: Site) -> None:
-    """What custodians had of it was kept under its old name, and its managers would refuse the whole sheet."""
+    """Custodians kept their part of it under its old name, and its managers would refuse the whole sheet."""
     ended = SandboxReport(JOB, 1, "alice", "Delivered", 1, "", 0, ("t1",), 2, 0, 5, 0, 1, 0, 0, 0)
     site.queue.found.clear()
     for name, actions in (("new", []), ("ap", [Action.FORGET])):
         agent = site.start(name)
-        agent.custodians = SimpleNamespace(  # type: ignore[assignment]
-            completed=lambda seen, is_gone: {JOB: [Seen("m1", "", ended)]}, look_at=lambda jobs, past, counts: None
+        agent.custody_table = SimpleNamespace(  # type: ignore[assignment]
+            with_answers=lambda seen, is_gone: {JOB: [ReportedSandbox("m1", "", ended)]},
+            update_from_jobs=lambda jobs, past, counts: None,
         )
         assert site.passes(2)
-        assert [order.action for order in agent.book.open.values()] == actions
+        assert [order.action for order in agent.order_outbox.open.values()] == actions
 
 
 def test_a_shadow_that_only_says_that_the_job_is_done_is_no_newer_run(site: Site) -> None:
@@ -500,15 +576,17 @@ def test_a_shadow_that_only_says_that_the_job_is_done_is_no_newer_run(site: Site
     site.queue.found[JOB] = replace(site.job, run=2, transferred_at=1)
     site.report(State.ACCEPTED, ticket="t0")
     counts: list[int] = []
-    site.agent.custodians = SimpleNamespace(  # type: ignore[assignment]
-        completed=lambda seen, is_gone: seen, look_at=lambda jobs, past, number: counts.append(number(jobs[JOB]))
+    site.agent.custody_table = SimpleNamespace(  # type: ignore[assignment]
+        with_answers=lambda seen, is_gone: seen,
+        update_from_jobs=lambda jobs, past, number: counts.append(number(jobs[JOB])),
     )
     site.passes(2)
     assert [(order.action, order.tickets) for order in site.orders] == [(Action.CONFIRM, ("t1",))]
     assert counts[-1] == 1
-    (site.path / "epoch_history").unlink()
-    site.start().custodians = SimpleNamespace(  # type: ignore[assignment]
-        completed=lambda seen, is_gone: seen, look_at=lambda jobs, past, number: counts.append(number(jobs[JOB]))
+    (site.path / "job.runs.7.0.ads").unlink()
+    site.start().custody_table = SimpleNamespace(  # type: ignore[assignment]
+        with_answers=lambda seen, is_gone: seen,
+        update_from_jobs=lambda jobs, past, number: counts.append(number(jobs[JOB])),
     )
     site.passes()
     assert counts[-1] == 0, "which run counts is not known"
@@ -529,12 +607,12 @@ def test_a_full_disk_gives_no_orders_and_loses_none(site: Site, monkeypatch: pyt
 
 def test_a_report_with_another_key_than_the_receipts_does_not_count(site: Site) -> None:
     site.complete()
-    text = (site.path / "epoch_history").read_text().replace('ManagerKey = ""', 'ManagerKey = "k"')
-    (site.path / "epoch_history").write_text(text)
+    text = (site.path / "job.runs.7.0.ads").read_text().replace('ManagerKey = ""', 'ManagerKey = "k"')
+    (site.path / "job.runs.7.0.ads").write_text(text)
     site.report(State.DELIVERED)
     site.passes()
     assert site.job.status == Status.COMPLETED
-    assert site.job.shown.state == "Accepted"
+    assert site.job.ad_state.state == "Accepted"
 
 
 # ---- the process --------------------------------------------------------------------------------------------------
@@ -549,7 +627,7 @@ def _run_until(daemon: Daemon, condition: threading.Event, number: int) -> None:
 
     thread = threading.Thread(target=stop)
     thread.start()
-    asyncio.run(asyncio.wait_for(daemon.run(), 30))
+    asyncio.run(asyncio.wait_for(supervise(lambda: daemon), 30))
     thread.join()
 
 
@@ -597,19 +675,57 @@ def test_new_settings_are_taken_and_broken_ones_are_not(site: Site, tmp_path: Pa
     assert site.agent.limits.lease_s == 99.0
 
 
+def test_settings_of_which_one_cannot_be_used_change_nothing(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir(exist_ok=True)
+    knobs = {**_QUICK, "SPOOL": str(tmp_path / "spool")}
+    answers = [knobs, {**knobs, "STAGEOUT_LEASE": "99", "STAGEOUT_NOTIFY_COMMAND": "notify"}]
+    daemon = Daemon(lambda: mapping_settings(answers.pop(0)), lambda _: site.agent)
+    daemon._agent, before = site.agent, (site.agent.key, site.agent.limits)
+    site.agent.mail_queue = MailQueue(CondorMailer(mapping_settings({}), "ap"), 600.0)
+    with pytest.raises(ConfigError, match="STAGEOUT_NOTIFY_COMMAND"):
+        daemon._read_settings()
+    assert (site.agent.key, site.agent.limits) == before
+
+
+def test_settings_that_come_while_the_agent_is_made_are_taken(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir(exist_ok=True)
+    quick = {**_QUICK, "SPOOL": str(tmp_path / "spool")}
+    answers = [quick, {**quick, "STAGEOUT_LEASE": "99"}]
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def make(_: Any) -> Agent:
+        begun.set()
+        assert goes_on.wait(30)
+        return site.agent
+
+    daemon = Daemon(lambda: mapping_settings(answers.pop(0)), make)
+
+    async def reload_meanwhile() -> None:
+        serving = asyncio.create_task(daemon.serve(lambda **_: None))
+        await asyncio.get_running_loop().run_in_executor(None, begun.wait, 30)
+        reloading = asyncio.create_task(daemon.reload())
+        await asyncio.sleep(0)  # the worker has it next
+        goes_on.set()
+        daemon._worker.submit(int).result(30)  # both are done before the loop hears of the first
+        await reloading
+        daemon.stop(fast=True)
+        await serving
+
+    asyncio.run(asyncio.wait_for(reload_meanwhile(), 60))
+    assert site.agent.limits.lease_s == 99.0
+
+
 def test_a_configuration_that_cannot_be_used_ends_it_for_good(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def load(_: str) -> Any:
+    def load() -> Any:
         return mapping_settings({"STAGEOUT_LEASE": "soon"})
 
-    monkeypatch.setattr("schedd_agent.daemon._load", load)
-    with pytest.raises(SystemExit) as ended:
-        main([])
-    assert ended.value.code == EXIT_NO_RESTART == 99
+    monkeypatch.setattr("stageout.core.daemon.reader_of", lambda *_: load)
+    assert main(["-t"]) == EXIT_NO_RESTART == 99
     assert "STAGEOUT_LEASE" in capsys.readouterr().err
     with pytest.raises(ConfigError):
-        Daemon(lambda: load(""), lambda _: pytest.fail("not reached"))
+        Daemon(load, lambda _: pytest.fail("not reached"))
 
 
 @pytest.mark.parametrize("name", ["stageout_agent", "stageout_agent_seen"])
@@ -617,17 +733,132 @@ def test_records_that_may_not_be_read_end_it_for_good_in_one_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / name).mkdir()
-    monkeypatch.setattr("schedd_agent.daemon._load", lambda _: mapping_settings({}))
+    monkeypatch.setattr("stageout.core.daemon.reader_of", lambda *_: lambda: mapping_settings({}))
     monkeypatch.setattr("schedd_agent.daemon.make_agent", lambda _: kept_in(tmp_path, 1.0))
-    with pytest.raises(SystemExit) as ended:
-        main([])
-    assert ended.value.code == EXIT_NO_RESTART
+    assert main([]) == EXIT_NO_RESTART
     said = capsys.readouterr().err
     assert f"{tmp_path}/stageout_agent, stageout_agent_seen: [Errno 21] Is a directory; they must be files" in said
-    assert "unexpected" not in said
+    assert "daemon-crashed" not in said
     assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(("poll_s", "history_s"), [(1, 12.0), (5, 60.0), (600, 60.0)])
 def test_the_history_is_asked_at_every_twelfth_look_and_once_a_minute_at_least(poll_s: int, history_s: float) -> None:
     assert limits_of(mapping_settings({"STAGEOUT_POLL_INTERVAL": str(poll_s)})).history_s == history_s
+
+
+def test_the_address_of_the_documents_needs_no_slash() -> None:
+    assert limits_of(mapping_settings({"STAGEOUT_DOCS_URL": "https://docs.example.org/x/"})).docs_url.endswith("/x")
+    assert limits_of(mapping_settings({})).docs_url == ""
+
+
+# ---- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def readings_of(agent: Agent) -> dict[tuple[str, ...], float]:
+    """Return the values by name and values of the labels, as Prometheus reads them."""
+    text = rendered(agent.readings(), with_process=False).decode()
+    families = text_string_to_metric_families(text)
+    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+
+
+def test_every_metric_of_the_agent_and_of_the_pool_has_a_value(site: Site) -> None:
+    declared = {name for name, metric in METRICS.items() if metric.part in ("agent", "pool")}
+    assert {metric.name for metric, _ in site.agent.readings().items()} == declared
+    assert readings_of(site.agent)["stageout_agent_reports",] == 0
+
+
+def test_metrics_follow_a_job_to_its_delivery(site: Site) -> None:
+    site.complete()
+    site.queue.found[JOB] = replace(site.job, entered_at=int(site.clock.wall_s()))
+    site.report(State.ACCEPTED)
+    site.passes()
+    (order,) = site.orders
+    found = readings_of(site.agent)
+    assert found["stageout_agent_orders_outstanding",] == 1
+    assert found["stageout_agent_reports",] == 1
+    assert found["stageout_pool_sandboxes", "Accepted"] == 1
+    assert found["stageout_pool_nodes", "late"] == 1, "that report was made at second 1"
+    site.report(State.MOVING, acknowledged=order.number)
+    site.passes(6)
+    assert readings_of(site.agent)["stageout_agent_jobs", "Moving"] == 1
+    site.report(State.DELIVERED, acknowledged=order.number)
+    site.passes(5)
+    found = readings_of(site.agent)
+    assert found["stageout_agent_edits_total", "MarkDelivered"] == 1
+    assert found["stageout_agent_delivery_delay_seconds_count",] == 1
+    assert 30 < found["stageout_agent_delivery_delay_seconds_sum",] < 60
+    assert found["stageout_agent_passes_total", "done"] == 12
+    assert found["stageout_agent_last_pass_timestamp_seconds",] == site.clock.wall_s()
+
+
+def test_metrics_count_what_fails(site: Site) -> None:
+    site.complete()
+    site.report(State.FAILED)
+    site.queue.refuses = True
+    site.passes(2)
+    assert readings_of(site.agent)["stageout_agent_edit_failures_total",] == 2
+    site.queue.refuses = False
+    site.passes(3)
+    assert readings_of(site.agent)["stageout_agent_jobs_held", "20072"] == 1
+    site.collector.down = True
+    site.passes()
+    assert readings_of(site.agent)["stageout_agent_passes_total", "failed"] == 1
+
+
+def test_values_of_job_ads_are_bounded(site: Site) -> None:
+    site.complete()
+    held = replace(site.job, status=Status.HELD, hold_code=HOLD_CODE)
+    jobs = [
+        replace(held, hold_subcode=HOLD_SUBCODE_BASE + 1000 + number, ad_state=JobAdState(f"Invented{number}"))
+        for number in range(50)
+    ]
+    site.agent.counts.count_jobs(jobs)
+    found = readings_of(site.agent)
+    assert found["stageout_agent_jobs", "other"] == found["stageout_agent_jobs_held", "other"] == 50
+    assert len([key for key in found if key[0] in ("stageout_agent_jobs", "stageout_agent_jobs_held")]) == 2
+
+
+@pytest.mark.parametrize("behind_s", [660, -660])
+def test_a_node_with_another_clock_is_not_late(site: Site, behind_s: int) -> None:
+    now = int(site.clock.wall_s())
+    ad = report_ad(Report("m9", "", 1, now - behind_s, {}, 0))
+    site.collector.ads["StageOutManager", "m9"] = {**ad, "LastHeardFrom": now + 1}
+    site.passes()
+    found = readings_of(site.agent)
+    assert (found["stageout_pool_nodes", "reporting"], found["stageout_pool_nodes", "late"]) == (1, 0)
+    assert found["stageout_agent_oldest_report_age_seconds",] < LATE_S
+
+
+def _flow(host: str) -> FlowReport:
+    return FlowReport(
+        f"https://{host}", 100, files_waiting=2, bytes_waiting=20, files_moving=1, bytes_moving=10, limit=4
+    )
+
+
+def test_sums_over_the_pool_are_bounded_and_survive_hostile_reports(site: Site) -> None:
+    server = ServerReport("https://h1", "open", "refused", 1, 1, 1)
+    reports = [
+        Report(f"m{number}", "", 1, 1000, {}, 20, servers=(server,) if number < 3 else (), ends_in_s=int(number == 5),
+               flows=(_flow(f"u:p@h{number}/x?t=1"), _flow("all")), data_slots=3, spool_bytes=5, spool_limit_bytes=10)
+        for number in range(200)
+    ]  # fmt: skip
+    reports.append(Report("odd", "", 1, 1700, {}, 0, flows=(_flow("\ud800"),)))
+    site.report(State.MOVING)
+    odd = read_report(site.collector.ads["StageOutManager", "m1"]["StageOutPayload"]).sandboxes[0]
+    reports.append(Report("odd2", "", 1, 1700, {}, 0, (replace(odd, state="Invented\ud800"),)))
+    found = Readings()
+    put_pool(found, reports, 1000 + LATE_S + 50)
+    text = rendered(found, with_process=False).decode()
+    assert text.count("stageout_pool_destination_bytes{") == 2 * 21
+    assert 'stageout_pool_destination_files{destination="all",state="waiting"} 400.0' in text
+    assert 'stageout_pool_destination_bytes{destination="all",state="moving"} 2000.0' in text
+    assert 'stageout_pool_destination_rate_bytes_per_second{destination="all"} 20000.0' in text
+    assert 'stageout_pool_destination_unreachable_nodes{destination="h1"} 3.0' in text
+    assert 'stageout_pool_nodes{state="late"} 199.0' in text
+    assert 'stageout_pool_nodes{state="ending"} 1.0' in text
+    assert 'stageout_pool_nodes{state="reporting"} 2.0' in text
+    assert "stageout_pool_bytes_at_risk 4000.0" in text
+    assert "stageout_pool_spool_limit_bytes 2000.0" in text
+    for secret in ("u:p", "?t", "Invented", "alice"):
+        assert secret not in text

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from schedd_agent.model import MailTo, Past, Status
-from stageout.core import durable
+from schedd_agent.model import HistoryRecord, MailRecipient, Status
+from stageout.core import durable, failures
 from stageout.core.failures import FILE_NAME, MOST, Failure, FailureLog, read_failures
 from stageout.core.states import State
 from stageout.wire.custody import Action
@@ -30,7 +30,9 @@ class Left(Site):
     def leave(self, **more: Any) -> None:
         """The job leaves."""
         self.queue.found.pop(JOB)
-        self.queue.left[JOB] = Past(Status.COMPLETED, 1, owner="alice", mail=MailTo(1, "alice", "example.org"), **more)
+        self.queue.left[JOB] = HistoryRecord(
+            Status.COMPLETED, 1, owner="alice", mail=MailRecipient(1, "alice", "example.org"), **more
+        )
 
     @property
     def recorded(self) -> list[tuple[str, str, str]]:
@@ -131,6 +133,37 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "log").stat().st_size < 2_000_000
     assert FailureLog(tmp_path / "log").add(many[-3:]) == []
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o644
+
+
+def test_output_that_is_still_reported_is_new_only_once(tmp_path: Path) -> None:
+    log = FailureLog(tmp_path / "log")
+    many = [replace(FAILURE, job=f"ap#{number}.0#1") for number in range(MOST + 5)]
+    assert len(log.add(many)) == MOST + 5
+    log.keep_only({one.job for one in many})
+    late = replace(FAILURE, job="ap#9000.0#1")
+    assert log.add([*many, late]) == [late]
+    assert log.get(many[0].job, 1) == many[0]
+    assert len(read_failures(tmp_path / "log")) == MOST
+
+
+def test_output_that_is_no_longer_reported_leaves_memory_but_not_the_file(tmp_path: Path) -> None:
+    log = FailureLog(tmp_path / "log")
+    many = [replace(FAILURE, job=f"ap#{number}.0#1") for number in range(MOST + 5)]
+    log.add(many)
+    log.keep_only(set())
+    assert [log.get(one.job, 1) is None for one in many] == [True] * 5 + [False] * MOST
+
+
+def test_more_failures_than_the_file_holds_are_mailed_once(site: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "MOST", 1)
+    site.leave()
+    site.report(State.FAILED)
+    site.passes()
+    assert site.agent.failures and site.agent.failures.add([replace(FAILURE, job="ap#8.0#1")])
+    posted: list[str] = []
+    monkeypatch.setattr(site.agent, "_post", lambda *news: posted.append(news[1]))
+    site.passes(3)
+    assert posted == []
 
 
 def test_a_file_that_is_none_is_begun_anew(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ from typing import Any, Callable
 
 import pytest
 
-from schedd_agent.flocking import FlockDirectory, OtherPool
-from schedd_agent.leases import View
-from schedd_agent.notices import Look
+from schedd_agent.collector import CollectorSnapshot
+from schedd_agent.flocking import FlockedPool, FlockingCollectorClient
+from schedd_agent.liveness import LivenessTracker
 from stageout.core.collector import CollectorError
 from stageout.core.config import flocked_to, mapping_settings
-from stageout.testing.pool.waiting import wait_until
 from stageout.wire.custody import AgentNotice, OrderSheet, notice_ad, orders_ad, sheets_for
+from tests.harness.pool.waiting import wait_until
 
 JOB = "ap#1.0#1"
 NOTICE = notice_ad(AgentNotice("ap", "ap", "", 1, 1))
@@ -69,14 +69,14 @@ class Own:
         self.managers = managers
         self.taken: list[Mapping[str, Any]] = []
 
-    def look(self) -> Look:
-        return Look([_report(name) for name in self.managers], 100.0)
+    def query_reports(self) -> CollectorSnapshot:
+        return CollectorSnapshot([_report(name) for name in self.managers], 100.0)
 
     def publish(self, ads: Sequence[Mapping[str, Any]]) -> None:
         self.taken += ads
 
 
-Make = Callable[..., FlockDirectory]
+Make = Callable[..., FlockingCollectorClient]
 
 
 @pytest.fixture
@@ -84,9 +84,11 @@ def make() -> Iterator[Make]:
     """Make the directory of an agent: its own pool, those that there are, and whom of them it is to look at."""
     made = []
 
-    def directory(own: Own, others: Mapping[str, Collector], named: Sequence[str] | None = None) -> FlockDirectory:
-        pool = FlockDirectory(
-            own, lambda host: OtherPool(host, "ap", 0.02, others.__getitem__), others if named is None else named
+    def directory(
+        own: Own, others: Mapping[str, Collector], named: Sequence[str] | None = None
+    ) -> FlockingCollectorClient:
+        pool = FlockingCollectorClient(
+            own, lambda host: FlockedPool(host, "ap", 0.02, others.__getitem__), others if named is None else named
         )
         made.append(pool)
         return pool
@@ -103,8 +105,8 @@ def _wait(condition: Callable[[], object], what: str) -> None:
 def test_reports_come_from_all_pools_and_orders_go_where_their_manager_is(make: Make) -> None:
     own, other, third = Own("m1"), Collector("m2"), Collector("m3")
     directory = make(own, {"other": other, "third": third})
-    _wait(lambda: all(look.is_answering for look in directory.look().others.values()), "looks at both")
-    others = directory.look().others
+    _wait(lambda: all(look.is_answering for look in directory.query_reports().others.values()), "looks at both")
+    others = directory.query_reports().others
     assert {host: [ad["Name"] for ad in look.ads] for host, look in others.items()} == {
         "other": ["m2"], "third": ["m3"]
     }  # fmt: skip
@@ -121,11 +123,11 @@ def test_a_collector_that_stands_still_delays_nobody(make: Make) -> None:
     own, stuck, well = Own("m1"), Collector("m2"), Collector("m3")
     stuck.stands.clear()
     directory = make(own, {"stuck": stuck, "well": well})
-    _wait(lambda: stuck.asked and directory.look().others["well"].is_answering, "the look at the other")
+    _wait(lambda: stuck.asked and directory.query_reports().others["well"].is_answering, "the look at the other")
     directory.publish([NOTICE])
     _wait(lambda: well.taken, "the notice")
     assert own.taken == [NOTICE]
-    look = directory.look().others["stuck"]
+    look = directory.query_reports().others["stuck"]
     assert not look.is_answering and not look.ads
     stuck.stands.set()
     _wait(lambda: stuck.taken, "what was to be sent")
@@ -140,16 +142,18 @@ def test_a_refusal_is_said_once_and_the_letters_go_when_it_is_over(make: Make, c
     _wait(lambda: other.asked > asked + 9, "some more tries")
     other.refusal = ""
     _wait(lambda: other.taken, "the notice")
-    assert directory.look().others["other"].is_answering, "the reports were there all the time"
-    (said,) = (text for text in caplog.messages if text.startswith("flock-letters-failed"))
-    assert "DENIED" in said and "docs/SCHEDD.md" in said
+    assert directory.query_reports().others["other"].is_answering, "the reports were there all the time"
+    (said,) = (text for text in caplog.messages if text.startswith("flock-notice-refused"))
+    assert "DENIED" in said and "docs/administrator/flocking.md" in said
 
 
 def test_a_pool_that_is_named_no_more_is_looked_at_until_the_end(make: Make) -> None:
     other, third = Collector("m2"), Collector("m3")
     directory = make(Own(), {"other": other, "third": third}, ["other"])
     directory.follow(["third"])
-    _wait(lambda: [look.is_answering for look in directory.look().others.values()] == [True, True], "both looks")
+    _wait(
+        lambda: [look.is_answering for look in directory.query_reports().others.values()] == [True, True], "both looks"
+    )
 
 
 def test_which_pools_jobs_flock_to() -> None:
@@ -162,7 +166,7 @@ class Times:
     """A view of two pools, looked at every five seconds."""
 
     def __init__(self) -> None:
-        self.view = View(hole_s=15.0)
+        self.liveness = LivenessTracker(hole_s=15.0)
         self.now_s = 0.0
 
     def look(self, for_s: float, own: Sequence[str] | None = (), other: Sequence[str] | None = ()) -> None:
@@ -171,41 +175,41 @@ class Times:
             self.now_s += 5.0
             for pool, managers in (("", own), ("other", other)):
                 if managers is None:
-                    self.view.failed(pool)
+                    self.liveness.record_failure(pool)
                     continue
                 shown = [(name, JOB) for name in managers]
-                self.view.looked(self.now_s, 1000.0 + self.now_s, shown, managers, pool)
+                self.liveness.record_snapshot(self.now_s, 1000.0 + self.now_s, shown, managers, pool)
 
 
 def test_the_silence_of_a_manager_counts_by_its_own_pool() -> None:
     times = Times()
     times.look(10.0, own=["m1"], other=["m2"])
-    times.view.waiting(JOB, 1)
+    times.liveness.start_waiting(JOB, 1)
     times.look(100.0, own=[], other=None)
-    assert times.view.silent_s("m1") == times.view.absent_s("m1", JOB, 1) == 100.0
-    assert times.view.silent_s("m2") == times.view.absent_s("m2", JOB, 1) == 0.0
+    assert times.liveness.silent_s("m1") == times.liveness.absent_s("m1", JOB, 1) == 100.0
+    assert times.liveness.silent_s("m2") == times.liveness.absent_s("m2", JOB, 1) == 0.0
     times.look(100.0)
-    assert times.view.silent_s("m1") == 200.0
-    assert times.view.silent_s("m2") == times.view.absent_s("m2", JOB, 1) == 95.0
+    assert times.liveness.silent_s("m1") == 200.0
+    assert times.liveness.silent_s("m2") == times.liveness.absent_s("m2", JOB, 1) == 95.0
 
 
 def test_what_was_seen_nowhere_may_be_in_any_pool_to_which_the_job_flocked() -> None:
     times = Times()
     times.look(10.0, other=None)
-    times.view.waiting(JOB, 1)
+    times.liveness.start_waiting(JOB, 1)
     times.look(100.0, other=None)
     for has_flocked, absent_s in ((True, 0.0), (False, 100.0)):
-        assert times.view.absent_s("m9", JOB, 1, has_flocked) == absent_s
-        assert times.view.waited_s(JOB, 1, has_flocked) == absent_s
+        assert times.liveness.absent_s("m9", JOB, 1, has_flocked) == absent_s
+        assert times.liveness.waited_s(JOB, 1, has_flocked) == absent_s
     times.look(100.0)
-    assert times.view.absent_s("m9", JOB, 1) == 95.0
+    assert times.liveness.absent_s("m9", JOB, 1) == 95.0
 
 
 def test_the_end_of_a_pilot_counts_by_the_time_of_its_pool() -> None:
     times = Times()
     times.look(10.0, other=["m2"])
-    times.view.ending("m2", 1, 60.0)
+    times.liveness.record_announced_end("m2", 1, 60.0)
     times.look(100.0, other=None)
-    assert not times.view.has_ended("m2")
+    assert not times.liveness.has_ended("m2")
     times.look(70.0)
-    assert times.view.has_ended("m2")
+    assert times.liveness.has_ended("m2")

@@ -2,44 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from schedd_agent.mail import CondorMailer, News, Outbox, wants
-from schedd_agent.model import MailTo
-from stageout.core.config import mapping_settings
+from schedd_agent.mail import CondorMailer, MailKind, MailQueue, is_wanted, mailer_of
+from schedd_agent.model import MailRecipient
+from stageout.core.config import ConfigError, mapping_settings
 from tests.polling import wait_for
 
-ALICE = MailTo(1, "alice", "example.org")
+ALICE = MailRecipient(1, "alice", "example.org")
 
 
 class MemoryMailer:
     def __init__(self) -> None:
         self.mails: list[tuple[Sequence[str], str, str]] = []
 
-    def addresses(self, to: MailTo) -> tuple[str, ...]:
+    def addresses(self, to: MailRecipient) -> tuple[str, ...]:
         return (f"{to.address}@{to.domain}",)
 
     def send(self, addresses: Sequence[str], subject: str, body: str) -> None:
         self.mails.append((addresses, subject, body))
 
-    def look_after(self, now_s: float) -> None:
-        pass
+    def reap(self, now_s: float, at_once: bool = False) -> bool:
+        return False
 
 
 def test_which_news_a_notification_asks_for() -> None:
-    asked = {number: [news.name for news in News if wants(number, news)] for number in range(5)}
+    asked = {number: [news.name for news in MailKind if is_wanted(number, news)] for number in range(5)}
     everything = ["HELD", "FAILED", "DELIVERED"]
     assert asked == {0: [], 1: everything, 2: everything, 3: ["HELD", "FAILED"], 4: []}
 
 
 def test_one_job_one_mail() -> None:
     mailer = MemoryMailer()
-    outbox = Outbox(mailer, 600.0)
-    outbox.post(ALICE, "7.0", News.HELD, "no\nroom")
+    outbox = MailQueue(mailer, 600.0)
+    outbox.post(ALICE, "7.0", MailKind.HELD, "no\nroom")
     outbox.send(1.0)
     ((addresses, subject, body),) = mailer.mails
     assert (addresses, subject) == (("alice@example.org",), "[Condor] Condor Job 7.0 put on hold")
@@ -48,9 +50,9 @@ def test_one_job_one_mail() -> None:
 
 def test_ten_thousand_jobs_are_two_mails() -> None:
     mailer = MemoryMailer()
-    outbox = Outbox(mailer, 600.0)
+    outbox = MailQueue(mailer, 600.0)
     for number in range(10_000):
-        outbox.post(ALICE, f"{number}.0", News.HELD, "x" * 9000)
+        outbox.post(ALICE, f"{number}.0", MailKind.HELD, "x" * 9000)
         outbox.send(number / 100)
     outbox.send(700.0)
     outbox.send(5000.0)
@@ -64,11 +66,11 @@ def test_ten_thousand_jobs_are_two_mails() -> None:
 
 def test_owners_do_not_wait_for_one_another_and_nothing_is_left_at_the_end() -> None:
     mailer = MemoryMailer()
-    outbox = Outbox(mailer, 600.0)
-    outbox.post(ALICE, "1.0", News.HELD, "x")
+    outbox = MailQueue(mailer, 600.0)
+    outbox.post(ALICE, "1.0", MailKind.HELD, "x")
     outbox.send(1.0)
-    outbox.post(MailTo(1, "bob", "example.org"), "2.0", News.DELIVERED, "x")
-    outbox.post(ALICE, "3.0", News.HELD, "x")
+    outbox.post(MailRecipient(1, "bob", "example.org"), "2.0", MailKind.DELIVERED, "x")
+    outbox.post(ALICE, "3.0", MailKind.HELD, "x")
     outbox.send(2.0)
     assert [addresses for addresses, _, _ in mailer.mails] == [("alice@example.org",), ("bob@example.org",)]
     outbox.send(2.0, at_once=True)
@@ -102,6 +104,77 @@ def test_sendmail_goes_before_mail(tmp_path: Path) -> None:
     assert sent.read_text().startswith("<-t><-i>\nSubject: [Condor] x\nTo: alice@example.org\n\n")
 
 
+def test_the_administrator_s_program_gets_the_same_messages(tmp_path: Path) -> None:
+    _, sent = _mailer(tmp_path)
+    command = str(tmp_path / "mailer")
+    outbox = MailQueue(mailer_of(mapping_settings({"STAGEOUT_NOTIFY_COMMAND": command}), "ap"), 600.0)
+    outbox.post(MailRecipient(0, "bob", "example.org"), "8.0", MailKind.DELIVERED, "")
+    outbox.post(ALICE, "7.0", MailKind.HELD, 'no "room" für 5 €')
+    outbox.send(1.0)
+    wait_for(sent.exists)
+    arguments, _, text = sent.read_text(encoding="utf-8").partition("\n")
+    message = json.loads(text)
+    assert (arguments, message["to"]) == ("<>", ["alice@example.org"])
+    assert message["subject"] == "[Condor] Condor Job 7.0 put on hold"
+    assert 'no "room" für 5 €' in message["text"]
+
+
+def _program(tmp_path: Path, text: str) -> str:
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_a_program_that_does_not_read_its_input_is_not_waited_for(tmp_path: Path) -> None:
+    sent = tmp_path / "sent"
+    mailer = CondorMailer(
+        mapping_settings({"MAIL": _program(tmp_path, f": > {shlex.quote(str(sent))}; exec sleep 60")}), "ap"
+    )
+    began_s = time.monotonic()
+    mailer.send(("a@b.org",), "s", "x" * 200_000 + "\udcff")
+    wait_for(sent.exists)
+    (process, _), *others = mailer._programs._running
+    process.kill()
+    process.wait()
+    assert not others and time.monotonic() - began_s < 30
+
+
+def test_messages_wait_until_others_have_ended(tmp_path: Path) -> None:
+    gate, sent = tmp_path / "gate", tmp_path / "sent"
+    text = f"while ! [ -e {shlex.quote(str(gate))} ]; do sleep 0.05; done; echo $2 >> {shlex.quote(str(sent))}"
+    mailer = CondorMailer(mapping_settings({"MAIL": _program(tmp_path, text)}), "ap")
+    for number in range(9):
+        mailer.send(("a@b.org",), f"mail{number}", "b")
+    assert mailer.reap(0.0)
+    assert len(mailer._programs._running) == 4
+    gate.touch()
+    wait_for(lambda: not mailer.reap(0.0))
+    assert sorted(sent.read_text().split()) == [f"mail{number}" for number in range(9)]
+
+
+def test_programs_of_a_former_mailer_are_collected(tmp_path: Path) -> None:
+    former = CondorMailer(mapping_settings({"MAIL": _program(tmp_path, "exit 1")}), "ap")
+    outbox = MailQueue(former, 600.0)
+    former.send(("a@b.org",), "s", "b")
+    outbox.replace_mailer(MemoryMailer())
+
+    def is_collected() -> bool:
+        outbox.send(1.0)
+        return not former._programs._running
+
+    wait_for(is_collected)
+    assert not outbox._former
+
+
+def test_a_program_that_is_missing_or_hangs_does_not_stop_the_agent(tmp_path: Path) -> None:
+    mailer = mailer_of(mapping_settings({"STAGEOUT_NOTIFY_COMMAND": str(tmp_path / "missing")}), "ap")
+    mailer.send(("a@b.org",), "s", "b")
+    mailer.reap(0.0)
+    with pytest.raises(ConfigError, match="absolute path"):
+        mailer_of(mapping_settings({"STAGEOUT_NOTIFY_COMMAND": "notify"}), "ap")
+
+
 @pytest.mark.parametrize(
     ("address", "domain", "more", "full"),
     [
@@ -120,11 +193,11 @@ def test_addresses_are_made_as_htcondor_makes_them_and_are_nothing_else(
     tmp_path: Path, address: str, domain: str, more: dict[str, str], full: tuple[str, ...]
 ) -> None:
     mailer, _ = _mailer(tmp_path, **more)
-    assert mailer.addresses(MailTo(1, address, domain)) == full
+    assert mailer.addresses(MailRecipient(1, address, domain)) == full
 
 
 def test_without_a_mailer_and_with_one_that_is_missing_the_agent_goes_on(tmp_path: Path) -> None:
     for settings in ({}, {"MAIL": str(tmp_path / "missing")}):
         mailer, _ = _mailer(tmp_path, **settings)
         mailer.send(("a@b.org",), "s", "b")
-        mailer.look_after(0.0)
+        mailer.reap(0.0)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from schedd_agent.leases import SETTLE_S, View
-from schedd_agent.model import Dag, Past, Record, Send, Status, Ticket, custodian
-from schedd_agent.orders import REFRESH_S, Book, Numbers
-from schedd_agent.queue import CondorQueue, parse_job
-from schedd_agent.receipts import Receipts, _tickets
-from schedd_agent.reports import Board
-from schedd_agent.tracker import _confirmation
+from schedd_agent.decisions import _confirmation
+from schedd_agent.liveness import SETTLE_S, LivenessTracker
+from schedd_agent.model import DagEnd, SendOrder, Status, Ticket, manager_identity
+from schedd_agent.orders import REFRESH_S, OrderNumbers, OrderOutbox
+from schedd_agent.queue import CondorJobQueue, parse_job
+from schedd_agent.receipts import _tickets
+from schedd_agent.reports import ReportTable
 from stageout.core import dagman
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
@@ -41,20 +38,20 @@ JOB = "ap#7.0#1700000000"
 # ---- leases -------------------------------------------------------------------------------------------------------
 
 
-def _view(until_s: int, shown: tuple[tuple[str, str], ...] = ()) -> View:
-    view = View(hole_s=15.0)
-    view.looked(0.0, 1000.0, shown)
-    view.waiting(JOB, 1)
+def _view(until_s: int, shown: tuple[tuple[str, str], ...] = ()) -> LivenessTracker:
+    view = LivenessTracker(hole_s=15.0)
+    view.record_snapshot(0.0, 1000.0, shown)
+    view.start_waiting(JOB, 1)
     for now in range(10, until_s + 1, 10):
-        view.looked(float(now), 1000.0 + now, ())
+        view.record_snapshot(float(now), 1000.0 + now, ())
     return view
 
 
 def test_silence_counts_from_the_last_sign() -> None:
     view = _view(100)
     assert view.absent_s("m1", JOB, 1) == 100.0
-    view.looked(110.0, 1110.0, [("m1", JOB)], ["m1", "m3"])
-    view.looked(120.0, 1120.0, [])
+    view.record_snapshot(110.0, 1110.0, [("m1", JOB)], ["m1", "m3"])
+    view.record_snapshot(120.0, 1120.0, [])
     assert view.absent_s("m1", JOB, 1) == 10.0
     assert view.absent_s("m2", JOB, 1) == 120.0
     assert (view.silent_s("m1"), view.silent_s("m3"), view.silent_s("m2")) == (10.0, 10.0, 120.0)
@@ -65,37 +62,37 @@ def test_a_hole_in_the_view_is_not_counted_and_takes_nothing_away(hole: str) -> 
     view = _view(100)
     after_s = 116.0
     if hole == "late":
-        view.looked(after_s, 1116.0, [])
+        view.record_snapshot(after_s, 1116.0, [])
     elif hole == "failed":
-        view.failed()
-        view.looked(112.0, 1112.0, [])
+        view.record_failure()
+        view.record_snapshot(112.0, 1112.0, [])
         after_s = 112.0
     else:
-        view.looked(110.0, 3.0, [])
-        view.looked(116.0, 9.0, [])
+        view.record_snapshot(110.0, 3.0, [])
+        view.record_snapshot(116.0, 9.0, [])
         for now in range(120, 1011, 10):
-            view.looked(float(now), now - 107.0, [])
+            view.record_snapshot(float(now), now - 107.0, [])
         after_s = 110.0 + SETTLE_S
     assert view.absent_s("m1", JOB, 1) == 100.0
-    view.looked(after_s + 10.0, 5000.0, [])
+    view.record_snapshot(after_s + 10.0, 5000.0, [])
     assert view.absent_s("m1", JOB, 1) == 110.0
 
 
 def test_a_collector_that_stumbles_now_and_then_does_not_postpone_a_loss_for_ever() -> None:
-    view = View(hole_s=15.0)
-    view.waiting(JOB, 1)
+    view = LivenessTracker(hole_s=15.0)
+    view.start_waiting(JOB, 1)
     for now in range(0, 3000, 10):
         if now % 100:
-            view.looked(float(now), 1000.0 + now, ())
+            view.record_snapshot(float(now), 1000.0 + now, ())
         else:
-            view.failed()
+            view.record_failure()
     assert view.absent_s("m1", JOB, 1) > 2000.0
 
 
 def test_a_run_waits_from_its_own_beginning() -> None:
     view = _view(90)
-    view.waiting(JOB, 2)
-    view.looked(100.0, 1100.0, ())
+    view.start_waiting(JOB, 2)
+    view.record_snapshot(100.0, 1100.0, ())
     assert view.waited_s(JOB, 2) == 10.0
     assert view.absent_s("m1", JOB, 2) == 10.0
     assert view.waited_s("ap#8.0#1", 1) == 0.0
@@ -106,33 +103,33 @@ def test_a_run_waits_from_its_own_beginning() -> None:
 
 def test_numbers_are_never_used_twice(tmp_path: Path) -> None:
     path = tmp_path / "number"
-    first = Numbers(path, 1000.0)
+    first = OrderNumbers(path, 1000.0)
     used = [*first.take(2), *first.take(1)]
-    again = Numbers(path, 5.0)
+    again = OrderNumbers(path, 5.0)
     used += [*again.take(1500), *again.take(1)]
-    used += Numbers(path, 5.0).take(1)
+    used += OrderNumbers(path, 5.0).take(1)
     assert used == sorted(set(used))
 
 
 def test_numbers_that_were_lost_begin_above_all_that_was_used(tmp_path: Path) -> None:
     path = tmp_path / "number"
-    old = Numbers(path, 1000.0)
+    old = OrderNumbers(path, 1000.0)
     last = old.take(50)[-1]
     path.unlink()
-    assert Numbers(path, 1010.0).take(1)[0] > last
+    assert OrderNumbers(path, 1010.0).take(1)[0] > last
 
 
 def test_numbers_that_were_lost_are_acknowledged_under_another_name(tmp_path: Path) -> None:
     """The clock may have been set back: managers would take the new numbers for old orders."""
-    before = Book("ap", Numbers(tmp_path / "number", 1000.0))
-    before.add([(JOB, Send("m1", Action.CONFIRM, 1))])
-    assert Book("ap", Numbers(tmp_path / "number", 5.0)).numbering == before.numbering
+    before = OrderOutbox("ap", OrderNumbers(tmp_path / "number", 1000.0))
+    before.add([(JOB, SendOrder("m1", Action.CONFIRM, 1))])
+    assert OrderOutbox("ap", OrderNumbers(tmp_path / "number", 5.0)).numbering == before.numbering
     (tmp_path / "number").unlink()
-    assert Book("ap", Numbers(tmp_path / "number", 5.0)).numbering != before.numbering
+    assert OrderOutbox("ap", OrderNumbers(tmp_path / "number", 5.0)).numbering != before.numbering
 
 
 def test_sheets_say_what_was_heard_and_keep_leases_alive(tmp_path: Path) -> None:
-    book = Book("ap", Numbers(tmp_path / "number", 1.0), lease_s=600.0)
+    book = OrderOutbox("ap", OrderNumbers(tmp_path / "number", 1.0), lease_s=600.0)
     (sheet,) = book.due(0.0, 50.0, {"m1": 7, "m2": 8}, {"m1"})
     assert (sheet.manager, sheet.heard, sheet.lease_s) == ("m1", 7, 600.0)
     book.published(sheet, 0.0)
@@ -143,23 +140,23 @@ def test_sheets_say_what_was_heard_and_keep_leases_alive(tmp_path: Path) -> None
 
 def test_a_manager_without_a_lease_gets_a_sheet_at_once(tmp_path: Path) -> None:
     """A restarted manager sends nothing before it has one."""
-    book = Book("ap", Numbers(tmp_path / "number", 1.0), lease_s=7200.0)
+    book = OrderOutbox("ap", OrderNumbers(tmp_path / "number", 1.0), lease_s=7200.0)
     (sheet,) = book.due(0.0, 50.0, {"m1": 7}, {"m1"})
     book.published(sheet, 0.0)
     assert not book.due(1.0, 50.0, {"m1": 8}, {"m1"})
     assert [sheet.heard for sheet in book.due(1.0, 50.0, {"m1": 8}, {"m1"}, {"m1"})] == [8]
 
 
-def _book(tmp_path: Path) -> Book:
-    return Book("ap", Numbers(tmp_path / "number", 1.0))
+def _book(tmp_path: Path) -> OrderOutbox:
+    return OrderOutbox("ap", OrderNumbers(tmp_path / "number", 1.0))
 
 
 def test_the_same_order_is_given_once(tmp_path: Path) -> None:
     book = _book(tmp_path)
-    order = Send("m1", Action.CONFIRM, 1, ("t1",), 2)
+    order = SendOrder("m1", Action.CONFIRM, 1, ("t1",), 2)
     assert book.add([(JOB, order)])
     assert not book.add([(JOB, order)])
-    assert book.add([(JOB, Send("m1", Action.CONFIRM, 1, ("t1", "t2"), 3))])
+    assert book.add([(JOB, SendOrder("m1", Action.CONFIRM, 1, ("t1", "t2"), 3))])
     ((_, kept),) = book.open.items()
     assert kept.tickets == ("t1", "t2")
     assert [key.job for key in book.acknowledged("m1", kept.number)] == [JOB]
@@ -169,17 +166,34 @@ def test_the_same_order_is_given_once(tmp_path: Path) -> None:
 
 def test_a_request_can_be_made_again(tmp_path: Path) -> None:
     book = _book(tmp_path)
-    retry = Send("m1", Action.RETRY, 1)
+    retry = SendOrder("m1", Action.RETRY, 1)
     book.add([(JOB, retry)])
     book.acknowledged("m1", 10**15)
     assert not book.add([(JOB, retry)])
-    book.again(JOB)
+    book.allow_again(JOB)
     assert book.add([(JOB, retry)])
+
+
+def test_a_redirect_with_another_id_is_another_order(tmp_path: Path) -> None:
+    book = _book(tmp_path)
+    first, second = (SendOrder("m1", Action.REDIRECT, 1, (), 0, 0, name, "https://h/d/", "a") for name in ("r1", "r2"))
+    book.add([(JOB, first)])
+    (sheet,) = book.due(0.0, 50.0, {}, set())
+    (order,) = sheet.orders
+    assert (order.request, order.new_url, order.only_file) == ("r1", "https://h/d/", "a")
+    book.acknowledged("m1", order.number)
+    assert book.requests_done(JOB) == {("m1", 1, "r1")}
+    assert not book.add([(JOB, first)])
+    assert book.add([(JOB, second)])
+    book.allow_again(JOB)
+    assert not book.requests_done(JOB)
+    (sheet,) = book.due(0.0, 50.0, {}, set())
+    assert sheet.orders == (), "a manager that was set back to an earlier version could not read it"
 
 
 def test_sheets_are_repeated_until_acknowledged(tmp_path: Path) -> None:
     book = _book(tmp_path)
-    book.add([(JOB, Send("m1", Action.CANCEL, 1))])
+    book.add([(JOB, SendOrder("m1", Action.CANCEL, 1))])
     (sheet,) = book.due(0.0, 50.0, {}, set())
     assert (sheet.agent, sheet.manager, sheet.sent_at, len(sheet.orders)) == ("ap", "m1", 50, 1)
     assert book.due(0.0, 50.0, {}, set()), "not published yet"
@@ -195,207 +209,10 @@ def test_sheets_are_repeated_until_acknowledged(tmp_path: Path) -> None:
 
 def test_orders_about_forgotten_jobs_are_taken_back(tmp_path: Path) -> None:
     book = _book(tmp_path)
-    book.add([(JOB, Send("m1", Action.FORGET, 1))])
+    book.add([(JOB, SendOrder("m1", Action.FORGET, 1))])
     book.keep_only(set())
     assert not book.open
     assert [sheet.orders for sheet in book.due(0.0, 0.0, {}, set())] == [()]
-
-
-# ---- receipts -----------------------------------------------------------------------------------------------------
-
-
-def _name(cluster: int) -> str:
-    return f"ap#{cluster}.0#1700000000"
-
-
-def _record(cluster: int, run: int, ticket: str = "t1", kind: str = "OUTPUT", pad: str = "") -> str:
-    receipt = f'[ Ticket = "{ticket}"; ManagerName = "m1"; ManagerKey = "k"; Files = 2; Bytes = 5 ]'
-    row = f'[ TransferUrl = "x://y/\\"*** {pad}"; DeveloperData = [ StageOutReceipt = {receipt} ] ]'
-    return (
-        f"NumShadowStarts = {run}\nOutputPluginResultList = {{ {row}, {row} }}\nClusterID = {cluster}\n"
-        f'*** {kind} ClusterId={cluster} ProcId=0 RunInstanceId={run - 1} Owner="alice" CurrentTime=1\n'
-    )
-
-
-_BANNER = '*** OUTPUT ClusterId=1 ProcId=0 RunInstanceId=0 Owner="alice" CurrentTime=1\n'
-WANTED = Record((Ticket("t1", "m1", "k", 2, 5),))
-
-
-@given(st.text(alphabet=st.sampled_from('[]{}"\\;= \nStageOutReceipt'), max_size=40))
-def test_what_only_looks_like_a_receipt_is_none(text: str) -> None:
-    """File names and messages come from the job: in a string nothing counts, and nothing hides what is behind it."""
-    fake = '[ Ticket = "evil"; ManagerName = "evil" ]'
-    text = text.rstrip("\\")  # no string that ends so reaches a record
-    name, manager = f"{text}StageOutReceipt = {fake}{text}".replace('"', '\\"'), f"m{text}".replace('"', '\\"')
-    if '"\n' in name + manager:
-        return  # nor does such a one
-    row = (
-        f'[ TransferFileName = "{name}"; DeveloperData = [ StageOutReceipt = [ Ticket = "t1"; '
-        f'ManagerName = "{manager}" ] ] ]'
-    )
-    assert list(_tickets(f"{{ {row},{row} }}\n".encode())) == [Ticket("t1", f"m{text}", "", 0, 0)]
-
-
-def test_records_are_followed_over_rotation(tmp_path: Path) -> None:
-    path = tmp_path / "epoch_history"
-    receipts = Receipts(path)
-    assert receipts.read_new() == 0, "there is no file yet"
-    path.write_text(_record(1, 1) + _record(2, 3, kind="EPOCH") + _record(3, 1)[:-20])
-    assert receipts.read_new() == 1
-    assert receipts.get(_name(1), 1) == WANTED
-    assert receipts.get(_name(2), 3) is None
-    assert receipts.get(_name(3), 1) is None, "it is not complete"
-    path.write_text(path.read_text() + _record(3, 1)[-20:])
-    with open(path, "a") as stream:
-        stream.write(_record(4, 1))
-    path.rename(tmp_path / "epoch_history.20261121T110000")
-    (tmp_path / "epoch_history.20261121T120000").write_text(_record(5, 1))
-    path.write_text(_record(6, 1))
-    assert receipts.read_new() == 4
-    assert all(receipts.get(_name(cluster), 1) == WANTED for cluster in (3, 4, 5, 6))
-    assert receipts.read_new() == 0
-
-
-def test_a_rotation_that_is_seen_late_loses_no_record(tmp_path: Path) -> None:
-    """On NFS the new file may be there before the old one is seen under its new name."""
-    path, unseen = tmp_path / "epoch_history", tmp_path / "not seen yet"
-    receipts = Receipts(path)
-    path.write_text(_record(1, 1) + _record(2, 1)[:-20])
-    assert receipts.read_new() == 1
-    with open(path, "a") as stream:
-        stream.write(_record(2, 1)[-20:])
-    path.rename(unseen)
-    assert receipts.read_new() == 1, "there is no new one yet"
-    with open(unseen, "a") as stream:
-        stream.write(_record(3, 1))
-    path.write_text(_record(4, 1))
-    assert receipts.read_new() == 2
-    unseen.rename(tmp_path / "epoch_history.20261121T110000")
-    assert receipts.read_new() == 0
-    assert all(receipts.get(_name(cluster), 1) == WANTED for cluster in (1, 2, 3, 4))
-
-
-def test_what_is_added_while_it_is_rotated_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the look at the old file and the look for a new one: then the old one was never read again."""
-    path = tmp_path / "epoch_history"
-    receipts = Receipts(path)
-    path.write_text(_record(1, 1))
-    assert receipts.read_new() == 1
-
-    def rotated(name: Path) -> FileIO:
-        monkeypatch.undo()
-        with open(path, "a") as stream:
-            stream.write(_record(2, 1))
-        path.rename(tmp_path / "epoch_history.20261121T110000")
-        path.write_text(_record(3, 1))
-        return FileIO(name)
-
-    monkeypatch.setattr("schedd_agent.receipts.FileIO", rotated)
-    assert receipts.read_new() == 2
-    assert all(receipts.get(_name(cluster), 1) == WANTED for cluster in (1, 2, 3))
-
-
-def test_a_new_file_with_the_inode_of_the_old_one_is_read_from_its_beginning(tmp_path: Path) -> None:
-    """A filesystem gives it to the next file when the old one is removed."""
-    path = tmp_path / "epoch_history"
-    receipts = Receipts(path)
-    for cluster in range(1, 20):
-        path.unlink(missing_ok=True)
-        path.write_text(_record(cluster, 1) + _record(99, 1) * cluster)
-        receipts.read_new()
-        assert receipts.get(_name(cluster), 1) == WANTED
-    path.write_text(_record(20, 1))
-    assert receipts.read_new() == 1, "it was cut"
-
-
-@pytest.mark.parametrize(
-    ("told", "number"),
-    [
-        ({}, 0),
-        ({"TransferOutFinished": 999}, 5),
-        ({"TransferOutFinished": 1002}, 5),
-        ({"TransferOutFinished": 1003}, 0),
-        ({"JobCurrentFinishTransferOutputDate": 1000}, 5),
-        ({"TransferOutFinished": 900, "JobCurrentFinishTransferOutputDate": 1003}, 0),
-        ({"TransferOutFinished": 1000, "JobCurrentStartExecutingDate": 1000}, 5),
-        ({"TransferOutFinished": 1000, "JobCurrentStartExecutingDate": 1001}, 0),
-    ],
-    ids=str,
-)
-def test_a_run_that_an_ap_restart_numbered_anew_keeps_its_record(
-    tmp_path: Path, told: dict[str, int], number: int
-) -> None:
-    """Seen when a schedd was killed just after the shadow of a job had ended, and after a reconnect of it."""
-    path = tmp_path / "epoch_history"
-    path.write_text(_record(1, 4, ticket="t0") + _record(1, 5).replace("ClusterID", "EpochWriteDate = 1000\nClusterID"))
-    receipts = Receipts(path)
-    receipts.read_new()
-    ad = {"GlobalJobId": JOB, "ClusterId": 1, "ProcId": 0, "JobStatus": 4, "NumShadowStarts": 6, **told}
-    job = parse_job(ad, True)
-    assert receipts.last_transfer(_name(1), job) == number
-    assert receipts.last_transfer(_name(1), Past(4, 6, job.executing_since, job.transferred_at)) == number
-    assert receipts.last_transfer(_name(1), parse_job({**ad, "NumShadowStarts": 5}, True)) == 5
-    assert receipts.last_transfer(_name(1), parse_job({**ad, "NumShadowStarts": 3}, True)) == 0
-
-
-@pytest.mark.parametrize("others", ["another owner's", "of an earlier queue", "imitated"])
-def test_a_record_of_another_job_does_not_hide_the_run_before_it(tmp_path: Path, others: str) -> None:
-    """The next shadow only said that the job is done; in its place stands a record of a job with the same number."""
-    path = tmp_path / "epoch_history"
-    first = _record(1, 5).replace("ClusterID", "EpochWriteDate = 1000\nClusterID")
-    path.write_text(first)
-    receipts = Receipts(path)
-    receipts.read_new()
-    other = _record(1, 6, ticket="t6")
-    if others == "another owner's":
-        other = other.replace('Owner="alice"', 'Owner="mallory"')
-    elif others == "of an earlier queue":
-        other = f'GlobalJobId = "ap#1.0#1600000000"\n{other}'
-    else:
-        other = _record(2, 1) + other + _record(2, 1)
-    with path.open("a") as stream:
-        stream.write(other)
-    receipts.read_new()
-    ad = {"GlobalJobId": _name(1), "ClusterId": 1, "ProcId": 0, "JobStatus": 4, "NumShadowStarts": 6, "Owner": "alice",
-          "TransferOutFinished": 1000}  # fmt: skip
-    job = parse_job(ad, True)
-    assert receipts.last_transfer(_name(1), job) == 5
-    assert receipts.get(_name(1), 5, "alice") == WANTED
-
-
-def test_all_parts_are_read_at_the_start(tmp_path: Path) -> None:
-    path = tmp_path / "epoch_history"
-    (tmp_path / "epoch_history.20261121T110000").write_text(_record(1, 1))
-    path.write_text(_record(2, 1))
-    (tmp_path / "epoch_history.tmp").write_text(_record(9, 1))
-    assert Receipts(path).read_new() == 2
-
-
-def test_a_large_record_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schedd_agent.receipts._READ_BYTES", 1000)
-    path = tmp_path / "epoch_history"
-    path.write_text(_record(1, 1, pad="x" * 5000) + _record(2, 1))
-    receipts = Receipts(path)
-    assert receipts.read_new() == 2
-    assert receipts.get(_name(1), 1) == WANTED
-
-
-@pytest.mark.parametrize(
-    "results",
-    [
-        "{ broken StageOutReceipt",
-        '{ [ DeveloperData = [ StageOutReceipt = "x" ] ] }',
-        '{ [ DeveloperData = [ StageOutReceipt = [ Ticket = 7; ManagerName = "m1" ] ] ] }',
-        '{ 5, [ DeveloperData = "StageOutReceipt" ] }',
-    ],
-)
-def test_receipts_that_are_none(tmp_path: Path, results: str) -> None:
-    path = tmp_path / "epoch_history"
-    path.write_text(f"NumShadowStarts = 1\nOutputPluginResultList = {results}\n{_BANNER}")
-    receipts = Receipts(path)
-    receipts.read_new()
-    found = receipts.get(_name(1), 1)
-    assert found is None or found.tickets == ()
 
 
 # ---- reports ------------------------------------------------------------------------------------------------------
@@ -413,33 +230,33 @@ def _ad(number: int, *boxes: SandboxReport, manager: str = "m1", **more: Any) ->
 
 
 def test_the_newest_report_counts_whatever_door_it_came_through() -> None:
-    board = Board("ap")
+    board = ReportTable("ap")
     slot = {**_ad(5, _box(State.MOVING, 3)), "MyType": "Machine", "Name": "slot1@ep1"}
     assert len(board.update([_ad(4, _box(State.ACCEPTED, 1)), slot])) == 2
     assert board.by_job()[JOB][0].sandbox.state == State.MOVING
-    assert board.acknowledged("ap") == {custodian("m1", KEY.public): 5}
+    assert board.acknowledged("ap") == {manager_identity("m1", KEY.public): 5}
     assert not board.update([_ad(4, _box(State.ACCEPTED, 1))])
     assert board.by_job()[JOB][0].sandbox.state == State.MOVING
 
 
 def test_states_do_not_go_back() -> None:
-    board = Board("ap")
+    board = ReportTable("ap")
     board.update([_ad(1, _box(State.DELIVERED, 7))])
     board.update([_ad(2, _box(State.MOVING, 6))])
     assert board.by_job()[JOB][0].sandbox.state == State.DELIVERED
 
 
 def test_a_manager_without_an_ad_shows_nothing() -> None:
-    board = Board("ap")
+    board = ReportTable("ap")
     board.update([_ad(1, _box(State.MOVING, 1))])
-    assert list(board.shown()) == [(custodian("m1", KEY.public), JOB)]
+    assert list(board.reported_jobs()) == [(manager_identity("m1", KEY.public), JOB)]
     board.update([])
-    assert list(board.shown()) == []
+    assert list(board.reported_jobs()) == []
     assert board.by_job() == {}
 
 
 def test_jobs_of_other_schedds_and_nonsense_are_left_out() -> None:
-    board = Board("ap")
+    board = ReportTable("ap")
     board.update(
         [
             _ad(1, _box(State.MOVING, 1, "other#7.0#1"), _box(State.MOVING, 1, "ap#evil"), _box(State.MOVING, 1)),
@@ -450,6 +267,13 @@ def test_jobs_of_other_schedds_and_nonsense_are_left_out() -> None:
     )
     assert list(board.by_job()) == [JOB]
     assert board.by_job()[JOB][0].sandbox.state == State.MOVING
+
+
+@pytest.mark.parametrize("job", [f"ap#{'7' * 5000}.0#1", f"ap#7.{'1' * 11}#1", "ap#\u0667.0#1"])
+def test_ids_that_no_schedd_gives_are_left_out(job: str) -> None:
+    board = ReportTable("ap")
+    board.update([_ad(1, _box(State.MOVING, 1, job), _box(State.MOVING, 1))])
+    assert list(board.by_job()) == [JOB]
 
 
 # ---- the queue's ads ----------------------------------------------------------------------------------------------
@@ -463,8 +287,14 @@ def test_a_job_is_read_from_an_ad_of_any_release() -> None:
     }  # fmt: skip
     job = parse_job(ad, candidate=True)
     assert job.held_by_us
-    assert job.settling
-    assert (job.run, job.handed_off, job.request, job.shown.state, job.shown.bytes_left) == (2, 2, "retry", "Failed", 5)
+    assert job.has_final_handoff
+    assert (job.run, job.handed_off, job.request, job.ad_state.state, job.ad_state.bytes_left) == (
+        2,
+        2,
+        "retry",
+        "Failed",
+        5,
+    )
 
 
 def test_no_number_of_a_job_makes_the_orders_about_all_others_unreadable() -> None:
@@ -512,7 +342,7 @@ def test_a_completed_node_that_dagman_removed_counts_as_completed() -> None:
 _FIRED = "removed because <OtherJobRemoveRequirements = DAGManJobId =?= 16> fired when job (16.0) was removed"
 
 
-class _History(CondorQueue):
+class _History(CondorJobQueue):
     """A queue in which no DAG runs any more."""
 
     def __init__(self, ads: Sequence[dict[str, Any]]) -> None:
@@ -521,20 +351,20 @@ class _History(CondorQueue):
     def _query(self, constraint: str, projection: Iterable[str] = (), **options: Any) -> list[dict[str, Any]]:
         return []
 
-    def _history(self, ids: list[str]) -> Iterator[dict[str, Any]]:
+    def _query_history(self, ids: list[str]) -> Iterator[dict[str, Any]]:
         return (ad for ad in self._ads if f"{ad['ClusterId']}.0" in ids)
 
 
 @pytest.mark.parametrize(
     ("above", "end"),
     [
-        ({"JobStatus": 4}, Dag.ENDED),
-        ({"JobStatus": 3, "RemoveReason": "via condor_rm (by user alice)"}, Dag.REMOVED),
+        ({"JobStatus": 4}, DagEnd.ENDED),
+        ({"JobStatus": 3, "RemoveReason": "via condor_rm (by user alice)"}, DagEnd.REMOVED),
     ],
 )
 @pytest.mark.parametrize("reason", [_FIRED, "DAG Abort: DAG is exiting and writing rescue file. (by user alice)"])
 def test_a_sub_dag_that_was_removed_with_the_dag_above_ends_as_that_one(
-    reason: str, above: dict[str, Any], end: Dag
+    reason: str, above: dict[str, Any], end: DagEnd
 ) -> None:
     """The schedd replaces DAGMan's reason when the DAG above leaves before the sub-DAG does."""
     below = {"ClusterId": 17, "JobStatus": 3, "DAGManJobId": 16, "RemoveReason": reason}

@@ -11,7 +11,7 @@ import pytest
 from test_agent_daemon import JOB, KEY, MANAGER_KEY, OTHER_KEY, Site
 
 from schedd_agent.daemon import key_path, main, read_key
-from schedd_agent.model import Past, Status
+from schedd_agent.model import HistoryRecord, Status
 from stageout.core.config import ConfigError, mapping_settings
 from stageout.core.signing import KeyUnusable, SigningKey, load_key, succeeds
 from stageout.core.states import State
@@ -26,7 +26,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def refused(site: Site) -> str:
-    """What the agent's newest notice says that it did not believe."""
+    """The refusals in the agent's newest notice."""
     site.passes(15)
     return " | ".join(read_notice(site.collector.ads[AGENT_AD, "ap"]["StageOutPayload"]).extra["refused"])
 
@@ -37,11 +37,11 @@ def test_signed_reports_drive_a_job_to_its_end(site: Site) -> None:
     site.passes()
     (order,) = site.orders_for(MANAGER_KEY.public)
     assert order.action is Action.CONFIRM
-    assert site.job.shown.keys == MANAGER_KEY.public
-    assert site.job.shown.manager == "m1"
+    assert site.job.ad_state.keys == MANAGER_KEY.public
+    assert site.job.ad_state.manager == "m1"
     site.report(State.DELIVERED, acknowledged=order.number, key=MANAGER_KEY)
     site.passes()
-    assert site.queue.left[JOB] == Past(Status.COMPLETED, 1)
+    assert site.queue.left[JOB] == HistoryRecord(Status.COMPLETED, 1)
 
 
 def test_orders_and_notices_are_signed(site: Site) -> None:
@@ -68,16 +68,16 @@ def test_nobody_else_can_end_a_job(site: Site, state: State, place: str, key: Si
     if place != "m1":
         assert site.job == before
     assert site.job.status == Status.COMPLETED
-    assert site.job.shown.state in ("Moving", "Accepted")
+    assert site.job.ad_state.state in ("Moving", "Accepted")
     assert site.orders_for(MANAGER_KEY.public) == [], "what others say is answered by no order to the real one"
     site.report(State.DELIVERED, key=MANAGER_KEY)
     site.passes()
-    assert site.queue.left[JOB] == Past(Status.COMPLETED, 1)
+    assert site.queue.left[JOB] == HistoryRecord(Status.COMPLETED, 1)
 
 
 @pytest.mark.parametrize("field", ["number", "manager", "acknowledged", "sandboxes"])
 def test_a_report_of_other_types_is_refused_and_the_others_are_read(site: Site, field: str) -> None:
-    """Whoever may advertise can sign one with a key of his own: the agent must not end by it."""
+    """Any daemon that may advertise can sign one with a key of its own: the agent must not end by it."""
     site.complete(key=MANAGER_KEY.public)
     site.report(State.ACCEPTED, key=OTHER_KEY, place="slot1@evil")
     evil = site.collector.ads["StageOutManager", "slot1@evil"]
@@ -157,7 +157,7 @@ def test_an_old_report_is_not_played_back_even_after_a_restart(site: Site) -> No
 
 
 def test_silence_is_no_evidence_while_others_speak_in_the_name(site: Site) -> None:
-    """Who writes over a manager's ad must not make its output count as lost."""
+    """A daemon that writes over a manager's ad must not make its output count as lost."""
     site.complete(key=MANAGER_KEY.public)
     site.passes()
     site.report(State.MOVING, key=OTHER_KEY)
@@ -177,11 +177,11 @@ def test_without_the_record_the_keys_in_the_job_count(site: Site, key: SigningKe
     site.complete(key=MANAGER_KEY.public)
     site.report(State.MOVING, key=MANAGER_KEY)
     site.passes(6)
-    (site.path / "epoch_history").unlink()
+    (site.path / "job.runs.7.0.ads").unlink()
     site.start()
     site.report(State.RETRY_WAIT, key=key)
     site.passes(6)
-    assert site.job.shown.state == ("RetryWait" if key is MANAGER_KEY else "Moving")
+    assert site.job.ad_state.state == ("RetryWait" if key is MANAGER_KEY else "Moving")
 
 
 def test_output_from_before_reports_were_signed_is_delivered_after_an_upgrade(site: Site) -> None:
@@ -194,7 +194,7 @@ def test_output_from_before_reports_were_signed_is_delivered_after_an_upgrade(si
     (order,) = site.orders_for(MANAGER_KEY.public)
     site.report(State.DELIVERED, acknowledged=order.number, key=MANAGER_KEY)
     site.passes()
-    assert site.queue.left[JOB] == Past(Status.COMPLETED, 1)
+    assert site.queue.left[JOB] == HistoryRecord(Status.COMPLETED, 1)
 
 
 # ---- the agent's key -------------------------------------------------------------------------------------------------
@@ -204,14 +204,13 @@ def test_a_new_key_is_vouched_for_by_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = mapping_settings({"SPOOL": str(tmp_path)})
-    monkeypatch.setattr("schedd_agent.daemon._load", lambda _: settings)
-    with pytest.raises(SystemExit):
-        main(["--key"])
+    monkeypatch.setattr("stageout.core.daemon.reader_of", lambda *_: lambda: settings)
+    assert main(["--key"]) == 99
     assert "start the agent first" in capsys.readouterr().err
     old = read_key(settings).public
-    main(["--key"])
+    assert main(["--key"]) == 0
     assert capsys.readouterr().out.strip() == old
-    main(["--new-key"])
+    assert main(["--new-key"]) == 0
     new = load_key(key_path(settings))
     assert new is not None
     assert capsys.readouterr().out.strip() == new.public != old
@@ -223,7 +222,7 @@ def test_a_key_in_the_configuration_that_is_not_the_agents_is_said(
 ) -> None:
     logging.getLogger("stageout").propagate = True
     read_key(mapping_settings({"SPOOL": str(tmp_path), "STAGEOUT_AGENT_KEY": "ed25519:x"}))
-    assert "other-key-told told=ed25519:x" in caplog.text
+    assert "agent-key-misconfigured told=ed25519:x" in caplog.text
 
 
 def test_a_key_that_cannot_be_stored_is_said(tmp_path: Path) -> None:

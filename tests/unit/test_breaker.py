@@ -6,11 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox_manager.batches import _CHANGED, Vanished, judge_batch, mind_breaker
-from sandbox_manager.breaker import MOVES, PROBE_LONGEST_S, Breaker, Breakers, Circuit, Flow, IllegalTurn
-from sandbox_manager.lookups import FileRow
-from sandbox_manager.retry import RetryRules
+from sandbox_manager.custody.queries import FileRow
+from sandbox_manager.rules import RetryRules
 from sandbox_manager.sandbox import FileState
+from sandbox_manager.scheduling.breaker import (
+    ASKED_LONGEST_S,
+    MOVES,
+    PROBE_LONGEST_S,
+    Breaker,
+    Breakers,
+    Circuit,
+    Flow,
+    IllegalTurn,
+)
+from sandbox_manager.transfer.batch import _CHANGED, Vanished, decide_batch, update_breaker
 from stageout.core.errors import ErrorClass
 from stageout.movers.results import Answer, Delivered, Failure
 
@@ -72,6 +81,12 @@ def test_the_server_s_own_wait_is_kept_and_nobody_waits_for_ever() -> None:
         clock.now += 1000
         breakers.unreachable("s", "refused")
     assert breakers.opens_in_s("s") == PROBE_LONGEST_S
+
+
+def test_no_answer_of_a_server_closes_it_for_longer_than_a_day() -> None:
+    _, breakers = made()
+    breakers.unreachable("s", "503", retry_after_s=2.0**40)
+    assert breakers.opens_in_s("s") == ASKED_LONGEST_S
 
 
 def test_a_restart_remembers_reason_and_time_of_the_next_probe() -> None:
@@ -163,8 +178,8 @@ def test_a_file_that_the_spool_lost_says_nothing_of_the_server(answers: list[Ans
     files = [
         FileRow("t", 1, place, 1, 1, FileState.MOVING, 0, 1, "u", "f", 0, 1, 1, 0, 0, "", "", "") for place in range(2)
     ]
-    judged = judge_batch(files, answers, RetryRules(5, 20, 1800, 1000), lambda sandbox: clock.wall, clock.wall_s())
-    assert mind_breaker(breakers, "s", judged) is (circuit is None)
+    outcome = decide_batch(files, answers, RetryRules(5, 20, 1800, 1000), lambda sandbox: clock.wall, clock.wall_s())
+    assert update_breaker(breakers, "s", outcome) is (circuit is None)
     assert [one.circuit for one in breakers.troubles()] == ([circuit.value] if circuit else [])
     assert all(one.reason == "refused" for one in breakers.troubles())
 
@@ -184,7 +199,7 @@ def test_a_server_that_says_nothing_to_anybody_is_away(
         FileRow("t", 1, place, 1, 1, FileState.MOVING, 0, 1, "u", "f", 0, 1, 1, 0, 0, "", "", "") for place in range(2)
     ]
     rules = RetryRules(5, 20, 1800, 1000)
-    judged = judge_batch(files, answers, rules, lambda sandbox: clock.wall, clock.wall_s(), answered=answered)
-    assert not any(result.excused for result in judged.waiting if result.error_code == kind.code)
-    mind_breaker(breakers, "s", judged)
+    outcome = decide_batch(files, answers, rules, lambda sandbox: clock.wall, clock.wall_s(), answered=answered)
+    assert not any(result.excused for result in outcome.waiting if result.error_code == kind.code)
+    update_breaker(breakers, "s", outcome)
     assert [one.reason for one in breakers.troubles()] == (["no answer"] if opens else [])

@@ -1,4 +1,4 @@
-"""What a terminal shows while a file moves."""
+"""The lines of a terminal while a file moves."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from stageout.cli.bars import Bar, cut, drawn, printable
 
-_MB = 1_000_000
+_MB = 1024**2
 
 
 def test_a_line_says_how_far_how_fast_and_how_long() -> None:
     assert drawn("f", 5 * _MB, 10 * _MB, 2, 0, 80) == f"f [{'#' * 15:<30}] 50% of 10.0 MB, 2.5 MB/s, 2s left"
     assert drawn("f", 0, 10 * _MB, 65, 65, 80) == "f: waiting for the first byte, 1m05s"
     assert drawn("f", 5 * _MB, 10 * _MB, 60, 12, 80).endswith(" 50% of 10.0 MB, nothing moves, 12s")
-    assert drawn("f", _MB, _MB, 60, 12, 80).endswith(" 100% of 1.0 MB, waiting for the word that it is there, 12s")
+    assert drawn("f", _MB, _MB, 60, 12, 80).endswith(" 100% of 1.0 MB, waiting for confirmation, 12s")
 
 
 @given(st.text(max_size=50), st.integers(0, 3 * _MB), st.integers(0, 2 * _MB), st.integers(0, 200))

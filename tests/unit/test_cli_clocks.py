@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from stageout.cli import condor, render
-from stageout.cli.clocks import ahead_of_collector_s, collector_ahead_s, shifted
+from stageout.cli.clocks import collector_ahead_s, shifted
 from stageout.cli.condor import Pool
 from stageout.cli.request import agent_silence_s
 from stageout.cli.rows import merge
 from stageout.core.classads import ClassAd
+from stageout.wire.clocks import ahead_of_collector_s
 from stageout.wire.custody import AGENT_AD, Report, ServerReport, report_ad
 from stageout.wire.deposits import Holding
 from tests.unit.test_cli_jobs import job
@@ -98,7 +99,7 @@ def test_of_no_time_none_is_made() -> None:
 
 @pytest.mark.parametrize("collector_s", SKEWS_S)
 def test_for_how_long_an_agent_is_silent_is_told_by_one_clock(collector_s: int) -> None:
-    """That of the access point, by which it says when it sent its notice, does not count."""
+    """The access point's own clock, by which it says when it sent its notice, does not count."""
     queue: Any = type("Queue", (), {"name": lambda self: "ap"})()
     notice = {"MyType": AGENT_AD, "StageOutSentAt": 1, "LastHeardFrom": int(NOW) - 40 + collector_s}
     assert agent_silence_s(queue, _Collector(collector_s, [notice]), NOW) == 40

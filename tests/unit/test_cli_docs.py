@@ -1,4 +1,4 @@
-"""``docs/COMMANDS.md`` shows what the command really prints, takes and means."""
+"""The pages about the command show what it really prints, takes and means."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import shlex
+import sys
 import time
 from dataclasses import fields
 from datetime import datetime, timezone
@@ -14,29 +15,39 @@ from typing import Any
 
 import pytest
 
-from stageout.cli import names, render, routes
+from stageout.cli import render
 from stageout.cli.doctor import report
 from stageout.cli.doctor.findings import Role, fail, ok
 from stageout.cli.exits import Exit
 from stageout.cli.history import entry
 from stageout.cli.main import _protect_job_ids, build_parser
-from stageout.cli.rows import SCHEMA, Row
+from stageout.cli.rows import SCHEMA, Destination, Row
+from stageout.overlay.cli import ls, routes
 from stageout.overlay.operations import Entry
+from stageout.overlay.wire.messages import Known, Routed
 from stageout.wire.custody import FileReport
-from stageout.wire.overlay import Known, Routed
 from tests.unit.test_cli_doctor import Fake
 from tests.unit.test_cli_jobs import job
 from tests.unit.test_cli_status import RECORD
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "COMMANDS.md").read_text()
+PAGES = (
+    "user/before", "user/commands", "user/dags", "administrator/doctor", "reference/estimation", "overlay/commands",
+    "plugin/front-ends", "reference/json", "reference/json-overlay",
+    "reference/reports",
+)  # fmt: skip
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+
+import reference  # noqa: E402
+
+TEXT = "\n".join(reference.fill((ROOT / "docs" / f"{page}.md").read_text()) for page in PAGES)
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.S | re.M)
 (VERBS,) = [action.choices for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
 WORDS = set(re.findall(r"`([^`\n]+)`", TEXT))
 
 
 def printed(command: str) -> list[str]:
-    """What the document shows as the output of a command."""
+    """The output of a command as the document shows it."""
     (block,) = [str(body) for _, body in BLOCKS if body.startswith(f"$ {command}\n")]
     return block.splitlines()[1:]
 
@@ -57,6 +68,7 @@ def row(sample: dict[str, Any]) -> Row:
 def test_the_json_has_the_real_fields(sample: dict[str, Any], row: Row) -> None:
     assert sample["schema"] == SCHEMA
     assert list(sample["jobs"][0]) == [item.name for item in fields(Row)]
+    assert all(list(place) == [item.name for item in fields(Destination)] for place in sample["destinations"])
     assert all(list(file) == [item.name for item in fields(FileReport)] for file in sample["jobs"][0]["files"])
 
 
@@ -66,7 +78,7 @@ def test_the_text_is_what_is_printed_for_that_json(sample: dict[str, Any], row: 
 
 
 def test_every_field_is_explained() -> None:
-    names = [item.name for kind in (Row, FileReport) for item in fields(kind)]
+    names = [item.name for kind in (Row, FileReport, Destination) for item in fields(kind)]
     item = entry(job(), [RECORD])
     names += [*item, *item["runs"][0], *item["runs"][0]["files"][0]]
     data = report.as_json([Role.AP], [ok("x", "y")])
@@ -81,13 +93,14 @@ def test_every_check_is_listed() -> None:
 
 
 def test_every_exit_status_is_listed() -> None:
-    table = re.findall(r"^\| (\d{1,2}) \|", TEXT, re.M)
+    page = reference.fill((ROOT / "docs/reference/exit-statuses.md").read_text())
+    table = re.findall(r"^\| (\d{1,2}) \|", page.partition("## Daemons")[0], re.M)
     assert [int(number) for number in table] == sorted(Exit)
 
 
 def _calls() -> list[str]:
     """Every call in the document, without the command's name."""
-    lines = [line for kind, body in BLOCKS if kind != "json" for line in body.splitlines()]
+    lines = [line for kind, body in BLOCKS if kind not in ("json", "python") for line in body.splitlines()]
     found = [re.search(r"(?:^|[\s/])stageout ([a-z][^&#]*)", line) for line in [*lines, *sorted(WORDS)]]
     return sorted({call[1].strip() for call in found if call})
 
@@ -136,7 +149,7 @@ def test_routes_look_like_that() -> None:
     shown = [*routes.as_text(here, links, [routed]), *routes.uplink_text(said)]
     assert shown == printed("stageout routes gateway.example.org store.example.org")
     assert routes.uplink_text(Known(3, ())) == []
-    assert "neighbour-not-reached" in routes.as_text(here, [], [])[0]
+    assert "neighbour-connect-failed" in routes.as_text(here, [], [])[0]
     data = routes.as_json(links, [routed], said)
     rows = [*data["links"], *data["routes"], *data["uplink"]["sharers"], data["uplink"]]  # type: ignore[index, misc]
     assert [name for row in rows for name in row if name not in WORDS] == []
@@ -148,14 +161,13 @@ def test_a_listing_looks_like_that(monkeypatch: pytest.MonkeyPatch) -> None:
     noon = int(datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp())
     entries = [Entry("2026", "directory", 0, 0o755, noon), Entry("results.tar", "file", 40960000, 0o644, noon)]
     shown = printed("stageout ls -l overlay://gateway.example.org/alice")
-    assert [names.line(entry, long=True) for entry in entries] == shown
+    assert [ls.line(entry, long=True) for entry in entries] == shown
     monkeypatch.undo()
     time.tzset()
 
 
 def test_the_dag_of_the_help_is_the_one_of_the_document(capsys: pytest.CaptureFixture[str]) -> None:
-    (dag,) = [body for kind, body in BLOCKS if kind == "dag"]
-    (line,) = [line for line in dag.splitlines() if line.startswith("SCRIPT")]
+    (line,) = [line for kind, body in BLOCKS if kind == "dag" for line in body.splitlines() if "SCRIPT" in line]
     with pytest.raises(SystemExit):
         build_parser().parse_args(["wait", "--help"])
     assert line in capsys.readouterr().out

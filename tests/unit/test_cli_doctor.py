@@ -32,8 +32,8 @@ from doctor_machine import (
 )
 
 from stageout.cli.doctor import alone, config, node, report
-from stageout.cli.doctor.findings import Finding, Level, Ran, Role
-from stageout.cli.doctor.machine import ThisMachine, http_status
+from stageout.cli.doctor.findings import Finding, Level, Ran, Role, Unseen, names_of
+from stageout.cli.doctor.machine import ThisMachine
 from stageout.cli.doctor.pilot import pilot_end
 from stageout.cli.main import main
 from stageout.core import front_end
@@ -52,6 +52,35 @@ def test_all_is_well() -> None:
     assert [item for item in findings if item.level is not Level.OK] == []
     assert len(findings) >= 25
     assert all(item.text and not item.remedy for item in findings)
+
+
+def unseen(machine: Fake) -> None:
+    """A machine of which nothing can be looked at."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Unseen("it does not answer")
+
+    for name in ("ads", "ask_daemon", "slots", "version", "manager_answer", "try_handoff", "stat", "processes"):
+        setattr(machine, name, refuse)
+
+
+def without_rights(machine: Fake) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied", "/x")
+
+    for name in ("stat", "read", "manager_answer", "free_bytes"):
+        setattr(machine, name, refuse)
+
+
+def test_a_check_reports_the_same_names_whether_it_can_run_or_not() -> None:
+    spoils = [lambda machine: None, unseen, without_rights, *(spoil for *_, spoil in FAULTS)]
+    for role, checks in report.CHECKS.items():
+        wanted = {name for check in checks for name in names_of(check)}
+        for spoil in spoils:
+            machine = Fake()
+            spoil(machine)
+            seen = {item.name for item in report.examine(machine, [role]) if " " not in item.name}
+            assert seen == wanted, spoil
 
 
 def values(**changes: str) -> Callable[[Fake], None]:
@@ -185,7 +214,9 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ),
     ("protected-attributes", Level.FAIL, "running schedd", has(live={"PROTECTED_JOB_ATTRS": ""})),
     ("superuser", Level.FAIL, "condor, who may not", values(QUEUE_SUPER_USERS="root")),
-    ("epoch-history", Level.WARN, "no records", values(JOB_EPOCH_HISTORY="")),
+    ("epoch-history", Level.WARN, "lack records", values(JOB_EPOCH_HISTORY="")),
+    ("job-records", Level.WARN, "without receipts", values(JOB_EPOCH_HISTORY_DIR="")),
+    ("job-records", Level.FAIL, "condor_preen removes", values(VALID_SPOOL_FILES="stageout_agent")),
     ("history", Level.WARN, "HISTORY is not set", values(HISTORY="")),
     ("startd-attributes", Level.FAIL, "NumShadowStarts", values(STARTD_JOB_ATTRS="StageOutGuard")),
     ("startd-attributes", Level.FAIL, "running startd", has(live={"STARTD_JOB_ATTRS": ""})),
@@ -263,6 +294,8 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("agent-notice", Level.FAIL, "400 s ago", collector(StageOutAgent=[notice(400)])),
     ("agent-notice", Level.FAIL, "cannot be read", collector(StageOutAgent=[ClassAd({"StageOutPayload": "x"})])),
     ("agent-notice", Level.FAIL, "knows no schedd", collector(Scheduler=[])),
+    ("file-history", Level.FAIL, "disk is full", collector(StageOutAgent=[notice(history_problem="disk is full")])),
+    ("file-history", Level.FAIL, "condor_preen", values(VALID_SPOOL_FILES="stageout_agent, stageout_history")),
     ("flocking", Level.WARN, "the collector far has no notice of the agent of ap", flocks(far=[])),
     ("flocking", Level.WARN, "far: the collector does not answer", flocks()),
     ("agents-seen", Level.FAIL, "no schedd agent", collector(StageOutAgent=[])),
@@ -424,10 +457,10 @@ def test_a_disk_of_its_own_for_the_spool_is_the_one_that_is_measured() -> None:
 def test_why_the_manager_does_not_start_is_read_in_its_log() -> None:
     machine = Fake(manager=FileNotFoundError(2, "", "x"))
     machine.values["SANDBOX_MANAGER_LOG"] = "/log"
-    machine.texts["end of /log"] = '12:00 INFO started\n12:01 ERROR cannot-start problem="read-only"\n'
+    machine.texts["end of /log"] = '12:00 INFO daemon-started\n12:01 ERROR daemon-failed problem="read-only"\n'
     (found,) = node.manager(machine)
-    assert 'ends with: 12:01 ERROR cannot-start problem="read-only"' in found.remedy
-    machine.texts["end of /log"] += "12:02 INFO stopped\n"
+    assert 'ends with: 12:01 ERROR daemon-failed problem="read-only"' in found.remedy
+    machine.texts["end of /log"] += "12:02 INFO daemon-stopped\n"
     (found,) = node.manager(machine)
     assert found.remedy.startswith("look into SandboxManagerLog")
 
@@ -471,10 +504,11 @@ def test_the_status_of_a_service() -> None:
     with HTTPServer(("127.0.0.1", 0), Answer) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/v1/leases"
-        assert [http_status(url, token) for token in ("secret", "wrong")] == [200, 401]
+        asked = object.__new__(ThisMachine).http_status  # its other questions need HTCondor
+        assert [asked(url, token) for token in ("secret", "wrong")] == [200, 401]
         server.shutdown()
     with pytest.raises(OSError):
-        http_status(url, "secret")
+        asked(url, "secret")
 
 
 def test_a_planned_restart_with_output_at_risk() -> None:
@@ -581,6 +615,13 @@ def test_the_reserve_for_the_default_quota_is_half_of_the_disk_in_whole_megabyte
     assert "STAGEOUT_SPOOL_QUOTA_MB" in finding.remedy
 
 
+def test_no_reserve_is_asked_for_where_jobs_have_logical_volumes() -> None:
+    """HTCondor would take RESERVED_DISK from the volume group, and the spool would get nothing of it."""
+    machine = Fake(values={**SETTINGS, "RESERVED_DISK": "0", "STARTD_ENFORCE_DISK_LIMITS": "true"})
+    (finding,) = node.space(machine)
+    assert finding.level is Level.OK, finding
+
+
 @pytest.mark.parametrize(
     ("settings", "level", "text"),
     [
@@ -646,7 +687,7 @@ def alone_with(
         machine.files[path] = seen_file(mode=0o755, kind=stat.S_IFDIR)
     machine.files["/keys"] = seen_file(mode=0o640, kind=stat.S_IFREG)
     change(machine)
-    found = report.carry_out(alone.CHECKS, machine)
+    found = report.run_checks(alone.CHECKS, machine)
     return {item.name: (item.level, item.text, item.remedy) for item in sorted(found, key=lambda item: item.level)}
 
 

@@ -1,4 +1,4 @@
-"""What the doctor asks of others: the routers that a router connects to, and the collector's clock."""
+"""The doctor's questions to others: the routers that a router connects to, and the collector's clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from stageout.cli.doctor import pool, report
 from stageout.cli.doctor.findings import Level
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.wire.overlay import CLOCKS_APART
+from stageout.overlay.wire.messages import CLOCKS_APART
 from tests.unit.doctor_machine import Fake
 from tests.unit.test_cli_doctor import alone_with
 
@@ -47,5 +47,5 @@ def test_the_keys_behind_a_terminal_are_taken_for_no_routers() -> None:
 def test_a_collector_that_has_no_ad_of_its_own_is_not_asked_for_its_time() -> None:
     machine = Fake()
     machine.in_collector["Collector"] = []
-    (found,) = report.carry_out([pool.clock], machine)
+    (found,) = report.run_checks([pool.clock], machine)
     assert found.level is Level.UNCHECKED and "ad of its own" in found.text

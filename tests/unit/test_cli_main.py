@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import subprocess
 import sys
@@ -12,8 +14,10 @@ import pytest
 
 from stageout.cli import status as status_module
 from stageout.cli.exits import CommandError, UsageError
-from stageout.cli.files import _place_here, name_there, target
+from stageout.cli.main import COMMANDS as MODULES
 from stageout.cli.main import build_parser, main
+from stageout.overlay.cli.get import _place_here
+from stageout.overlay.cli.targets import name_there, target
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("status", "wait", "retry", "cancel", "pause", "resume", "history", "doctor", "help")
@@ -84,6 +88,19 @@ def test_a_file_comes_into_a_directory_or_gets_the_name(tmp_path: Path, monkeypa
             _place_here("a/f", file)
 
 
+def test_a_file_that_cannot_be_read_is_told_to_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(options: object) -> None:
+        (tmp_path / "none").read_text()
+
+    monkeypatch.setattr("stageout.cli.check.run", fail)
+    assert main(["check", "http://h", "--json"]) == 1
+    told = capsys.readouterr()
+    assert f"{tmp_path}/none: No such file" in json.loads(told.out)["reason"]
+    assert f"{tmp_path}/none: No such file" in told.err
+
+
 def test_without_a_key_it_says_whom_to_ask(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"No such file.*administrator.*--key"):
         target("overlay://h/a", str(tmp_path / "none"))
@@ -108,7 +125,7 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize(
     "arguments",
-    [["wait"], ["wait", "--timeout", "soon", "1"], ["wait", "--timeout", "-1", "1"], ["retry"], ["nope"],
+    [["wait"], ["wait", "--timeout", "soon", "1"], ["wait", "--timeout", "-1", "1"], ["check"], ["nope"],
      ["status", "--nope"], ["doctor", "--role", "x"], ["help", "nope"], ["wait", "--timeout", "nan", "1"]],
 )  # fmt: skip
 def test_wrong_use_is_64_and_never_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,8 +178,16 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_each_command_has_a_module_of_its_own_and_loads_no_other() -> None:
+    modules = [module for module, _ in MODULES.values()]
+    assert len(set(modules)) == len(modules)
+    script = "import sys; from stageout.cli.main import build_parser; build_parser('wait'); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], env=NO_POOL, capture_output=True, text=True, check=True)
+    assert set(modules) & set(done.stdout.split()) == {"stageout.cli.wait"}
+
+
 def test_version_loads_nothing_heavy() -> None:
-    script = "import sys; from stageout.cli.main import build_parser; build_parser(); print(*sys.modules)"
+    script = "import sys; from stageout.cli.main import build_parser; build_parser(''); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], env=NO_POOL, capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"htcondor2", "classad2", "json", "subprocess", "stageout.cli.status", "asyncio", "logging"}
@@ -172,3 +197,55 @@ def test_an_account_without_a_name_is_told_what_to_do(monkeypatch: Any, capsys: 
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_000_000 - 1)
     with pytest.raises(CommandError, match="--all"):
         status_module.whose_jobs()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["statsu"], "statsu: no such command (did you mean status?); 'stageout help' lists all"),
+        (["xyzzy"], "xyzzy: no such command; 'stageout help' lists all"),
+        (["status", "--jsno"], "--jsno: no such option here (did you mean --json?)"),
+        (["wait", "1", "--time-out=5"], "--time-out=5: no such option here (did you mean --timeout?)"),
+        (["history", "--xyzzy"], "--xyzzy: no such option here"),
+    ],
+)
+def test_an_unknown_command_or_option_names_what_may_be_meant(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 64
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f": {text}")
+
+
+def test_every_command_prints_json() -> None:
+    (choices,) = [item.choices for item in build_parser()._actions if isinstance(item, argparse._SubParsersAction)]
+    without = {name for name, parser in choices.items() if "--json" not in parser._option_string_actions}
+    assert without == {"completion", "help"}
+
+
+def test_json_of_commands_that_make_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugin", "new", "box", "--directory", str(tmp_path / "box"), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["schema"], made["name"], len(made["files"])) == (1, "box", 4)
+
+    issuer = str(tmp_path / "issuer")
+    assert main(["capability", issuer, "--public", "--json"]) == 0
+    public = json.loads(capsys.readouterr().out)["public"]
+    assert main(["capability", issuer, "--prefix", "/a", "--terminal", "gw1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["public"] == public and told["line"].startswith("capability ")
+
+    asked = tmp_path / "asked"
+    asked.write_text('[ dap_type = "Estimation"; dap_id = 7; src_url = "box://a/b"; dest_url = "file:///x/"; ]')
+    assert main(["estimate", str(asked), "--json", "--plugin", "/nonexistent"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["schema"], told["status"], told["dap_id"]) == (1, "request_failed", 7)
+
+    plugin = tmp_path / "their_plugin"
+    plugin.write_text("#!/bin/sh\necho 'SupportedMethods = \"box\"'\n")
+    plugin.chmod(0o755)
+    assert main(["wrap", str(plugin), "--directory", str(tmp_path / "ends"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    front = str(tmp_path / "ends" / "their_plugin")
+    assert told["front_ends"] == [{"plugin": str(plugin), "path": front}] and front in told["setting"]

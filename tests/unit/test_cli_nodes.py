@@ -41,7 +41,7 @@ def test_all_that_ask_are_answered_by_one_look(tmp_path: Path) -> None:
     schedd = Schedd([on_its_way, failed], [_node(12, **DONE)], past=[_node(14, **DONE)])
     assert _lead(schedd, tmp_path, "12.0") == [0.5]
     assert (tmp_path / "12.0").read_text() == "delivered its output is at its destination\n"
-    assert (tmp_path / "13.0").read_text() == "failed Failed: 404: no such collection\n"
+    assert (tmp_path / "13.0").read_text() == "failed failed: 404: no such collection\n"
     assert (tmp_path / "14.0").read_text().startswith("delivered ")
     assert schedd.asked_history == [[JobId(14, 0)]], "one question for all that have left"
 

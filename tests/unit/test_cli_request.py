@@ -1,4 +1,4 @@
-"""What ``stageout retry`` and its like wait for, and what they say when nothing comes."""
+"""The answers that ``stageout retry`` and its like wait for, and their messages when nothing comes."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def outcome(
 def test_accepted_when_the_agent_has_taken_it(capsys: pytest.CaptureFixture[str]) -> None:
     status, took_s = outcome((0, ASKED), (5, {"StageOutState": "Failed"}), (9, {"StageOutState": "Confirmed"}))
     assert (status, took_s) == (0, 9), "a state of before the retry would end a wait at once"
-    assert capsys.readouterr().out == "12.0: retry accepted; its output is now Confirmed\n"
+    assert capsys.readouterr().out == "12.0: retry accepted; state of its output: waiting for a data slot\n"
 
 
 def test_programs_hear_each_answer(capsys: pytest.CaptureFixture[str]) -> None:
     for changes, status, outcome, words in (
-        ([(0, ASKED), (9, {"StageOutState": "Confirmed"})], 0, "accepted", "its output is now Confirmed"),
+        ([(0, ASKED), (9, {"StageOutState": "Confirmed"})], 0, "accepted", "its output: waiting for a data slot"),
         ([(0, ASKED)], 2, "waiting", "was not carried out within 45 s"),
     ):
         clock = Clock()
@@ -100,7 +100,7 @@ def test_programs_hear_each_answer(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_fails_again_at_once_is_not_waited_for_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
     status, took_s = outcome((0, ASKED), (5, {"StageOutState": "Failed", "StageOutReason": "403\n"}))
     assert status == 0 and 40 < took_s < 60
-    assert capsys.readouterr().out == "12.0: retry accepted; its output is now Failed: 403\n"
+    assert capsys.readouterr().out == "12.0: retry accepted; state of its output: failed: 403\n"
 
 
 WAITS = {"StageOutState": "RetryWait", "StageOutReason": "507: full; attempt 2 of 20, next at 2026-11-22T09:49:34Z"}
@@ -119,6 +119,30 @@ def test_figures_of_before_the_request_are_not_repeated(
 ) -> None:
     assert outcome((0, {**WAITS, "StageOutRequest": verb}), (3, WAITS), verb=verb) == (0, 3)
     assert capsys.readouterr().out == f"12.0: {verb} accepted; {said}\n"
+
+
+ASKED_ELSEWHERE = {"StageOutRequest": "redirect r2 https://new/d/", "StageOutState": "Failed"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "said"),
+    [
+        ({"StageOutRefused": "r2 a: being sent now"}, 1, "refused; a: being sent now"),
+        (
+            {"StageOutRefused": "r1 another", "StageOutState": "Confirmed"},
+            0,
+            "accepted; files that waited or failed are sent to the new URL",
+        ),
+    ],
+)
+def test_a_redirect_has_its_own_answer(
+    capsys: pytest.CaptureFixture[str], answer: dict[str, str], status: int, said: str
+) -> None:
+    clock = Clock()
+    schedd: Any = Schedd(clock, (0, ASKED_ELSEWHERE), (3, {"StageOutState": "Failed", **answer}))
+    collector: Any = Collector(5)
+    assert await_answers(schedd, collector, "redirect", [ID], clock, clock.sleep, request_id="r2") == status
+    assert capsys.readouterr().out == f"12.0: redirect {said}\n"
 
 
 def test_a_cancelled_job_may_leave(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,11 +17,34 @@ from stageout.cli import render
 from stageout.cli import status as status_module
 from stageout.cli.exits import Unavailable
 from stageout.cli.history import details, entry, overview
-from stageout.cli.rows import Row, about, as_json, merge, rows_of_report
+from stageout.cli.main import main
+from stageout.cli.node import LocalReport
+from stageout.cli.rows import (
+    Destination,
+    Row,
+    about,
+    as_json,
+    destinations,
+    merge,
+    needs_node,
+    rows_of_report,
+    server_totals,
+)
 from stageout.cli.status import Snapshot, lines
 from stageout.core.classads import ClassAd
+from stageout.core.states import PLAIN, State
+from stageout.core.units import size
 from stageout.wire.control import StreamsReport
-from stageout.wire.custody import FileReport, Report, SandboxReport, ServerReport, encoded, read_report, report_ad
+from stageout.wire.custody import (
+    FileReport,
+    FlowReport,
+    Report,
+    SandboxReport,
+    ServerReport,
+    encoded,
+    read_report,
+    report_ad,
+)
 from tests.unit.test_cli_jobs import job
 
 NOW = 1_800_000_000.0
@@ -97,12 +120,13 @@ def test_servers_that_only_others_output_goes_to_are_not_named() -> None:
     [("RetryWait", {"ep1", "ep2"}), ("Failed", set()), ("HandedOver", set()), ("Moving", {"ep1", "ep2"})],
 )
 def test_a_custodian_that_is_silent_is_named(state: str, awaited: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is silent, the collector says by its own clock: that of the node may be a day behind."""
+    """The collector tells by its own clock which node is silent: that of the node may be a day behind."""
     waiting = job(StageOutState=state, StageOutManager="ep1,ep2")
     assert render.awaited_managers(merge([waiting], [])) == awaited
     pool: Any = SimpleNamespace(reports=lambda managers: [replace(report(), sent_at=1)], heard=lambda managers: {"ep2"})
-    queue: Any = SimpleNamespace(jobs_in_stage_out=lambda owner: [waiting])
-    notes = status_module._look(queue, pool, [], None, {}).notes
+    pool.agent_heard_at = lambda schedd: int(time.time())
+    queue: Any = SimpleNamespace(jobs_in_stage_out=lambda owner: [waiting], name=lambda: "ap")
+    notes = status_module.look(queue, pool, [], None, {}).notes
     assert [note.partition(" Its output")[0] for note in notes] == [
         "nothing was heard of ep1 for 15m00s or more: is its node up?" for _ in awaited if _ == "ep1"
     ]
@@ -111,14 +135,14 @@ def test_a_custodian_that_is_silent_is_named(state: str, awaited: set[str], monk
 def test_a_job_that_is_held_without_output_in_custody_says_why() -> None:
     held = job(JobStatus=5, TransferOutputStats=None, HoldReasonCode=12, HoldReasonSubCode=256, HoldReason="no out2")
     (text, reason, *_) = lines(Snapshot(merge([held], []), []), NOW, 0, in_detail=True)
-    assert (text, reason) == ("Job 12.0 of alice: Held", "  reason    no out2")
+    assert (text, reason) == ("Job 12.0 of alice: held", "  reason    no out2")
 
 
 def test_what_was_removed_waits_for_nothing() -> None:
     gone = job(JobStatus=3, StageOutState="RetryWait", StageOutNextAttempt=int(NOW) + 9, RemoveReason="via condor_rm",
                StageOutReason="507: full; attempt 2 of 20")  # fmt: skip
     (text, reason, *_) = lines(Snapshot(merge([gone], []), []), NOW, 0, in_detail=True)
-    assert (text, reason) == ("Job 12.0 of alice: Removed", "  reason    via condor_rm")
+    assert (text, reason) == ("Job 12.0 of alice: removed", "  reason    via condor_rm")
     item = entry(gone, [])
     assert (item["reason"], item["state"]) == ("via condor_rm", "RetryWait")
 
@@ -188,8 +212,8 @@ def test_a_nodes_own_rows() -> None:
 def test_overview() -> None:
     text = lines(Snapshot(merge([job()], [report(box())]), []), NOW, 0, in_detail=False)
     assert text == [
-        "JOB   OWNER  STATE      FILES           SIZE  ATTEMPT   NEXT  REASON",
-        "12.0  alice  RetryWait    1/3  1.0 MB/3.0 MB  2 of 20  3m20s  507 from dest",
+        "JOB   OWNER  STATE             FILES           SIZE  ATTEMPT   NEXT  ETA  REASON",
+        "12.0  alice  waiting to retry    1/3  1.0 MB/3.0 MB  2 of 20  3m20s    -  507 from dest",
         "",
         "1 job; 1 file, 1.0 MB still to deliver",
     ]
@@ -197,12 +221,12 @@ def test_overview() -> None:
 
 def test_file_by_file() -> None:
     text = "\n".join(lines(Snapshot(merge([job()], [report(box())]), []), NOW, 0, in_detail=True))
-    assert "Job 12.0 of alice: RetryWait" in text
+    assert "Job 12.0 of alice: waiting to retry" in text
     assert "2 of 3 files, 2.0 MB of 3.0 MB" in text
     assert re.search(
-        r"b\.dat +1\.0 MB +RetryWait +curl_plugin +2 of 20 +3m20s +- +https://dest/b\.dat +507: full", text
+        r"b\.dat +1\.0 MB +waiting to retry +curl_plugin +2 of 20 +3m20s +- +https://dest/b\.dat +507: full", text
     )
-    assert re.search(r"a\.dat +2\.0 MB +Delivered +curl_plugin +1 of 20 +- +md5 +https://dest/a\.dat +-", text)
+    assert re.search(r"a\.dat +2\.0 MB +delivered +curl_plugin +1 of 20 +- +md5 +https://dest/a\.dat +-", text)
     assert "(1 file not shown here" in text
 
 
@@ -214,20 +238,58 @@ def test_where_the_files_of_delivered_output_are_found() -> None:
 
 def test_a_node_shows_what_goes_where_at_once_and_why() -> None:
     one = StreamsReport("https://dest", "crowding", 4, 1, 3, 3, 8, 12.5, "4 transfers carry 3.9: no step.", "Granted.")
-    text = lines(Snapshot(merge([job()], [report(box())]), [], [one, replace(one, rate_mb_s=0.0)]), NOW, 0, False)
+    flow = FlowReport("https://dest", 10**7, 10**7, 0.5, files_waiting=9, bytes_waiting=900 * MB)
+    said = replace(report(box()), flows=(flow,))
+    streams = [one, replace(one, server="https://idle", rate_mb_s=0.0)]
+    places = tuple(destinations([said], NOW))
+    text = lines(Snapshot(merge([job()], [said]), [], streams, destinations=places), NOW, 0, False)
     assert text[-3:] == [
-        "SERVER        AT ONCE  STREAMS       RATE  WHY",
-        "https://dest      3/4      3/8  12.5 MB/s  4 transfers carry 3.9: no step. Granted.",
-        "https://dest      3/4      3/8          -  4 transfers carry 3.9: no step. Granted.",
+        "SERVER        AT ONCE  STREAMS       RATE  WAITING      ETA  WHY",
+        "https://dest      3/4      3/8  12.5 MB/s   900 MB  0-5 min  4 transfers carry 3.9: no step. Granted.",
+        "https://idle      3/4      3/8          -        -        -  4 transfers carry 3.9: no step. Granted.",
     ]
     assert as_json([], NOW, [], [one])["streams"] == [asdict(one)]
     assert "streams" not in as_json([], NOW)
 
 
+def test_the_output_of_all_users_has_sums_for_each_server() -> None:
+    near = FlowReport(
+        "https://near", 10**7, 10**7, 0.5, files_waiting=1, bytes_waiting=10 * MB, files_moving=1, bytes_moving=MB
+    )
+    far = FlowReport("https://far", 0, 0, 0.0, files_waiting=2, bytes_waiting=500 * MB)
+    said = [
+        replace(report(box()), manager="one", flows=(near, far)),
+        replace(report(box()), manager="two", flows=(far,)),
+    ]
+    seen = Snapshot(merge([job()], said[:1]), [], destinations=tuple(destinations(said, NOW)))
+    text = lines(seen._replace(is_of_all=True), NOW, 0, in_detail=False)
+    assert [line.split() for line in text[-3:]] == [
+        ["SERVER", "NODES", "FILES", "SIZE", "RATE", "ETA"],
+        ["https://far", "2", "4", "1.0", "GB", "-", "-"],
+        ["https://near", "1", "2", "11.0", "MB", "9.5", "MB/s", "0-1", "s"],
+    ]
+    assert "SERVER" not in "".join(lines(seen, NOW, 0, in_detail=False))
+
+
+@pytest.mark.parametrize(
+    ("etas", "shown"),
+    [
+        (((10, 20), (30, 300)), (30, 300)),
+        (((10, 20), (30, None)), (30, None)),
+        (((10, 20), (None, None)), (10, None)),
+        (((None, None),), (None, None)),
+    ],
+)
+def test_all_has_arrived_when_the_last_node_is_done(etas: Any, shown: tuple[int | None, int | None]) -> None:
+    places = [Destination("ep", "https://dest", 1, 0.1, 1, 1, "kept", 1, 1, 0, 0, *eta) for eta in etas]
+    (total,) = server_totals(places)
+    assert (total.eta_low_s, total.eta_high_s) == shown
+
+
 def test_a_synchronous_job_says_so() -> None:
     (row,) = merge([job(TransferOutputStats=None)], [])
     text = "\n".join(lines(Snapshot([row], []), NOW, 0, in_detail=True))
-    assert "Synchronous" in text and "nothing was handed off" in text
+    assert "synchronous" in text and "nothing was handed off" in text
 
 
 def test_notes_and_nothing_to_show() -> None:
@@ -260,7 +322,7 @@ def test_lines_are_cut_to_the_terminal_and_never_elsewhere() -> None:
      ("999 MB", 999 * MB), ("1.0 GB", 1000 * MB), ("4.0 GB", 4096 * MB), ("2048 PB", 2 * 1024**6)],
 )  # fmt: skip
 def test_sizes(text: str, count: int) -> None:
-    assert render.size(count) == text
+    assert size(count) == text
 
 
 @pytest.mark.parametrize(
@@ -295,7 +357,7 @@ class Terminal(io.StringIO):
 
 
 def watched(live: bool, monkeypatch: Any) -> str:
-    """What ``--watch`` writes while a job is delivered, with the schedd away for a while."""
+    """The output of ``--watch`` while a job is delivered, with the schedd away for a while."""
     half, done = box(bytes_left=2 * MB, files_left=2), box(bytes_left=0, files_left=0, state="Delivered")
     looks: list[Any] = [half, half, Unavailable("the schedd does not answer."), done]
 
@@ -332,8 +394,11 @@ def test_wide_characters_keep_the_columns_straight() -> None:
 
 
 def test_json_of_status() -> None:
-    data = json.loads(json.dumps(as_json(merge([job()], [report(box())]), NOW, ["note"])))
-    assert list(data) == ["schema", "at", "jobs", "notes"]
+    said = replace(report(box()), flows=(FlowReport("https://dest"),))
+    places = destinations([said], NOW)
+    data = json.loads(json.dumps(as_json(merge([job()], [said]), NOW, ["note"], places=places)))
+    assert [list(place) for place in data["destinations"]] == [[item.name for item in fields(Destination)]]
+    assert list(data) == ["schema", "at", "jobs", "destinations", "notes", "agent_heard_at"]
     assert (data["schema"], data["at"], data["notes"]) == (1, int(NOW), ["note"])
     (row,) = data["jobs"]
     assert list(row) == [item.name for item in fields(Row)]
@@ -370,6 +435,7 @@ def test_history_of_a_job() -> None:
     assert run["tickets"] == ["0af"]
     assert run["files"][0] == {
         "name": "a.dat", "url": "https://dest/a.dat", "size_bytes": 5, "handed_off": True, "success": True, "error": "",
+        "synchronous_code": "", "synchronous_reason": "",
     }  # fmt: skip
     text = "\n".join(details(item))
     for line in ("output    1 file, 5 B", "took      1m15s after the job's end", "attempts  2", "verified  md5"):
@@ -383,11 +449,11 @@ def test_history_of_a_job() -> None:
 @pytest.mark.parametrize(
     ("end", "delivered", "changes"),
     [
-        ("Delivered", True, {"StageOutState": "Delivered", "StageOutRun": 1}),
-        ("Removed", False, {"JobStatus": 3, "StageOutState": "Moving"}),
-        ("Cancelled", False, {"StageOutState": "Cancelled"}),
-        ("Synchronous", True, {"TransferOutputStats": None}),
-        ("Delivered", False, {"StageOutState": "Delivered", "StageOutRun": 1, "NumShadowStarts": 2}),
+        ("delivered", True, {"StageOutState": "Delivered", "StageOutRun": 1}),
+        ("removed", False, {"JobStatus": 3, "StageOutState": "Moving"}),
+        ("cancelled", False, {"StageOutState": "Cancelled"}),
+        ("synchronous", True, {"TransferOutputStats": None}),
+        ("delivered", False, {"StageOutState": "Delivered", "StageOutRun": 1, "NumShadowStarts": 2}),
     ],
 )
 def test_ends_in_the_history(end: str, delivered: bool, changes: dict[str, Any]) -> None:
@@ -398,4 +464,246 @@ def test_ends_in_the_history(end: str, delivered: bool, changes: dict[str, Any])
 
 def test_a_history_without_records_says_why() -> None:
     assert "rotated away" in details(entry(job(), []))[-1]
-    assert overview([], 80) == ["The history has no job whose output was handed off."]
+
+
+@pytest.mark.parametrize(
+    ("live", "settings", "wanted"),
+    [
+        (True, {}, True),
+        (True, {"NO_COLOR": ""}, True),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"TERM": "dumb"}, False),
+        (False, {}, False),
+    ],
+)
+def test_colours_are_for_terminals_and_honour_no_color(
+    live: bool, settings: dict[str, str], wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    assert render.wants_colours(Terminal(live)) is wanted
+
+
+def test_states_are_painted_and_nothing_else_changes() -> None:
+    wide = {"Owner": "失敗failed", "StageOutReason": "failed " * 30}
+    jobs = [job(StageOutState="Failed", StageOutRun=1, **wide), job(ProcId=1, StageOutState="Moving")]
+    seen = Snapshot(merge(jobs, [report(box(job="ap#12.1#1"))]), [])
+    for detail in (True, False):
+        for width in (0, 60, 22):
+            plain, painted = (lines(seen, NOW, width, detail, colour=colour) for colour in (False, True))
+            assert [re.sub(r"\x1b\[\d+m", "", line) for line in painted] == plain
+            assert "".join(painted).count("\x1b[31mfailed\x1b[0m") == (width != 22 or detail)
+
+
+# ---- plain answers ---------------------------------------------------------------------------------------------------
+
+
+def first_row(**changes: Any) -> Row:
+    (row,) = merge([job()], [report(box(**changes))])
+    return row
+
+
+@pytest.mark.parametrize(
+    ("attempts", "excused", "column", "text"),
+    [
+        (1, 1, "0 of 20", "0 of 20; 1 more did not count, because a server did not answer or a credential was missing"),
+        (3, 2, "1 of 20", "1 of 20; 2 more did not count, because a server did not answer or a credential was missing"),
+        (3, 0, "3 of 20", "3 of 20"),
+        (0, 0, "-", ""),
+    ],
+)
+def test_the_limit_of_attempts_does_not_run_away(attempts: int, excused: int, column: str, text: str) -> None:
+    row = first_row(attempts=attempts, excused=excused)
+    assert column in render.jobs_table([row], NOW)[1]
+    assert dict(render._facts(row, NOW))["attempt"] == text
+
+
+def test_owners_read_plain_words_and_administrators_the_ledgers() -> None:
+    assert set(PLAIN) == set(State)
+    for state in State:
+        row = first_row(state=state.value, next_attempt_at=0)
+        assert render.state_word(row) == PLAIN[state], "owner"
+        assert render.state_word(row, ledger=True) == state.value, "administrator"
+    here = Snapshot(rows_of_report(report(box(state="Leased"))), [], [])
+    assert lines(here, NOW, 0, in_detail=False)[1].split()[2] == "Leased"
+    assert "starting to send" in lines(here._replace(streams=None), NOW, 0, in_detail=False)[1]
+    assert as_json(here.rows, NOW)["jobs"][0]["state"] == "Leased"
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"TransferOutputStats": None, "JobStatus": 6}, "transferring output"),
+        ({"TransferOutputStats": None, "JobStatus": 2}, "running"),
+        ({}, "waiting for a report"),
+    ],
+)
+def test_jobs_without_a_state_show_their_status_in_plain_words(changes: dict[str, Any], word: str) -> None:
+    (row,) = merge([job(**changes)], [])
+    assert render.state_word(row) == word
+
+
+def waiting_for(probe_at: int, state: str = "RetryWait", next_at: int = int(NOW) - 300) -> Row:
+    """Output that is due, for a server that does not answer."""
+    away = ServerReport("https://dest", "open", "refused", 3, int(NOW) - 300, probe_at)
+    files = (replace(FILES[0], state=state, next_attempt_at=next_at), FILES[1])
+    seen = replace(report(box(state=state, next_attempt_at=next_at, files=files)), servers=(away,))
+    (row,) = merge([job()], [seen])
+    return row
+
+
+def test_output_for_a_server_that_does_not_answer_waits_for_the_next_probe() -> None:
+    """Files that are due wait until one of them has reached the server."""
+    for state in ("RetryWait", "Confirmed"):
+        row = waiting_for(int(NOW) + 20, state)
+        assert (row.waits_for_server, row.next_attempt_at) == ("https://dest", int(NOW) + 20)
+        assert row.files[0].next_attempt_at == int(NOW) + 20
+        assert render.state_word(row) == "waiting for the server"
+        assert render.next_word(row, NOW) == "20s"
+        assert render.next_word(waiting_for(0, state), NOW) == "probing"
+    assert render.next_word(waiting_for(int(NOW) + 20, next_at=int(NOW) + 90), NOW) == "1m30s"
+    assert waiting_for(int(NOW) + 20, "Moving").waits_for_server == ""
+
+
+def test_output_for_two_servers_of_which_one_answers_waits_for_no_server() -> None:
+    away = ServerReport("https://dest", "open", "refused", 3, int(NOW) - 300, int(NOW) + 20)
+    other = replace(FILES[0], name="c.dat", url="https://other/c.dat", next_attempt_at=int(NOW) + 5)
+    seen = replace(report(box(files=(*FILES, other), next_attempt_at=int(NOW) + 5)), servers=(away,))
+    (row,) = merge([job()], [seen])
+    assert (row.waits_for_server, row.next_attempt_at) == ("", int(NOW) + 5)
+
+
+@pytest.mark.parametrize(
+    ("left", "text"), [(2, "nothing confirmed yet"), (1, "1 of 2 files confirmed")], ids=["nothing", "one"]
+)
+def test_output_that_is_being_sent_says_since_when_and_what_is_confirmed(left: int, text: str) -> None:
+    begun = replace(FILES[0], state="Moving", began_at=int(NOW) - 240, next_attempt_at=0, error="", error_code=0)
+    row = first_row(
+        state="Moving", reason="", files=(begun, FILES[1])[:left] if left == 1 else (begun,), files_total=2,
+        files_left=left, next_attempt_at=0,
+    )  # fmt: skip
+    assert render.reason(row, NOW) == f"sending to dest for 4m00s, {text}"
+    assert f"sending to dest for 4m00s, {text}" in render.jobs_table([row], NOW)[1]
+    assert render.reason(replace(row, files=()), NOW) == ""
+
+
+def test_paused_output_has_no_next_attempt() -> None:
+    (row,) = merge([job()], [report(box(paused=1))])
+    assert not re.search(r"next +in ", "\n".join(lines(Snapshot([row], []), NOW, 0, in_detail=True)))
+    assert (row.next_attempt_at, {file.next_attempt_at for file in row.files}) == (0, {0})
+
+
+def test_paused_output_is_called_so() -> None:
+    for row in (first_row(paused=1, state="Confirmed"), *rows_of_report(report(box(paused=1)))):
+        assert (render.state_word(row), row.paused) == ("paused", True)
+
+
+@pytest.mark.parametrize(("state", "word"), [("RetryWait", "due"), ("Confirmed", "-"), ("Moving", "-")])
+def test_no_attempt_is_promised_for_the_past(state: str, word: str) -> None:
+    assert render.next_word(first_row(state=state, next_attempt_at=int(NOW) - 300), NOW) == word
+    assert "now" not in render.jobs_table([first_row(next_attempt_at=int(NOW) - 300)], NOW)[1].split()
+
+
+def test_delivered_output_whose_job_is_in_the_queue_says_when_it_leaves() -> None:
+    delivered = job(StageOutState="Delivered", StageOutRun=1, StageOutReason="1 file, 5 B delivered")
+    (row,) = merge([delivered], [])
+    assert render.reason(row, NOW) == "leaves the queue within a minute; 1 file, 5 B delivered"
+    (kept,) = merge([job(StageOutState="Delivered", StageOutRun=1, StageOutUserLeave=True)], [])
+    (gone,) = merge([replace(delivered, in_queue=False)], [])
+    assert (kept.leaves_queue, gone.leaves_queue) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "note"),
+    [
+        (5, []),
+        (720, ["the schedd agent of ap does not answer (last heard of 12m00s ago)"]),
+        (None, ["the schedd agent of ap does not answer (the collector knows none)"]),
+    ],
+)
+def test_status_says_that_the_agent_is_away(
+    silent_s: int | None, note: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    heard_at = 0 if silent_s is None else int(NOW) - silent_s
+    pool: Any = SimpleNamespace(
+        reports=lambda managers: [], heard=set, agent_heard_at=lambda schedd: heard_at if schedd == "ap" else 1
+    )
+    queue: Any = SimpleNamespace(jobs_in_stage_out=lambda owner: [job(StageOutState="Moving")], name=lambda: "ap")
+    seen = status_module.look(queue, pool, [], None, {})
+    assert [text.partition(":")[0] for text in seen.notes] == note
+    assert as_json(seen.rows, NOW, seen.notes, None, seen.agent_heard_at)["agent_heard_at"] == heard_at
+    queue.jobs_in_stage_out = lambda owner: [job(StageOutState="Delivered", StageOutRun=1)]
+    assert status_module.look(queue, pool, [], None, {}).agent_heard_at is None, "nothing waits for the agent"
+
+
+ENDED = [box(job=f"ap#{number}.0#1", state=state) for number, state in enumerate(("Cancelled", "Superseded"), 20)]
+AWAY = ServerReport("https://dest", "open", "refused", 3, int(NOW) - 300, int(NOW) + 20)
+
+
+def on_node(
+    monkeypatch: pytest.MonkeyPatch, *boxes: SandboxReport, is_whole: bool = True, words: str = "--node"
+) -> tuple[int, str]:
+    """Exit status and text of ``stageout status`` on a node with these sandboxes."""
+    seen = replace(report(*boxes), servers=(AWAY,))
+    monkeypatch.setattr("stageout.cli.node.local_report", lambda now: LocalReport(seen, is_whole))
+    monkeypatch.setattr("stageout.cli.node.local_streams", list)
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", screen)
+    status = main(["status", *words.split()])
+    return status, screen.getvalue()
+
+
+def test_a_node_without_output_can_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the breaker of a server to which nothing is to go, nor what was cancelled, is shown."""
+    for words in ("--node", "--node --empty"):
+        assert on_node(monkeypatch, *ENDED, words=words) == (0, "Nothing waits here: this node can be removed.\n")
+    assert on_node(monkeypatch, *ENDED, is_whole=False) == (0, "None of your output waits here.\n")
+    assert "Cancelled" in on_node(monkeypatch, *ENDED, words="--node 20.0")[1], "shown when it is asked for"
+
+
+@pytest.mark.parametrize("state", ["RetryWait", "Failed", "Released", "Lost", "HandedOver"])
+def test_a_node_that_is_needed_says_what_for(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The access point has not recorded the end of what is released or lost: without the node the job runs again."""
+    status, text = on_node(monkeypatch, box(state=state), *ENDED, words="--node --empty")
+    assert status == 1 and state in text and "Cancelled" not in text
+    assert on_node(monkeypatch, box(state=state))[0] == 0
+    assert needs_node(rows_of_report(report(box(state=state)))[0])
+
+
+def test_only_those_who_see_all_output_may_ask_whether_a_node_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_node(monkeypatch, is_whole=False, words="--node --empty")[0] == 1
+    for words in ("--empty", "--node --empty --watch", "--node --empty 12.0"):
+        assert on_node(monkeypatch, words=words)[0] == 64
+
+
+DELIVERED = {"StageOutState": "Delivered", "StageOutRun": 1}
+
+
+@pytest.mark.parametrize(
+    ("queued", "text"),
+    [
+        ([], "goes."),
+        ([job(**DELIVERED)], "goes. Delivered, and about to leave the queue: 12.0."),
+        ([job(StageOutState="Moving")], "goes. 'stageout status' shows the output that is not delivered yet."),
+    ],
+)
+def test_an_empty_history_names_what_is_still_in_the_queue(
+    queued: list[Any], text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = SimpleNamespace(recent_history=lambda owner, limit: [], jobs_in_stage_out=lambda owner: queued)
+    monkeypatch.setattr("stageout.cli.condor.Queue", lambda schedd, pool: queue)
+    assert main(["history", "-n", "ap", "--all"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("No job whose output was handed off has left the queue") and printed.endswith(f"{text}\n")
+
+
+def test_history_says_of_each_file_why_it_was_not_handed_off() -> None:
+    why = ClassAd({"StageOutSynchronous": "the spool of the node is full", "StageOutSynchronousCode": "SpoolFull"})
+    late = ClassAd({"TransferFileName": "c.dat", "TransferSuccess": True, "DeveloperData": why})
+    both = ClassAd({**RECORD, "OutputPluginResultList": [*RECORD["OutputPluginResultList"], late]})
+    item = entry(job(**DELIVERED), [both])
+    assert [file["synchronous_code"] for file in item["runs"][0]["files"]] == ["", "", "SpoolFull"]
+    assert re.search(r"c\.dat +0 B +synchronous +- +the spool of the node is full", "\n".join(details(item)))

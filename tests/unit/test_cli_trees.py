@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import pytest
 
-from stageout.cli import spooled, trees
 from stageout.cli.exits import UsageError
-from stageout.cli.tally import Tally
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.asking import Asking
 from stageout.overlay.channel import Gateway
-from stageout.wire.fields import MAX_PATH_BYTES
-from stageout.wire.overlay import Answer, List
+from stageout.overlay.cli import spooled, trees
+from stageout.overlay.cli.tally import Tally
+from stageout.overlay.wire.fields import MAX_PATH_BYTES
+from stageout.overlay.wire.messages import Answer, List
 
 _GATEWAY = Gateway("h", 9621, "k", b"secret")
 _HOSTILE = ("n" * 256, "", ".", "..", "../out", "/out", "a/b", "nul\0", "\ud800", "\udc2f")

@@ -11,7 +11,8 @@ import pytest
 from stageout.cli.exits import Unavailable, UnknownJob
 from stageout.cli.jobs import Job, JobId
 from stageout.cli.main import main
-from stageout.cli.wait import Watcher, wait
+from stageout.cli.wait import wait
+from stageout.cli.watcher import Watcher
 from stageout.core.classads import ClassAd
 from tests.unit.test_cli_jobs import job
 

@@ -8,7 +8,7 @@ import pytest
 from manager_site import Site, made, run
 from test_drain import handed_off
 
-from sandbox_manager.recovery import ClockSeen, read_clock
+from sandbox_manager.custody.recovery import ClockSeen, read_clock
 from stageout.core import durable
 from stageout.core.clock import SystemClock
 from stageout.core.states import State
@@ -34,7 +34,7 @@ def site() -> Iterator[Site]:
 def test_nothing_is_given_up_or_deleted_for_a_clock_that_is_set(
     site: Site, jump_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a month: more than STAGEOUT_GIVE_UP and STAGEOUT_RETENTION."""
+    """By a month: more than STAGEOUT_DELIVERY_TIMEOUT and STAGEOUT_RETENTION."""
     clock = SetClock()
     monkeypatch.setattr("manager_site.LaterClock", lambda: clock)
 
@@ -46,9 +46,9 @@ def test_nothing_is_given_up_or_deleted_for_a_clock_that_is_set(
             with monkeypatch.context() as patch:
                 patch.setattr(durable, "_faults", durable.parse_faults("record-retry=EIO"))
                 with pytest.raises(OSError, match="Input/output error"):
-                    await node.pipeline.keep_house()
-            await node.pipeline.keep_house()
-            boxes = list(node.pipeline.book.registry.by_id.values())
+                    await node.pipeline.run_housekeeping()
+            await node.pipeline.run_housekeeping()
+            boxes = list(node.pipeline.store.registry.by_id.values())
             assert [(box.state, box.reason) for box in boxes] == [(State.ACCEPTED, ""), (State.CONFIRMED, "")]
             assert node.clock is clock
             assert all(0 <= clock.wall_s() - box.accepted_at < 600 for box in boxes)
@@ -90,8 +90,8 @@ def test_nothing_is_given_up_or_kept_for_ever_for_a_clock_that_is_set_while_the_
         clock.ahead_s = jump_s
         for _ in range(2):  # the next start minds nothing again
             async with site.manager(moving=False) as node:
-                await node.pipeline.keep_house()
-                boxes = list(node.pipeline.book.registry.by_id.values())
+                await node.pipeline.run_housekeeping()
+                boxes = list(node.pipeline.store.registry.by_id.values())
                 assert [(box.state, box.reason) for box in boxes] == [(State.ACCEPTED, ""), (State.CONFIRMED, "")]
                 assert all(0 <= clock.wall_s() - box.accepted_at < 600 for box in boxes)
 
@@ -104,8 +104,8 @@ def test_what_has_passed_while_the_manager_was_down_counts(site: Site, monkeypat
             await node.hand_off({"copy://h/ok/a": b"x"})
         monkeypatch.setattr("manager_site.LaterClock.ahead_s", 40 * 86_400.0)
         async with site.manager(moving=False) as node:
-            await node.pipeline.keep_house()
-            (box,) = node.pipeline.book.registry.by_id.values()
+            await node.pipeline.run_housekeeping()
+            (box,) = node.pipeline.store.registry.by_id.values()
             assert (box.state, box.reason[:15]) == (State.LOST, "never confirmed")
 
     run(story())

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sandbox_manager.collector import unpacked
-from schedd_agent.notices import Buckets, CondorDirectory
+from sandbox_manager.report.collector import unpacked
+from schedd_agent.collector import CondorCollectorClient, OrderBuckets
 from stageout.core.signing import SigningKey
 from stageout.wire.custody import (
     AD_LIFETIME_S,
@@ -45,7 +45,7 @@ def neighbours(count: int) -> list[str]:
 
 def test_a_manager_finds_its_own_sheet_among_those_of_its_bucket() -> None:
     one, two = neighbours(2)
-    (ad,) = Buckets("ap").put([sheet(one), sheet(two)])
+    (ad,) = OrderBuckets("ap").put([sheet(one), sheet(two)])
     (found,) = unpacked([ad], two)
     assert found["MyType"] == ORDERS_AD and read_orders(found["StageOutPayload"]).manager == two
     check_signature(ORDERS_AD, found, KEY.public)
@@ -53,7 +53,7 @@ def test_a_manager_finds_its_own_sheet_among_those_of_its_bucket() -> None:
 
 def test_a_new_sheet_leaves_the_others_of_its_bucket() -> None:
     one, two = neighbours(2)
-    buckets = Buckets("ap")
+    buckets = OrderBuckets("ap")
     buckets.put([sheet(one), sheet(two)])
     (ad,) = buckets.put([sheet(one, 1005)])
     sent = [read_orders(found["StageOutPayload"]).sent_at for name in (one, two) for found in sheets_for(name, ad)]
@@ -62,7 +62,7 @@ def test_a_new_sheet_leaves_the_others_of_its_bucket() -> None:
 
 def test_a_sheet_that_was_not_repeated_expires_as_its_own_ad_would() -> None:
     one, two = neighbours(2)
-    buckets = Buckets("ap")
+    buckets = OrderBuckets("ap")
     buckets.put([sheet(one), sheet(two)])
     (ad,) = buckets.put([sheet(one, 1001 + AD_LIFETIME_S)])
     assert sheets_for(two, ad) == []
@@ -116,9 +116,9 @@ def test_the_scan_of_all_ads_is_the_rarer_the_longer_it_takes(
     scan_s: float, scans: int, collector: FakeCollector
 ) -> None:
     collector.scan_s = scan_s
-    directory = CondorDirectory("ap", lambda: collector.now_s)
+    directory = CondorCollectorClient("ap", lambda: collector.now_s)
     for _ in range(100):
-        look = directory.look()
+        look = directory.query_reports()
         assert look.collector_age_s == 77
         assert [ad["Name"] for ad in look.ads] == [REPORTS.ad_type, "Any"], "what the last scan found still counts"
         collector.now_s += 5.0
@@ -127,5 +127,5 @@ def test_the_scan_of_all_ads_is_the_rarer_the_longer_it_takes(
 
 def test_everything_for_managers_goes_into_their_table(collector: FakeCollector) -> None:
     notice = notice_ad(AgentNotice("ap", "ap", KEY.public, 1, 1000), KEY)
-    CondorDirectory("ap").publish([notice, sheet("manager@ep1")])
+    CondorCollectorClient("ap").publish([notice, sheet("manager@ep1")])
     assert collector.published == [(LETTERS.update, "StageOutAgent"), (LETTERS.update, BUCKET_AD)]

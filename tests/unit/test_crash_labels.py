@@ -1,4 +1,4 @@
-"""Each durable step of docs/ORDERING.md is one at which some test lets a process die, or it says here why none need."""
+"""Each step of docs/reference/durable-steps.md has a test that lets a process die there, or a reason here."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_at_each_durable_step_a_test_lets_a_process_die() -> None:
     named = (set(_BY_THEMSELVES), _REPLACED_AS_A_WHOLE)
     assert table - walked.union(*named) == set(), "nobody dies there: let a test do so"
     for some in named:
-        assert some <= table, "no steps of docs/ORDERING.md"
+        assert some <= table, "no steps of docs/reference/durable-steps.md"
         assert some & walked == set(), "they are walked"
 
 
@@ -82,7 +82,7 @@ def test_what_has_tests_of_its_own_is_named_there_by_one_that_dies() -> None:
 
 
 def test_what_is_replaced_as_a_whole_goes_by_the_one_helper() -> None:
-    parts = ("stageout", "overlay_router", "sandbox_manager", "schedd_agent", "policy_service")
+    parts = ("stageout", "overlay_router", "sandbox_manager", "schedd_agent", "policy_service", "stageout_web")
     code = "\n".join(path.read_text() for part in parts for path in (ROOT / part).rglob("*.py"))
     for label in _REPLACED_AS_A_WHOLE:
         found = re.findall(rf'(\w+)\(\s*"{label}"', code)

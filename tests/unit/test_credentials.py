@@ -18,9 +18,9 @@ import pytest
 from handoff_site import ALICE, BOB, Child, RawPlugin, needs_root, site_for, wait_for, write_files
 from manager_site import PYTHON, Node, Site, made, run
 
-from sandbox_manager import lookups
-from sandbox_manager.credentials import BadCredential, Credential, examine
-from stageout.core.classads import parse_ads
+from sandbox_manager.custody import queries
+from sandbox_manager.custody.credentials import BadCredential, Credential, examine
+from stageout.core.classad_parser import parse_ads
 from stageout.core.errors import ErrorClass
 from stageout.core.states import State
 from stageout.handoff import client
@@ -224,7 +224,7 @@ def test_secrets_reach_neither_log_nor_reason(site: Site, caplog: pytest.LogCapt
 async def ended(node: Node, **knobs: Any) -> tuple[str, Credential]:
     """A confirmed sandbox whose token ended before it was its turn. Returns ticket and record of the token."""
     receipt = await node.hand_off({"copy://h/ok/f": b"1"}, credentials={"team": jwt(1).encode()})
-    (held,) = await node.ledger.read(lookups.tickets_with_credentials)
+    (held,) = await node.ledger.read(queries.tickets_with_credentials)
     await until(lambda: time.time() > held.expires_at, "the end of the token")
     await node.confirm(receipt)
     box = await node.until_state(State.RETRY_WAIT)
@@ -243,7 +243,7 @@ def test_what_has_ended_waits_for_a_new_one_and_goes_on_with_it(site: Site) -> N
         async with site.manager() as node:
             ticket, old = await ended(node)
             assert site.calls() == []
-            put = node.pipeline.renewal.put
+            put = node.pipeline.custody.renewal.put
             assert not await put(ticket, old, jwt(-5).encode())
             assert not await put("0" * 32, old, jwt(60).encode())
             with pytest.raises(BadCredential):
@@ -271,8 +271,8 @@ def test_a_refused_credential_waits_too_and_its_gate_opens(site: Site) -> None:
             await node.confirm(receipt)
             box = await node.until_state(State.RETRY_WAIT)
             assert box.reason == "needs credential: 401 for ***"
-            (held,) = await node.ledger.read(lookups.tickets_with_credentials)
-            assert await node.pipeline.renewal.put(receipt.ticket, held.credentials[0], OTHER.encode())
+            (held,) = await node.ledger.read(queries.tickets_with_credentials)
+            assert await node.pipeline.custody.renewal.put(receipt.ticket, held.credentials[0], OTHER.encode())
             await node.until_state(State.RELEASED)
 
     run(work())
@@ -310,23 +310,26 @@ def test_a_401_is_final_where_nothing_can_be_renewed(site: Site) -> None:
 
 
 def test_retention_ends_the_wait_for_a_credential(site: Site) -> None:
-    site.knobs.update(STAGEOUT_GIVE_UP="60", STAGEOUT_RETENTION="1000")
+    site.knobs.update(STAGEOUT_DELIVERY_TIMEOUT="60", STAGEOUT_RETENTION="1000")
 
     async def work() -> None:
         async with site.manager() as node:
             await ended(node)
             node.clock.ahead_s = 500
-            await node.pipeline.keep_house()
+            await node.pipeline.run_housekeeping()
             await node.until_state(State.RETRY_WAIT)  # it may just be trying again
             node.clock.ahead_s = 1100
-            while node.state() is not State.FAILED:  # a sandbox that is just trying again is looked at later
-                await node.pipeline.keep_house()
-                await asyncio.sleep(0.05)
-            box = await node.until_state(State.FAILED)
+
+            async def has_failed() -> bool:  # a sandbox that is just trying again is looked at later
+                await node.pipeline.run_housekeeping()
+                return bool(node.state() is State.FAILED)
+
+            await until(has_failed, "the end of a sandbox whose credential has ended")
+            box = node.box()
             # as the plugin said it, or, where another try came first, as the manager did
             assert "gave up" in box.reason and ("needs credential" in box.reason or "token of team ended" in box.reason)
             node.clock.ahead_s = 3000
-            await node.pipeline.keep_house()
+            await node.pipeline.run_housekeeping()
             await until(lambda: not list((site.base / "spool" / "sandboxes").iterdir()), "the spool to be empty")
 
     run(work())
@@ -365,11 +368,11 @@ def test_destinations_of_credentials_that_nobody_has_are_forgotten(site: Site) -
             await node.confirm(receipt)
             await node.until_state(State.RELEASED)
             await node.pipeline.forget_old_jobs()
-            assert len(node.pipeline.book.registry.destinations) == 1
+            assert len(node.pipeline.store.registry.destinations) == 1
             await node.order(Action.FORGET)
             await until(lambda: node.box() is None, "the record to be gone")
             await node.pipeline.forget_old_jobs()
-            assert node.pipeline.book.registry.destinations == {}
+            assert node.pipeline.store.registry.destinations == {}
 
     run(work())
 
@@ -379,7 +382,7 @@ def test_destinations_of_credentials_that_nobody_has_are_forgotten(site: Site) -
 
 def offered(content: bytes, service: str = "team", kind: str = "token") -> client.Carried:
     """One credential on its way."""
-    return client.Carried(wire.Surroundings((wire.OfferedCredential(kind, service, len(content)),)), [content])
+    return client.Carried(wire.TransferContext((wire.OfferedCredential(kind, service, len(content)),)), [content])
 
 
 @pytest.mark.parametrize("way", [pytest.param("root", marks=needs_root), "one user"])
@@ -463,7 +466,7 @@ def test_a_credential_that_is_not_a_file_of_the_user_is_refused(trick: str) -> N
 )  # fmt: skip
 def test_bad_surroundings_are_no_message(rows: Any) -> None:
     with pytest.raises(wire.BadMessage):
-        wire.offered_surroundings({"op": "offer", "credentials": rows})
+        wire.offered_context({"op": "offer", "credentials": rows})
     for text in (7, "x" * 600_000, "ü"):
         with pytest.raises(wire.BadMessage):
-            wire.offered_surroundings({"op": "offer", "plugin_data": text})
+            wire.offered_context({"op": "offer", "plugin_data": text})

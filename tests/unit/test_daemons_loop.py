@@ -15,6 +15,7 @@ import overlay_router.daemon
 import policy_service.daemon
 import sandbox_manager.daemon
 import schedd_agent.daemon
+import stageout_web.daemon
 
 _BOUND = (asyncio.Lock, asyncio.Event, asyncio.Condition, asyncio.Semaphore, asyncio.Queue)
 _MAINS: dict[str, Callable[[], object]] = {
@@ -22,6 +23,7 @@ _MAINS: dict[str, Callable[[], object]] = {
     "manager": lambda: sandbox_manager.daemon.main(["-t"]),
     "policy": lambda: policy_service.daemon.main(["--alone"]),
     "router": lambda: overlay_router.daemon.main(["--alone"]),
+    "web": lambda: stageout_web.daemon.main(["-t"]),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -12,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from sandbox_manager import ads, lookups
-from sandbox_manager.ledger import Ledger, LedgerError
+from sandbox_manager.custody import queries
+from sandbox_manager.custody.ledger import Ledger, LedgerError
+from sandbox_manager.report import reporter
 from stageout.core import durable
 from stageout.core.states import State
 from tests.polling import until
@@ -82,7 +82,7 @@ def test_a_flipped_byte_in_a_url_costs_one_sandbox(site: Site, caplog: pytest.Lo
     assert [
         record.message
         for record in caplog.records
-        if record.message.startswith("lost ") and "damaged" in record.message
+        if record.message.startswith("sandbox-lost ") and "damaged" in record.message
     ]
 
 
@@ -168,12 +168,14 @@ def test_nothing_is_taken_while_no_report_can_be_made(site: Site, monkeypatch: p
 
             assert (await metrics())["ReportProblem"] == ""
             with monkeypatch.context() as broken:
-                broken.setattr(ads, "report_ad", fails)
+                broken.setattr(reporter, "report_ad", fails)
                 await in_thread(node.hand_off, "copy://h/ok/b")
-                while "a fault in the report" not in (await metrics())["ReportProblem"]:
-                    await asyncio.sleep(0.05)
-                found = await metrics()
-                assert found["StageOutAccept"] is False
+
+                async def metrics_with_the_fault() -> Any:
+                    found = await metrics()
+                    return found if "a fault in the report" in found["ReportProblem"] else None
+
+                assert (await until(metrics_with_the_fault, "the fault"))["StageOutAccept"] is False
                 answer = await in_thread(node.hand_off, "copy://h/ok/c")
                 assert answer["op"] == "refuse" and "report" in answer["reason"]
             await accepted(node, "copy://h/ok/d")
@@ -185,16 +187,16 @@ def test_nothing_is_taken_while_no_report_can_be_made(site: Site, monkeypatch: p
 def test_one_sandbox_whose_files_cannot_be_read_is_reported_without_them(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = lookups.files_in_trouble_first
+    real = queries.files_in_trouble_first
 
-    def fails(db: sqlite3.Connection, box: int, limit: int) -> Any:
+    def fails(db: sqlite3.Connection, box: int, *more: Any) -> Any:
         if box == 1:
             raise sqlite3.DatabaseError("database disk image is malformed")
-        return real(db, box, limit)
+        return real(db, box, *more)
 
     async def story() -> None:
         await _two_jobs(site)
-        monkeypatch.setattr(lookups, "files_in_trouble_first", fails)
+        monkeypatch.setattr(queries, "files_in_trouble_first", fails)
         async with served(site) as node:
             files = {box.run.job_id: len(box.files) for box in node.collector.reports[0].sandboxes}
             assert files == {"1.0": 0, "2.0": 1}

@@ -1,4 +1,4 @@
-"""What a database lacks is found out where Python does not say it (before 3.11)."""
+"""The cause of a database's error is found where Python does not name it (before 3.11)."""
 
 from __future__ import annotations
 

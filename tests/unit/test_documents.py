@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import stageout.jobs
 import stageout.overlay
 import stageout.plugin.api
+import stageout.testing
 from schedd_agent.model import HOLD_SUBCODE_BASE
 from stageout.cli.main import build_parser
 from stageout.core.config import KNOBS
 from stageout.core.errors import ErrorClass
+from stageout.core.metrics import METRICS
 from stageout.core.synchronous import CAUSES
+from tests.shown import shown_calls
 from tests.unit.test_cli_docs import _understood as understood
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,11 +31,18 @@ sys.path.insert(0, str(DOCS / "_ext"))
 
 import reference  # noqa: E402
 
-#: Pages that were written for the site. Older ones, in the folder itself, have tests of their own.
-_FOLDERS = ("start", "user", "administrator", "pilot", "developer", "reference", "explanation")
+_FOLDERS = (
+    "start", "user", "administrator", "pilot", "plugin", "overlay", "developer", "reference", "explanation",
+)  # fmt: skip
 _SINGLE = [ROOT / "README.md", DOCS / "index.md", DOCS / "faq.md", DOCS / "glossary.md"]
 PAGES = [*_SINGLE, *sorted(path for folder in _FOLDERS for path in (DOCS / folder).glob("*.md"))]
 MOST_WORDS = 1500
+#: Tables in which readers look something up, and records of measurements: as long as they need to be.
+LONG = {
+    DOCS / "developer/benchmarks.md",
+    *(DOCS / "reference" / name for name in ("curl-compared.md", "durable-steps.md", "kinds.md", "wire.md")),
+}
+SHORT = [page for page in PAGES if page not in LONG]
 
 
 def build(docs: Path, out: Path, *builders: str) -> str:
@@ -64,6 +75,11 @@ def test_a_wrong_link_is_a_warning(tmp_path: Path) -> None:
     assert "#page" not in warnings
 
 
+def test_each_page_lies_in_the_folder_of_its_reader() -> None:
+    assert {page.name for page in DOCS.glob("*.md")} == {page.name for page in _SINGLE} - {"README.md"}
+    assert [page.name for page in PAGES if page.name != page.name.lower() and page.name != "README.md"] == []
+
+
 def test_every_knob_is_in_the_reference() -> None:
     page = reference.fill((DOCS / "reference/knobs.md").read_text())
     assert not [name for name in KNOBS if f"[`{name}`]" not in page]
@@ -76,6 +92,25 @@ def test_every_code_is_in_the_reference() -> None:
     assert not [kind for kind in ErrorClass if f"[**{HOLD_SUBCODE_BASE + kind.code}**]" not in holds]
     assert not [kind for kind in ErrorClass if f"`{kind.name}`" not in errors]
     assert not [cause.code for cause in CAUSES if f"[`{cause.code}`]" not in reasons]
+
+
+def test_every_decision_is_in_the_index() -> None:
+    index = reference.fill((DOCS / "developer/decisions.md").read_text())
+    rows = re.findall(r"^\| \[(\d{4})\]\(\.\./decisions/(.+?)\) \| .+ \| (.+?) \| \d{4}-\d\d-\d\d \|$", index, re.M)
+    assert [name for _, name, _ in rows] == sorted(page.name for page in (DOCS / "decisions").glob("*.md"))
+    later = {number: status.removeprefix("superseded by ") for number, _, status in rows if status != "accepted"}
+    assert not {number for number, other in later.items() if other <= number or other not in [row[0] for row in rows]}
+
+
+def test_a_decision_without_a_status_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "docs/decisions/0001-boxes.md"
+    page.parent.mkdir(parents=True)
+    monkeypatch.setattr(reference, "ROOT", tmp_path)
+    page.write_text("# 0001. Boxes\n\nStatus: accepted\nDate: 2026-11-21\n\n## Context\n")
+    assert "| [0001](../decisions/0001-boxes.md) | Boxes | accepted | 2026-11-21 |" in reference.decisions("")
+    page.write_text("# 0001. Boxes\n\n## Context\n")
+    with pytest.raises(ValueError, match=r"0001-boxes\.md: begin with"):
+        reference.decisions("")
 
 
 @pytest.mark.parametrize(
@@ -104,15 +139,6 @@ def test_every_option_is_in_the_reference(program: str) -> None:
         assert not [word for word in words if f"`{word}" not in text], each.prog
 
 
-def shown_calls(text: str) -> Iterator[str]:
-    """Calls of ``stageout`` in console blocks, without the program's name."""
-    for block in re.findall(r"^ *```console\n(.*?)^ *```$", text, re.S | re.M):
-        for line in block.replace("\\\n", " ").splitlines():
-            found = re.match(r"\s*[$#] (?:/\S*/)?stageout ([a-z].*)", line)
-            if found:
-                yield found[1].split(" | ")[0].split(" && ")[0]
-
-
 def unknown_verbs(text: str) -> list[str]:
     """Words behind ``stageout`` in program text that are no commands."""
     commands = reference.commands(build_parser())
@@ -134,17 +160,22 @@ def test_a_command_that_does_not_exist_is_found() -> None:
         build_parser().parse_args(shlex.split(call))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("page", SHORT, ids=lambda path: str(path.relative_to(ROOT)))
 def test_pages_are_short(page: Path) -> None:
     assert len(page.read_text().split()) <= MOST_WORDS
 
 
 def test_metrics_are_in_the_reference() -> None:
+    page = reference.fill((DOCS / "reference/metrics.md").read_text())
+    assert not [name for name in METRICS if f"| `{name}` |" not in page]
     page = reference.fill((DOCS / "reference/policy-service-http.md").read_text())
     assert "| `stageout_policy_streams_granted` | gauge |" in page
 
 
 def test_the_python_interface_is_in_the_reference() -> None:
     page = reference.fill((DOCS / "reference/python.md").read_text())
-    names = [*stageout.plugin.__all__, *stageout.plugin.api.__all__, *stageout.overlay.__all__]
+    offered = [stageout.plugin, stageout.plugin.api, stageout.overlay, stageout.jobs]
+    offered += [importlib.import_module(f"stageout.testing.{name}") for name in stageout.testing.__all__]
+    names = [name for module in offered for name in module.__all__]
+    assert not [module.__name__ for module in offered if f"`{module.__name__}`" not in page]
     assert not [name for name in names if f"### `{name}`" not in page]

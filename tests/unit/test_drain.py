@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,15 @@ from daemon_site import Served, accepted, in_thread, served
 from handoff_site import Child
 from manager_site import AGENT, Node, Site, made, run
 
-from sandbox_manager.collector import CollectorError, CollectorProcess
-from sandbox_manager.drain import REASON, Drain, jobs_at_risk
-from sandbox_manager.intake import Refusal
-from sandbox_manager.throughput import Throughput
+from sandbox_manager.intake.acceptance import Refusal
+from sandbox_manager.report.collector import CollectorError, CollectorProcess
+from sandbox_manager.report.drain import REASON, Drain, jobs_at_risk
+from sandbox_manager.scheduling.throughput import Amount, Throughput
 from stageout.core import durable
+from stageout.core.eta import FILE_BYTES
 from stageout.core.states import State
 from stageout.wire.custody import Action, Order, OrderSheet, payload_of, read_report
-from tests.polling import until
+from tests.polling import until, wait_for
 
 PILOT = {"STAGEOUT_PILOT": "true", "STAGEOUT_PILOT_GRACE": "60"}
 
@@ -40,7 +41,7 @@ async def handed_off(node: Node, job: str, urls: Mapping[str, bytes], priority: 
     receipt = await node.hand_off(urls, facts)
     node.site.orders += 1
     order = Order(node.site.orders, Action.CONFIRM, facts.run.job, 1, (receipt.ticket,), receipt.files, priority)
-    await node.pipeline.carry_out(OrderSheet(AGENT, "manager@ep", 1, (order,)))
+    await node.pipeline.apply_orders(OrderSheet(AGENT, "manager@ep", 1, (order,)))
 
 
 def state(node: Node, job: str) -> State | None:
@@ -67,11 +68,10 @@ def test_what_can_be_sent_is_sent_and_the_rest_is_lost_for_good(site: Site) -> N
             await drain.run()
             site.flag("hold", up=False)
             assert [state(node, f"{number}.0") for number in (2, 3, 4, 5)] == [State.LOST] * 4
-            assert node.pipeline.movers_running == 0
+            assert len(node.pipeline.custody.running) == 0
             reasons = [(node.box(node.facts(f"{number}.0")) or site).reason for number in (2, 3)]  # type: ignore[union-attr]
             assert reasons == [REASON, f"{REASON}; before that: quota exceeded for alice"]
             await node.order(Action.CONFIRM, facts)
-            await asyncio.sleep(0.3)
             await until(lambda: not any(node.spool.directories()), "the bytes to go")
         assert sorted(site.delivered()) == ["a", "b"]
 
@@ -125,18 +125,18 @@ def test_nothing_that_arrived_before_the_stop_counts_as_lost(site: Site) -> None
 def test_what_cannot_arrive_in_time_stands_behind_what_can(site: Site) -> None:
     async def story() -> None:
         async with site.manager(moving=False) as node:
-            rates = node.pipeline.throughput
-            rates.started("copy://h", 10, 0.0)
-            rates.ended("copy://h", 10, 10, 1.0)
+            rates = node.pipeline.scheduler.throughput
+            rates.started("copy://h", Amount(1, 10), 0.0)
+            rates.ended("copy://h", Amount(1, 10), Amount(1, 10), 1.0)
             await handed_off(node, "1.0", {"copy://h/ok/large": b"x" * 1000}, priority=9)
             await handed_off(node, "2.0", {"copy://h/ok/small": b"x" * 20})
-            registry = node.pipeline.book.registry
+            registry = node.pipeline.store.registry
             boxes = registry.by_id.values()
             for grace_s, wanted in ((60, ["2.0", "1.0"]), (6000, ["1.0", "2.0"])):
                 registry.order_anew(Drain(node.pipeline, node.clock, grace_s).deadline)
-                (lane,) = registry.backlog.lanes.values()
-                lane.wake(time.time() + 1)
-                assert [box.run.job_id for box, _ in lane.due(time.time() + 10**6)] == wanted
+                (queue,) = registry.backlog.queues.values()
+                queue.wake(time.time() + 1)
+                assert [box.run.job_id for box, _ in queue.due(time.time() + 10**6)] == wanted
             assert jobs_at_risk(boxes) == "ap#1.0=1000 ap#2.0=20"
 
     run(story())
@@ -153,8 +153,8 @@ def test_a_hand_off_that_cannot_be_delivered_before_the_end_is_refused(site: Sit
             pipeline = node.pipeline
             assert not isinstance(node.offer(node.facts("1.0"), ["copy://h/ok/a"], 10**9), Refusal), "nothing known"
             pipeline.acceptance.release(node.offer(node.facts("2.0"), ["copy://h/ok/a"], 1))
-            pipeline.throughput.started("copy://h", 1000, 0.0)
-            pipeline.throughput.ended("copy://h", 1000, 1000, 10.0)
+            pipeline.scheduler.throughput.started("copy://h", Amount(1, 1000), 0.0)
+            pipeline.scheduler.throughput.ended("copy://h", Amount(1, 1000), Amount(1, 1000), 10.0)
             refused = node.offer(node.facts("3.0"), ["copy://h/ok/a"], 1)
             assert isinstance(refused, Refusal), "what is promised counts"
             assert "the pilot ends in" in refused.reason
@@ -167,8 +167,8 @@ def test_a_hand_off_that_cannot_be_delivered_before_the_end_is_refused(site: Sit
 def test_a_pilot_with_more_than_it_can_deliver_takes_no_jobs(site: Site, size_bytes: int, takes_work: bool) -> None:
     async def story() -> None:
         async with site.manager(moving=False) as node:
-            node.pipeline.throughput.started("copy://h", 1000, 0.0)
-            node.pipeline.throughput.ended("copy://h", 1000, 1000, 10.0)
+            node.pipeline.scheduler.throughput.started("copy://h", Amount(1, 1000), 0.0)
+            node.pipeline.scheduler.throughput.ended("copy://h", Amount(1, 1000), Amount(1, 1000), 10.0)
             await handed_off(node, "1.0", {"copy://h/ok/a": b"x" * size_bytes})
             assert node.pipeline.admission.end.fits, "no end is known"
             site.knobs["STAGEOUT_PILOT_END"] = str(int(time.time()) + 1000)
@@ -181,18 +181,19 @@ def test_a_pilot_with_more_than_it_can_deliver_takes_no_jobs(site: Site, size_by
 def test_rates_count_the_time_in_which_something_moved() -> None:
     rates = Throughput()
     assert rates.bytes_per_s("a") == 0
-    rates.started("a", 100, 0.0)
-    rates.started("a", 300, 5.0)
-    assert rates.underway_bytes("a") == 400
-    rates.ended("a", 100, 100, 10.0)
-    rates.ended("a", 300, 300, 20.0)
+    rates.started("a", Amount(1, 100), 0.0)
+    rates.started("a", Amount(2, 300), 5.0)
+    assert (rates.underway("a"), rates.busy_servers()) == (Amount(3, 400), ["a"])
+    rates.ended("a", Amount(1, 100), Amount(1, 100), 10.0)
+    rates.ended("a", Amount(2, 300), Amount(2, 300), 20.0)
     assert rates.bytes_per_s("a") == 20
-    rates.started("a", 40, 1000.0)
+    assert rates.work_bytes_per_s("a") == 20 + 3 * FILE_BYTES / 20
+    rates.started("a", Amount(1, 40), 1000.0)
     assert rates.needs_s({"a": 60, "unknown": 10**9}) == 5
-    rates.ended("a", 40, 0, 1000.0)
-    assert rates.bytes_per_s("a") == 20, "idle time does not count"
-    rates.started("a", 12000, 2000.0)
-    rates.ended("a", 12000, 1200 * 100, 3200.0)
+    rates.ended("a", Amount(1, 40), Amount(0, 0), 1000.0)
+    assert (rates.bytes_per_s("a"), rates.busy_servers()) == (20, []), "idle time does not count"
+    rates.started("a", Amount(1, 12000), 2000.0)
+    rates.ended("a", Amount(1, 12000), Amount(10, 1200 * 100), 3200.0)
     assert 90 < rates.bytes_per_s("a") <= 100, "the newest counts most"
 
 
@@ -256,6 +257,12 @@ def _arm_behind(label: str, armed: Path) -> None:
     durable.step = step  # type: ignore[assignment]
 
 
+def _runs(pid: int) -> bool:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""  # empty: a zombie
+    return False
+
+
 @pytest.mark.parametrize("when", ["kill-before", "kill-after"])
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_pilot_that_dies_at_its_last_report_sends_nothing_that_it_calls_lost(
@@ -280,6 +287,7 @@ def test_a_pilot_that_dies_at_its_last_report_sends_nothing_that_it_calls_lost(
 
     faults = {"STAGEOUT_FAULTS": f"report-last={when}@{armed}"}
     assert Child(lambda: run(ends()), os.geteuid(), env=faults).result() is None, "it has not died"
+    wait_for(lambda: not any(_runs(call["pid"]) for call in site.calls()), "the end of its plugin")
     (site.base / "hold").unlink()
 
     async def again() -> None:

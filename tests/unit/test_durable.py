@@ -29,7 +29,7 @@ def _disk() -> MemoryDisk:
 
 
 def _after_losses(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None], calls: int, chances: int = 20) -> set[str]:
-    """What may stand on the disk when the power goes before this call that changes something (or behind the last)."""
+    """The states of the disk when the power goes before this call that changes something (or behind the last)."""
     found = set()
     for seed in range(chances):
         disk, left = _disk(), [calls]
@@ -73,6 +73,31 @@ def test_power_lost_at_any_moment_leaves_the_old_or_the_new_and_on_return_the_ne
             break
         assert found <= {before, after}
     assert seen == {"returned", before, after}
+
+
+def test_power_lost_while_a_file_grows_leaves_what_was_there_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    for calls in range(20):
+        found = _after_losses(monkeypatch, lambda: durable.append_file("x", "/a/f", b"new", 0o600, 3), calls)
+        if "returned" in found:
+            assert found == {"returned", "/a/f=oldnew"}
+            break
+        assert found and all(text.startswith("/a/f=old") for text in found)
+
+
+def test_what_is_appended_to_a_full_disk_leaves_the_file_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = _disk()
+    monkeypatch.setattr(durable, "disk", disk)
+    monkeypatch.setitem(durable._faults, "x", [durable.Fault("short-write", None)])
+    with pytest.raises(OSError, match="No space left"):
+        durable.append_file("x", "/a/f", b"new", 0o600, 3)
+    assert disk.get("/a/f") == b"old"
+
+
+def test_a_part_behind_the_end_is_cut_off_before_more_is_appended(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = _disk()
+    monkeypatch.setattr(durable, "disk", disk)
+    durable.append_file("x", "/a/f", b"new", 0o600, 1)
+    assert disk.get("/a/f") == b"onew"
 
 
 @pytest.mark.parametrize("old", State)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sandbox_manager.acceptance import Acceptance
-from sandbox_manager.intake import Intake
-from sandbox_manager.pipeline import Pipeline
+from sandbox_manager.custody.background import Background
+from sandbox_manager.intake.acceptance import Acceptance, Refused
+from sandbox_manager.intake.listener import Intake
 from stageout.core import ending
 
 
@@ -42,7 +44,7 @@ def test_who_is_cancelled_while_it_ends_others_ends_them_first(monkeypatch: pyte
     assert left == ["all ended"]
 
 
-@pytest.mark.parametrize("part", ["intake", "pipeline"])
+@pytest.mark.parametrize("part", ["intake", "background"])
 def test_a_manager_ends_although_a_task_loses_its_cancellation(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waited for ever for a hand-off that had lost its own, or left a batch's task behind."""
     monkeypatch.setattr(ending, "_AGAIN_S", 0.01)
@@ -55,17 +57,46 @@ def test_a_manager_ends_although_a_task_loses_its_cancellation(part: str, monkey
     async def stops() -> bool:
         task = asyncio.ensure_future(deaf())
         await asyncio.sleep(0)
-        thread = SimpleNamespace(shutdown=lambda **how: None)
-        manager: Any = SimpleNamespace(
-            _tasks={task}, _threads=[], _listener=None, _syncing=thread, _movers=thread, _disk=thread,
-            stop_accepting=lambda: None, stop_sending=lambda grace_s: asyncio.sleep(0),
-            _syncs=SimpleNamespace(stop=lambda: asyncio.sleep(0)),
-        )  # fmt: skip
-        monkeypatch.setattr("sandbox_manager.pipeline._LAST_S", 0.01)
-        await (Intake.stop(manager, 0.01) if part == "intake" else Pipeline.stop(manager, 0.01))
+        manager: Any = SimpleNamespace(_tasks={task}, _threads=[], _listener=None)
+        monkeypatch.setattr("sandbox_manager.custody.background._LAST_S", 0.01)
+        await (Intake.stop(manager, 0.01) if part == "intake" else Background.stop(manager))
         return task.cancelled()
 
     assert asyncio.run(asyncio.wait_for(stops(), 20))
+
+
+@pytest.mark.parametrize("problem", [None, OSError("no room")])
+def test_a_step_on_the_disk_ends_before_a_hand_off_that_is_cancelled(problem: OSError | None) -> None:
+    """Its files would be removed while a thread moves them."""
+    may_end = threading.Event()
+    seen: list[str] = []
+
+    def step() -> None:
+        may_end.wait(60)
+        seen.append("done")
+        if problem is not None:
+            raise problem
+
+    async def hand_off(intake: Any) -> None:
+        try:
+            await Intake._on_disk(intake, 1, step)
+        finally:
+            seen.append("removed")
+
+    async def story() -> None:
+        with ThreadPoolExecutor(1) as thread:
+            task = asyncio.ensure_future(hand_off(SimpleNamespace(_quick=thread)))
+            for _ in range(3):
+                await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.sleep(0)
+            assert not task.done() and seen == []
+            may_end.set()
+            with pytest.raises(Refused if problem else asyncio.CancelledError):
+                await task
+        assert seen == ["done", "removed"]
+
+    asyncio.run(asyncio.wait_for(story(), 60))
 
 
 def test_a_hand_off_that_is_being_recorded_is_recorded_however_often_it_is_cancelled() -> None:
@@ -75,9 +106,8 @@ def test_a_hand_off_that_is_being_recorded_is_recorded_however_often_it_is_cance
         goes_on = asyncio.Event()
         space = SimpleNamespace(add=lambda *which: None)
         acceptance: Any = SimpleNamespace(
-            _record_ticket=lambda handoff: goes_on.wait(), _admission=SimpleNamespace(space=space),
-            _manager=SimpleNamespace(name="m", key=""), release=lambda reservation: None,
-            _sync=lambda ticket, size_bytes: None,
+            _record_ticket=lambda handoff: goes_on.wait(), _manager=SimpleNamespace(name="m", key=""),
+            _custody=SimpleNamespace(space=space, syncs=space), release=lambda reservation: None,
         )  # fmt: skip
         handoff: Any = SimpleNamespace(
             ticket="t", facts=SimpleNamespace(owner="o"), files=[], reservation=None, size_bytes=0

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from stageout.core.classads import ClassAd
 from stageout.core.errors import StageoutError
 from stageout.sampling.carrier import Carrier, Setting
-from stageout.sampling.estimate import SHARE, Means, estimate
+from stageout.sampling.estimate import SHARE, Leg, Means, _doubt, estimate
 from stageout.sampling.plugins import Plugin
 from stageout.sampling.processes import Usage
 from stageout.sampling.request import read_estimation
-from stageout.tuning.choice import choose, spread_of
+from stageout.tuning.choice import Choice, choose, spread_of
 
-PLUGIN = Plugin(Path("/no/plugin"), ("dav",), downloads_in_parts=("dav",))
+PLUGIN = Plugin(Path("/no/plugin"), ("dav",), multi_stream_downloads=("dav",))
 
 
 def _link(each: int, full: int, noise: float, chance: random.Random, moved: list[int]) -> Any:
-    """What stands for the plugin's process: a link with a sharp bend, with samples that are wrong."""
+    """The stand-in for the plugin's process: a link with a sharp bend, with samples that are wrong."""
 
     def results(carrier: Carrier, setting: Setting) -> Any:
         all_bytes = setting.file_bytes * setting.files
@@ -69,13 +69,30 @@ def test_a_small_file_gets_one_sample_and_one_stream() -> None:
         answer = estimate(read_estimation(_ad(2_000_000)), Means(lambda method: PLUGIN))
     assert answer["optimal_streams"] == 1
     assert {sample["streams"] for sample in answer["samples"]} == {1}
+    assert answer["enough_data"] is False
+    assert answer["not_enough_data"] == "only 1 of at least 3 numbers of streams could be sampled"
+
+
+@pytest.mark.parametrize(
+    ("samples", "spread", "doubt"),
+    [
+        ({1: 10.0, 2: 19.0, 4: 30.0}, 0.1, ""),
+        ({1: 10.0, 2: 11.0, 4: 11.5}, 0.1, "the gain of 15% over 1 is within the error of the samples (28%)"),
+        ({1: 10.0, 2: 11.0, 4: 11.5}, 0.0, ""),
+        ({1: 10.0, 2: 11.0}, 0.0, "only 2 of at least 3 numbers of streams could be sampled"),
+    ],
+)
+def test_a_gain_within_the_error_of_the_samples_is_none(samples: dict[int, float], spread: float, doubt: str) -> None:
+    leg = Leg("dav://h/x", True, samples, dict.fromkeys(samples, 1.0), choice=Choice(max(samples), 30.0, "samples"))
+    with mock.patch.object(Leg, "spread", spread**2):
+        assert _doubt(leg) == doubt
 
 
 def test_the_carrier_refuses_what_would_pass_the_limit() -> None:
     carrier = Carrier(PLUGIN, "dav://far/x", False, Path("/tmp"), most_bytes=1000)
     with mock.patch.object(Carrier, "_results_of", _link(10**6, 10**7, 0.0, random.Random(1), [])):
         carrier.run(Setting(600))
-        with pytest.raises(StageoutError, match="more than the 400 that are left"):
+        with pytest.raises(StageoutError, match="more than the 400 B left"):
             carrier.run(Setting(401))
         assert carrier.run(Setting(400)).moved_bytes == 400
 

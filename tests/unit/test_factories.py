@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 import pytest
 
-from schedd_agent.factories import Factories, Factory, Limit, limit_for, read_limit
+from schedd_agent.factories import Factory, FactoryLimits, MaterializeLimit, limit_for, read_limit
 from schedd_agent.model import Job, Status
 from schedd_agent.queue import QueueError, parse_job
 
@@ -16,44 +16,44 @@ from schedd_agent.queue import QueueError, parse_job
 @pytest.mark.parametrize(
     ("text", "limit"),
     [
-        ("3", Limit(3)),
-        ("JobMaterializeNextProcId < 9 ? 8 : 3", Limit(3, 9, 8)),
-        ("(JobMaterializeNextProcId < 9) ? 8 : 3", Limit(3, 9, 8)),
+        ("3", MaterializeLimit(3)),
+        ("JobMaterializeNextProcId < 9 ? 8 : 3", MaterializeLimit(3, 9, 8)),
+        ("(JobMaterializeNextProcId < 9) ? 8 : 3", MaterializeLimit(3, 9, 8)),
         ("1 + 2", None),
         ("undefined", None),
     ],
 )
-def test_limits_are_read_from_the_cluster(text: str, limit: Limit | None) -> None:
+def test_limits_are_read_from_the_cluster(text: str, limit: MaterializeLimit | None) -> None:
     assert read_limit(text) == limit
     assert limit is None or read_limit(str(limit)) == limit
 
 
-SPENT = Limit(3, 4, 5)
+SPENT = MaterializeLimit(3, 4, 5)
 
 
 @pytest.mark.parametrize(
     ("factory", "waiting", "active", "wanted"),
     [
-        (Factory(1, Limit(3), 3, 12), 0, 3, Limit(3)),
-        (Factory(1, Limit(3), 3, 12), 1, 2, Limit(3, 4, 4)),
-        (Factory(1, Limit(3), 3, 12), 2, 1, Limit(3, 5, 5)),
-        (Factory(1, Limit(3), 3, 0), 2, 1, Limit(3, 5, 5)),
+        (Factory(1, MaterializeLimit(3), 3, 12), 0, 3, MaterializeLimit(3)),
+        (Factory(1, MaterializeLimit(3), 3, 12), 1, 2, MaterializeLimit(3, 4, 4)),
+        (Factory(1, MaterializeLimit(3), 3, 12), 2, 1, MaterializeLimit(3, 5, 5)),
+        (Factory(1, MaterializeLimit(3), 3, 0), 2, 1, MaterializeLimit(3, 5, 5)),
         (Factory(1, SPENT, 4, 12), 2, 3, SPENT),
-        (Factory(1, Limit(3, 5, 5), 4, 12), 2, 3, Limit(3)),
-        (Factory(1, SPENT, 4, 12), 0, 3, Limit(3)),
-        (Factory(1, SPENT, 12, 12), 9, 2, Limit(3)),
-        (Factory(1, SPENT, 4, 12, is_paused=True), 4, 0, Limit(3)),
-        (Factory(1, Limit(12), 5, 12), 4, 1, Limit(12)),
-        (Factory(1, Limit(0), 5, 12), 4, 1, Limit(0)),
-        (Factory(1, Limit(1000), 1000, 9000), 49, 951, Limit(1000)),
-        (Factory(1, Limit(1000), 1000, 9000), 50, 950, Limit(1000, 1050, 1050)),
+        (Factory(1, MaterializeLimit(3, 5, 5), 4, 12), 2, 3, MaterializeLimit(3)),
+        (Factory(1, SPENT, 4, 12), 0, 3, MaterializeLimit(3)),
+        (Factory(1, SPENT, 12, 12), 9, 2, MaterializeLimit(3)),
+        (Factory(1, SPENT, 4, 12, is_paused=True), 4, 0, MaterializeLimit(3)),
+        (Factory(1, MaterializeLimit(12), 5, 12), 4, 1, MaterializeLimit(12)),
+        (Factory(1, MaterializeLimit(0), 5, 12), 4, 1, MaterializeLimit(0)),
+        (Factory(1, MaterializeLimit(1000), 1000, 9000), 49, 951, MaterializeLimit(1000)),
+        (Factory(1, MaterializeLimit(1000), 1000, 9000), 50, 950, MaterializeLimit(1000, 1050, 1050)),
     ],
     ids=[
         "nothing waits", "one waits", "two wait", "unknown total", "spent", "a place was taken", "all delivered",
         "all made", "held", "max_idle alone", "unlimited", "few places", "a twentieth",
     ],
 )  # fmt: skip
-def test_the_limit_of_a_factory(factory: Factory, waiting: int, active: int, wanted: Limit) -> None:
+def test_the_limit_of_a_factory(factory: Factory, waiting: int, active: int, wanted: MaterializeLimit) -> None:
     assert limit_for(factory, waiting, active) == wanted
 
 
@@ -130,7 +130,7 @@ class Schedd:
 
 def test_next_jobs_are_made_although_outputs_wait_and_the_limit_is_the_owners_again() -> None:
     schedd = Schedd(3, 12)
-    agent = Factories(schedd)
+    agent = FactoryLimits(schedd)
     for proc in range(12):
         agent.follow(schedd.jobs())
         schedd.end(proc)
@@ -141,7 +141,7 @@ def test_next_jobs_are_made_although_outputs_wait_and_the_limit_is_the_owners_ag
 
 def test_an_edit_by_the_owner_counts_from_then_on() -> None:
     schedd = Schedd(2, 40)
-    agent = Factories(schedd)
+    agent = FactoryLimits(schedd)
     for proc in range(6):
         schedd.end(proc)
         agent.follow(schedd.jobs())
@@ -163,18 +163,18 @@ def test_an_agent_that_dies_leaves_a_limit_that_ends_by_itself_and_the_next_one_
     for proc in range(3):
         schedd.end(proc)
     with pytest.raises(Death):
-        Factories(schedd).follow(schedd.jobs())
+        FactoryLimits(schedd).follow(schedd.jobs())
     schedd.kills = False
     for proc in range(3):
         schedd.leave(proc)
     assert (schedd.most, schedd.limit) == (3, "JobMaterializeNextProcId < 6 ? 6 : 3")
-    Factories(schedd).follow(schedd.jobs())
+    FactoryLimits(schedd).follow(schedd.jobs())
     assert schedd.limit == "3"
 
 
 def test_a_held_factory_has_its_own_limit_and_a_refused_edit_stops_nothing() -> None:
     schedd = Schedd(2, 40)
-    agent = Factories(schedd)
+    agent = FactoryLimits(schedd)
     schedd.is_paused = True
     schedd.end(0)
     agent.follow(schedd.jobs())
@@ -189,7 +189,7 @@ def test_a_held_factory_has_its_own_limit_and_a_refused_edit_stops_nothing() -> 
 def test_a_queue_without_factories_is_asked_once() -> None:
     schedd = Schedd(2, 2)
     schedd.status.clear()
-    agent = Factories(schedd)
+    agent = FactoryLimits(schedd)
     agent.follow([])
     schedd.factories = None  # type: ignore[method-assign, assignment]
     agent.follow([Job("ap#6.0#1", 6, 0, Status.COMPLETED, 1, handed_off=1)])
@@ -201,7 +201,7 @@ def test_max_materialize_holds_whatever_happens(seed: int) -> None:
     chance = random.Random(seed)
     own = chance.randint(1, 6)
     schedd, total = Schedd(own, 60), 60
-    agent = Factories(schedd)
+    agent = FactoryLimits(schedd)
     for _ in range(1500):
         running = [proc for proc, status in schedd.status.items() if status != Status.COMPLETED]
         waiting = [proc for proc in schedd.status if proc not in running]
@@ -215,6 +215,6 @@ def test_max_materialize_holds_whatever_happens(seed: int) -> None:
         elif what < 0.9:
             agent.follow(schedd.jobs())
         elif what < 0.92:
-            agent = Factories(schedd)
+            agent = FactoryLimits(schedd)
     agent.follow(schedd.jobs())
     assert (schedd.most, schedd.made) == (own, total)

@@ -8,20 +8,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sandbox_manager.front_ends import FrontEnds
+from sandbox_manager.transfer.front_ends import FrontEnds
 from stageout.cli.main import main
 from stageout.core import front_end
 from stageout.movers.plugins_table import PluginsTable
 from stageout.testing.conformance import check, failures, table
 from stageout.testing.endpoints import Endpoint, HttpEndpoint
 from stageout.testing.starter import EmbeddedStarter, PluginRun, PluginTable, Wanted, query, run_query
+from tests.polling import wait_for
 from tests.unit.test_plugin_handing_over import CLIENT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -262,10 +262,9 @@ def test_the_plugin_is_the_process_that_was_started(bench: Bench, upload: list[s
     (bench.scratch / "out").write_text(" " * 19264)
     arguments = ["-infile", str(bench.scratch / "in"), "-outfile", str(bench.scratch / "out"), *upload]
     process = subprocess.Popen([bench.front_end, *arguments], cwd=bench.scratch, env=bench.environment)
-    until_s = time.monotonic() + 60
-    while not (bench.plugin.parent / "seen").exists() or not (bench.plugin.parent / "seen").read_text().endswith("}"):
-        assert time.monotonic() < until_s and process.poll() is None
-        time.sleep(0.01)
+    path = bench.plugin.parent / "seen"
+    wait_for(lambda: process.poll() is not None or (path.exists() and path.read_text().endswith("}")), "the plugin")
+    assert process.poll() is None
     seen = bench.seen
     assert (seen["pid"], seen["ppid"]) == (process.pid, os.getpid())
     assert seen["name"] == str(bench.plugin)

@@ -25,7 +25,7 @@ from stageout.plugin.api import Context, Request, Transfer
 from stageout.protocols.globusonline import failures, plan
 from stageout.protocols.globusonline.address import Address, address_of
 from stageout.protocols.globusonline.direct import Direct, _Version
-from stageout.protocols.globusonline.service import Life, Pace, Service
+from stageout.protocols.globusonline.service import RateLimiter, Service, TimeLimit
 from stageout.protocols.globusonline.settings import (
     GlobusSettings,
     local_collection,
@@ -231,7 +231,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     context = _Context()
     responses.start()
-    yield Service(Tokens(context, "globus"), "", Life(context), Pace())  # type: ignore[arg-type]
+    yield Service(Tokens(context, "globus"), "", TimeLimit(context), RateLimiter())  # type: ignore[arg-type]
     responses.stop(allow_assert=False)
     responses.reset()
 

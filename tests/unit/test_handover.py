@@ -14,20 +14,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from manager_site import Node, Site, made, run
-from test_agent_tracker import NAME, job, seen
+from test_agent_decisions import NAME, job, seen
 from test_drain import PILOT, handed_off, state
 
-from sandbox_manager import lookups
-from sandbox_manager.ads import sandbox_report
-from sandbox_manager.drain import Drain
-from sandbox_manager.handover import HandOver, written
-from schedd_agent import asking
-from schedd_agent.custodians import Custodians, Kept
-from schedd_agent.model import Past, Request, Seen
+from sandbox_manager.custody import queries
+from sandbox_manager.report.drain import Drain
+from sandbox_manager.report.reporter import sandbox_report
+from sandbox_manager.scheduling.throughput import Amount
+from sandbox_manager.transfer.handover import DrainTarget, written
+from schedd_agent import custodian_client
+from schedd_agent.custodians import CustodyTable, HandedOverSandbox
+from schedd_agent.model import HistoryRecord, OwnerRequest, ReportedSandbox
 from schedd_agent.model import Status as JobStatus
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.states import State
 from stageout.overlay.channel import Gateway
+from stageout.overlay.wire.messages import Cancel, Custody, Result, Status
 from stageout.wire.custody import Report, SandboxReport, payload_of, read_report, report_ad
 from stageout.wire.deposits import (
     EXPIRES_AFTER_S,
@@ -43,7 +45,6 @@ from stageout.wire.deposits import (
     read_receipt,
     written_numbers,
 )
-from stageout.wire.overlay import Cancel, Custody, Result, Status
 from tests.polling import until
 
 #: Made by ``new_seed("")`` once: names of tests must be the same in each process.
@@ -104,8 +105,8 @@ def site() -> Iterator[Site]:
 
 def slow(node: Node) -> None:
     """Ten bytes a second were seen."""
-    node.pipeline.throughput.started("overlay://h", 10, 0.0)
-    node.pipeline.throughput.ended("overlay://h", 10, 10, 1.0)
+    node.pipeline.scheduler.throughput.started("overlay://h", Amount(1, 10), 0.0)
+    node.pipeline.scheduler.throughput.ended("overlay://h", Amount(1, 10), Amount(1, 10), 1.0)
 
 
 async def waiting_for_a_slow_server(site: Site, node: Node, job: str, urls: Mapping[str, bytes]) -> None:
@@ -135,7 +136,7 @@ def test_a_drain_hands_over_what_it_cannot_deliver(site: Site) -> None:
             assert (receipt.custodian, receipt.first, receipt.last) == (ROUTER, 1, 2)
             since = 9999999999 - EXPIRES_AFTER_S
             assert read_holdings(box.holdings) == (Holding(ROUTER, 2, 10_002, since),)
-            assert node.pipeline.book.registry.bytes_at_risk == 0
+            assert node.pipeline.store.registry.bytes_at_risk == 0
             said = sandbox_report(box, 0, ())
             ad = report_ad(Report("m", "", 1, 0, {}, 0, (said,)))
             assert read_report(payload_of(ad)).sandboxes == (said,)
@@ -147,19 +148,19 @@ def test_a_drain_hands_over_what_it_cannot_deliver(site: Site) -> None:
 def test_the_most_urgent_goes_first_to_the_custodian(site: Site) -> None:
     async def story() -> None:
         async with site.manager(moving=False) as node:
-            node.pipeline.throughput.started("overlay://h", 10, 0.0)
-            node.pipeline.throughput.ended("overlay://h", 10, 10, 1.0)
+            node.pipeline.scheduler.throughput.started("overlay://h", Amount(1, 10), 0.0)
+            node.pipeline.scheduler.throughput.ended("overlay://h", Amount(1, 10), Amount(1, 10), 1.0)
             await handed_off(node, "1.0", {"overlay://h/ok/large": b"x" * 1000}, priority=9)
             await handed_off(node, "2.0", {"overlay://h/ok/small": b"x" * 20})
-            registry, drain = node.pipeline.book.registry, Drain(node.pipeline, node.clock, 60, ROUTER)
+            registry, drain = node.pipeline.store.registry, Drain(node.pipeline, node.clock, 60, ROUTER)
             orders = []
-            for way_out in (None, HandOver(ROUTER, "")):
-                if way_out is not None:
-                    node.pipeline.hand_over(way_out)
+            for target in (None, DrainTarget(ROUTER, "")):
+                if target is not None:
+                    node.pipeline.runner.hand_over(target)
                 registry.order_anew(drain.deadline)
-                (lane,) = registry.backlog.lanes.values()
-                lane.wake(time.time() + 1)
-                orders.append([box.run.job_id for box, _ in lane.due(time.time() + 10**6)])
+                (queue,) = registry.backlog.queues.values()
+                queue.wake(time.time() + 1)
+                orders.append([box.run.job_id for box, _ in queue.due(time.time() + 10**6)])
             assert orders == [["2.0", "1.0"], ["1.0", "2.0"]]
 
     run(story())
@@ -175,13 +176,13 @@ def test_what_may_have_been_given_away_is_said_of_what_is_lost(site: Site) -> No
             drain = Drain(node.pipeline, node.clock, 600, ROUTER)
             draining = asyncio.get_running_loop().create_task(drain.run())
             await until(lambda: any("STAGEOUT_OVERLAY_SEED" in call["env"] for call in site.calls()), "the hand-over")
-            drain.hurry()
+            drain.cut_short()
             await draining
             assert state(node, "1.0") is State.LOST
-            box, way_out = node.box(node.facts("1.0")), node.pipeline.hand_over_to
+            box, target = node.box(node.facts("1.0")), node.pipeline.runner.hand_over_to
             assert box is not None
-            assert way_out is not None
-            (receipt,) = map(read_receipt, sandbox_report(box, 0, (), written(way_out.begun(box.id))).custody)
+            assert target is not None
+            (receipt,) = map(read_receipt, sandbox_report(box, 0, (), written(target.begun(box.id))).custody)
             assert (receipt.custodian, receipt.first, receipt.last) == (ROUTER, 1, 1)
             for end in (State.SUPERSEDED, State.CANCELLED):  # old output would come after the new, or after all
                 assert sandbox_report(replace(box, state=end), 0, (), (str(receipt),)).custody == (str(receipt),)
@@ -198,12 +199,12 @@ def test_a_file_that_is_given_away_again_is_the_same_deposit(site: Site) -> None
             await handed_off(node, "1.0", {"overlay://h/ok/a": b"1", "overlay://h/ok/b": b"22"})
             box = node.box(node.facts("1.0"))
             assert box is not None
-            rows = await node.pipeline.book.ledger.read(lambda db: list(lookups.all_files(db, box.id)))
-            way_out = HandOver(ROUTER, "")
-            settings = [way_out.begin(some, 0) for some in (rows, rows[1:], rows[::-1])]
+            rows = await node.pipeline.store.ledger.read(lambda db: list(queries.all_files(db, box.id)))
+            target = DrainTarget(ROUTER, "")
+            settings = [target.begin(some, 0) for some in (rows, rows[1:], rows[::-1])]
             assert {one["STAGEOUT_OVERLAY_SEED"] for one in settings} == {settings[0]["STAGEOUT_OVERLAY_SEED"]}
             assert [one["STAGEOUT_OVERLAY_NUMBERS"] for one in settings] == ["1-2", "2", "2,1"]
-            (receipt,) = map(read_receipt, written(way_out.begun(box.id)))
+            (receipt,) = map(read_receipt, written(target.begun(box.id)))
             assert (receipt.first, receipt.last, receipt.custodian) == (1, 2, ROUTER)
 
     run(story())
@@ -235,8 +236,8 @@ def test_files_that_may_be_in_one_pack_have_numbers_behind_each_other(site: Site
             await handed_off(node, "1.0", {f"overlay://h/{name}": data for name, data in files.items()})
             box = node.box(node.facts("1.0"))
             assert box is not None
-            rows = await node.pipeline.book.ledger.read(lambda db: list(lookups.all_files(db, box.id)))
-            assert HandOver(ROUTER, "").begin(rows, 0)["STAGEOUT_OVERLAY_NUMBERS"] == "1,4,2-3"
+            rows = await node.pipeline.store.ledger.read(lambda db: list(queries.all_files(db, box.id)))
+            assert DrainTarget(ROUTER, "").begin(rows, 0)["STAGEOUT_OVERLAY_NUMBERS"] == "1,4,2-3"
 
     run(story())
 
@@ -284,7 +285,7 @@ class Asked:
         self.start()
 
     def start(self) -> None:
-        self.one = Custodians(self.path, [ROUTER], self._ask, self.clock)
+        self.one = CustodyTable(self.path, [ROUTER], self._ask, self.clock)
 
     def _ask(self, custodian: str, origins: Sequence[str], cancel: bool) -> Mapping[str, tuple[str, str]]:
         assert custodian == ROUTER
@@ -294,14 +295,14 @@ class Asked:
             self.cancelled |= set(origins)
         return {origin: self.says.get(origin, ("custody", "")) for origin in origins}
 
-    def look(self, *found: Seen) -> SandboxReport:
-        """What the decisions see after the custodians were asked."""
+    def look(self, *found: ReportedSandbox) -> SandboxReport:
+        """The input of the decisions after the custodians were asked."""
         for _ in range(2):
             self.clock.now_s += 11
-            self.one.completed({NAME: found} if found else {})
+            self.one.with_answers({NAME: found} if found else {})
             if self.one._asking:
                 self.one._asking.result()
-        return self.one.completed({})[NAME][0].sandbox
+        return self.one.with_answers({})[NAME][0].sandbox
 
 
 @pytest.fixture
@@ -312,7 +313,7 @@ def asked() -> Iterator[Asked]:
         made.one.close()
 
 
-def handed_over(place: str = ROUTER, state: State = State.HANDED_OVER) -> Seen:
+def handed_over(place: str = ROUTER, state: State = State.HANDED_OVER) -> ReportedSandbox:
     return seen(state, custody=(f"{place} {SEED} 1-2 5000",), files_left=0)
 
 
@@ -334,9 +335,9 @@ def test_it_is_known_over_a_restart_and_without_the_pilot(asked: Asked) -> None:
     asked.start()
     asked.says = {ONE: ("done", ""), TWO: ("done", "")}
     assert asked.look().state == "Delivered"
-    asked.one.look_at({NAME: job(shown=replace(job().shown, run=1, state="Delivered"))}, {})
+    asked.one.update_from_jobs({NAME: job(ad_state=replace(job().ad_state, run=1, state="Delivered"))}, {})
     written = asked.path.read_text()
-    found = asked.one.completed({NAME: (handed_over(),)})
+    found = asked.one.with_answers({NAME: (handed_over(),)})
     assert [item.sandbox.state for item in found[NAME]] == ["Delivered"], "the pilot's own report may stand for hours"
     assert asked.path.read_text() == written == "[]"
 
@@ -362,30 +363,31 @@ def test_what_a_lost_sandbox_may_have_given_away_is_cancelled_before_it_is_lost(
 
 def test_a_newer_run_wants_nothing_of_it(asked: Asked) -> None:
     asked.look(handed_over())
-    asked.one.look_at({NAME: job(run=2, status=JobStatus.RUNNING)}, {})
+    asked.one.update_from_jobs({NAME: job(run=2, status=JobStatus.RUNNING)}, {})
     assert asked.look().state == "HandedOver", "the newer run must not be sent yet"
     assert asked.cancelled == {ONE, TWO}
     asked.says = {ONE: ("cancelled", ""), TWO: ("done", "")}
     assert asked.look().state == "Lost"
-    asked.one.look_at({NAME: job(run=2, status=JobStatus.RUNNING)}, {})
-    assert [item.sandbox.state for item in asked.one.completed({NAME: (handed_over(),)})[NAME]] == ["Lost"]
+    asked.one.update_from_jobs({NAME: job(run=2, status=JobStatus.RUNNING)}, {})
+    assert [item.sandbox.state for item in asked.one.with_answers({NAME: (handed_over(),)})[NAME]] == ["Lost"]
 
 
 @pytest.mark.parametrize("counts", [0, 1])
-@pytest.mark.parametrize("wish", ["", Request.CANCEL])
+@pytest.mark.parametrize("wish", ["", OwnerRequest.CANCEL])
 def test_a_shadow_that_only_says_that_the_job_is_done_gives_nothing_up(asked: Asked, counts: int, wish: str) -> None:
     """The job's number has grown after the run that counts. :param counts: number of that run, 0: not known."""
     asked.look(handed_over())
-    asked.one.look_at({NAME: job(run=2, request=wish)}, {}, lambda job: counts)
+    asked.one.update_from_jobs({NAME: job(run=2, request=wish)}, {}, lambda job: counts)
     asked.look()
     assert asked.cancelled == ({ONE, TWO} if wish and counts else set())
-    assert asked.one._kept[next(iter(asked.one._kept))].given_up == ("Cancelled" if wish and counts else "")
+    (one,) = asked.one._handed_over.values()
+    assert one.given_up == ("Cancelled" if wish and counts else "")
 
 
 def test_a_copied_receipt_cancels_nothing(asked: Asked) -> None:
-    """Who may advertise can read the report of a pilot and name its deposits as his own."""
+    """Any daemon that may advertise can read the report of a pilot and name its deposits as its own."""
     asked.look(handed_over())
-    stranger = Seen("m2", "ed25519:other", replace(handed_over().sandbox, state="Lost", number=2))
+    stranger = ReportedSandbox("m2", "ed25519:other", replace(handed_over().sandbox, state="Lost", number=2))
     asked.look(handed_over(), stranger)
     assert not asked.cancelled
 
@@ -410,7 +412,7 @@ def test_what_another_sandbox_has_given_in_the_same_call_is_not_cancelled(asked:
     assert asked.cancelled == {TWO}
     asked.says = {TWO: ("unknown", ""), ONE: ("done", "")}
     asked.look()
-    boxes = {item.sandbox.number: item.sandbox.state for item in asked.one.completed({})[NAME]}
+    boxes = {item.sandbox.number: item.sandbox.state for item in asked.one.with_answers({})[NAME]}
     assert boxes == {1: "Delivered", 2: "Lost"}
 
 
@@ -418,7 +420,7 @@ def test_what_another_sandbox_has_given_in_the_same_call_is_not_cancelled(asked:
 def test_a_job_that_was_removed_wants_nothing_of_it(asked: Asked, removed: bool) -> None:
     """It may have left the queue between two looks."""
     asked.look(handed_over())
-    asked.one.look_at({}, {NAME: Past(JobStatus.REMOVED if removed else JobStatus.COMPLETED, 1)})
+    asked.one.update_from_jobs({}, {NAME: HistoryRecord(JobStatus.REMOVED if removed else JobStatus.COMPLETED, 1)})
     asked.one.close()
     asked.start()
     asked.look()
@@ -427,7 +429,7 @@ def test_a_job_that_was_removed_wants_nothing_of_it(asked: Asked, removed: bool)
 
 def test_its_owner_can_give_it_up(asked: Asked) -> None:
     asked.look(handed_over())
-    asked.one.look_at({NAME: job(request=Request.CANCEL)}, {})
+    asked.one.update_from_jobs({NAME: job(request=OwnerRequest.CANCEL)}, {})
     assert asked.look().state == "HandedOver"
     assert asked.cancelled == {ONE, TWO}
     asked.says = {ONE: ("done", ""), TWO: ("cancelled", "")}
@@ -440,9 +442,9 @@ def test_an_end_is_kept_while_the_pilots_last_report_stands(asked: Asked, monkey
     asked.look(handed_over())
     monkeypatch.setattr("schedd_agent.custodians.write_file", lambda *_: pytest.fail("nothing has changed"))
     for _ in range(2):
-        (item,) = asked.one.completed({NAME: (handed_over(),)})[NAME]
+        (item,) = asked.one.with_answers({NAME: (handed_over(),)})[NAME]
         assert item.sandbox.state == "Delivered"
-        asked.one.look_at({NAME: job(shown=replace(job().shown, run=1, state="Delivered"))}, {})
+        asked.one.update_from_jobs({NAME: job(ad_state=replace(job().ad_state, run=1, state="Delivered"))}, {})
 
 
 def test_silence_is_no_loss_before_the_end_of_the_time(asked: Asked) -> None:
@@ -474,13 +476,13 @@ def test_a_custodian_that_knows_nothing_may_have_been_asked_with_another_key(ask
 @pytest.mark.parametrize("turned", [False, True])
 def test_of_two_custodians_one_that_delivers_is_enough(first: str, second: str, end: str, turned: bool) -> None:
     other = "other.example.org:9621"
-    kept = Kept(handed_over(f"{ROUTER},{other}"), (read_receipt(f"{ROUTER},{other} {SEED} 1-1 5000"),))
+    kept = HandedOverSandbox(handed_over(f"{ROUTER},{other}"), (read_receipt(f"{ROUTER},{other} {SEED} 1-1 5000"),))
     assert kept.open == [(ROUTER, ONE), (other, ONE)]
     answers = [(ROUTER, first), (other, second)]
     for place, outcome in reversed(answers) if turned else answers:
         if kept.open:
-            kept.learn(ONE, (outcome, ""), place)
-    assert kept.finals.get(ONE, ("", ""))[0] == end
+            kept.record_answer(ONE, (outcome, ""), place)
+    assert kept.outcomes.get(ONE, ("", ""))[0] == end
     assert bool(kept.open) == (not end)
 
 
@@ -501,11 +503,11 @@ def test_all_deposits_with_a_custodian_are_asked_for_at_once_and_one_that_fails_
     runs = [replace(handed_over("away.org:1"), sandbox=replace(handed_over("away.org:1").sandbox, number=number))
             for number in range(2, 9)]  # fmt: skip
     asked.clock.now_s += 11
-    asked.one.completed({NAME: [*runs, handed_over()]})
+    asked.one.with_answers({NAME: [*runs, handed_over()]})
     assert asked.one._asking
     asked.one._asking.result()
     assert sorted(places) == ["away.org:1", ROUTER]
-    assert asked.one.completed({})[NAME][-1].sandbox.state == "Delivered"
+    assert asked.one.with_answers({})[NAME][-1].sandbox.state == "Delivered"
 
 
 def test_what_is_said_of_other_deposits_meanwhile_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -529,9 +531,9 @@ def test_what_is_said_of_other_deposits_meanwhile_is_no_answer(monkeypatch: pyte
         def receive(self) -> Custody | Result:
             return self._said.pop(0) if self._said else Result(asked_for[-1].origin, asked_for[-1].seq, "unknown")
 
-    monkeypatch.setattr(asking, "gateway_of", lambda host, port, key: gateway)
-    monkeypatch.setattr(asking, "Channel", Told)
-    assert asking.Asker(Path("key"))(ROUTER, [ONE], False) == {ONE: ("custody", "")}
+    monkeypatch.setattr(custodian_client, "gateway_of", lambda host, port, key: gateway)
+    monkeypatch.setattr(custodian_client, "Channel", Told)
+    assert custodian_client.CustodianClient(Path("key"))(ROUTER, [ONE], False) == {ONE: ("custody", "")}
 
 
 @pytest.mark.parametrize("cancel", [False, True])
@@ -561,10 +563,10 @@ def test_deposits_of_pilots_of_an_earlier_release_are_found(cancel: bool, monkey
         def receive(self) -> Result:
             return said.pop(0)
 
-    monkeypatch.setattr(asking, "gateway_of", lambda host, port, key: gateway)
-    monkeypatch.setattr(asking, "Channel", Told)
+    monkeypatch.setattr(custodian_client, "gateway_of", lambda host, port, key: gateway)
+    monkeypatch.setattr(custodian_client, "Channel", Told)
     three = name_of(SEED, 3)
-    found = asking.Asker(Path("key"))(ROUTER, [ONE, TWO, three], cancel)
+    found = custodian_client.CustodianClient(Path("key"))(ROUTER, [ONE, TWO, three], cancel)
     assert found == {ONE: ("done", ""), TWO: ("failed", ""), three: ("unknown", "")}
     assert (earlier_operation_of(ONE, gateway.secret) in cancelled) is cancel
 
@@ -576,11 +578,11 @@ def test_custodians_that_are_not_named_are_not_asked(asked: Asked) -> None:
 
 
 def test_a_report_with_a_bad_receipt_is_left_alone(asked: Asked) -> None:
-    asked.one.completed({NAME: (seen(State.HANDED_OVER, custody=("rubbish",)),)})
-    assert asked.one.completed({}) == {}
+    asked.one.with_answers({NAME: (seen(State.HANDED_OVER, custody=("rubbish",)),)})
+    assert asked.one.with_answers({}) == {}
     assert not asked.path.exists()
 
 
 def test_events_of_the_hand_over_are_named_in_the_document() -> None:
-    text = Path(__file__).parents[2].joinpath("docs/PILOTS.md").read_text()
-    assert {"hand-over", "no-way-out"} <= set(re.findall(r"`([a-z-]+)`", text))
+    text = Path(__file__).parents[2].joinpath("docs/pilot/problems.md").read_text()
+    assert {"handover-started", "output-stranded"} <= set(re.findall(r"`([a-z-]+)`", text))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from daemon_site import FakeCollector, accepted, served
 from manager_site import Site, made, run
 from test_agent_daemon import JOB, MANAGER_KEY
 from test_agent_daemon import Site as AccessPoint
-from test_agent_tracker import NAME, seen
+from test_agent_decisions import NAME, seen
 from test_handover import (
     _GIVE,
     ONE,
@@ -26,12 +28,13 @@ from test_handover import (
     waiting_for_a_slow_server,
 )
 
-from sandbox_manager import drain, lookups
-from sandbox_manager.ads import Reporter
-from sandbox_manager.drain import Drain
-from sandbox_manager.handover import HandOver
-from schedd_agent.leases import View
-from schedd_agent.model import Seen, Status
+from sandbox_manager.custody import queries
+from sandbox_manager.report import drain
+from sandbox_manager.report.drain import Drain
+from sandbox_manager.report.reporter import Reporter
+from sandbox_manager.transfer.handover import DrainTarget
+from schedd_agent.liveness import LivenessTracker
+from schedd_agent.model import ReportedSandbox, Status
 from stageout.core.classads import unparse_ad
 from stageout.core.config import mapping_settings
 from stageout.core.errors import ErrorClass
@@ -53,16 +56,16 @@ def test_access_points_are_told_before_anything_is_given_away(site: Site) -> Non
 
     async def story() -> None:
         async with site.manager() as node:
-            ledger = node.pipeline.book.ledger
+            ledger = node.pipeline.store.ledger
 
             async def tell() -> None:
-                begun = await ledger.read(lookups.begun_hand_over)
+                begun = await ledger.read(queries.begun_hand_over)
                 given = [call for call in site.calls() if "STAGEOUT_OVERLAY_SEED" in call["env"]]
-                told.append((len(begun), len(given), node.pipeline.leases.ends_in_s))
+                told.append((len(begun), len(given), node.pipeline.scheduler.leases.ends_in_s))
 
-            node.pipeline.tell = tell
+            node.pipeline.runner.tell = tell
             await waiting_for_a_slow_server(site, node, "1.0", {f"overlay://h/ok/{name}": b"1" * 5000 for name in "ab"})
-            assert told == [] and node.pipeline.leases.ends_in_s == 0
+            assert told == [] and node.pipeline.scheduler.leases.ends_in_s == 0
             await Drain(node.pipeline, node.clock, 600, ROUTER).run()
 
     run(story())
@@ -99,10 +102,10 @@ def test_the_report_says_what_may_be_away_and_what_is_not(monkeypatch: pytest.Mo
         run(story())
 
 
-class Busy(HandOver):
+class Busy(DrainTarget):
     """One that goes on while somebody writes its report. :ivar rows: what it begins then."""
 
-    rows: Sequence[lookups.FileRow] = ()
+    rows: Sequence[queries.FileRow] = ()
 
     def begun(self, sandbox: int) -> Mapping[int, Receipt]:
         found = super().begun(sandbox)
@@ -125,10 +128,10 @@ def test_a_report_that_is_written_while_files_are_begun_leaves_none_out(first: i
             )
             box = node.box(node.facts("1.0"))
             assert box is not None
-            rows = await node.pipeline.book.ledger.read(lambda db: list(lookups.all_files(db, box.id)))
-            node.pipeline.hand_over_to = way_out = Busy(ROUTER, "")
-            way_out.begin(rows[:first], 0)
-            way_out.rows = rows[:2]
+            rows = await node.pipeline.store.ledger.read(lambda db: list(queries.all_files(db, box.id)))
+            node.pipeline.runner.hand_over_to = target = Busy(ROUTER, "")
+            target.begin(rows[:first], 0)
+            target.rows = rows[:2]
             settings = mapping_settings(site.knobs)
             reporter = Reporter(node.pipeline, node.spool, FakeCollector(), node.clock, settings, -1, MANAGER_KEY)
             (written,) = await reporter._sandboxes([box])
@@ -149,7 +152,7 @@ def test_no_pause_follows_the_wait_for_a_plugin(site: Site, monkeypatch: pytest.
             async def plugins_ended() -> None:
                 clock.now_s += 120.0
 
-            monkeypatch.setattr(node.pipeline, "plugins_ended", plugins_ended)
+            monkeypatch.setattr(node.pipeline.runner, "plugins_ended", plugins_ended)
             settings = mapping_settings(site.knobs)
             collector = FakeCollector()
             collector.refuses = True
@@ -160,12 +163,64 @@ def test_no_pause_follows_the_wait_for_a_plugin(site: Site, monkeypatch: pytest.
     run(story())
 
 
+@pytest.mark.parametrize(("lease_s", "most_s"), [(7200.0, 300.0), (600.0, 150.0)])
+def test_a_report_that_waits_for_a_slow_disk_puts_the_next_one_off_by_one_interval(
+    lease_s: float, most_s: float, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manager that is silent for longer is forgotten by the collector, and loses its leases."""
+
+    async def story() -> None:
+        async with site.manager() as node:
+            clock = Clock()
+            read = node.ledger.read
+
+            async def read_slowly(question: Any) -> Any:
+                clock.now_s += 120.0
+                return await read(question)
+
+            monkeypatch.setattr(node.ledger, "read", read_slowly)
+            node.pipeline.scheduler.leases.heard("ap", 0, lease_s)
+            settings = mapping_settings({**site.knobs, "STAGEOUT_REPORT_INTERVAL": "300"})
+            collector = FakeCollector()
+            collector.refuses = True
+            reporter = Reporter(node.pipeline, node.spool, collector, clock, settings, -1, MANAGER_KEY)
+            await reporter.publish()
+            assert reporter._built_in_s == 120.0
+            assert reporter._pause_s() == most_s
+
+    run(story())
+
+
+def test_the_slots_get_the_manager_s_heartbeat_while_reports_pause(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two minutes without one, and a node whose spool is full takes jobs again."""
+    monkeypatch.setattr("sandbox_manager.report.reporter._STATE_INTERVAL_S", 0.01)
+    beats: list[float] = []
+
+    async def story() -> None:
+        async with site.manager() as node:
+            settings = mapping_settings(site.knobs)
+            collector = FakeCollector()
+            collector.refuses = True
+            reporter = Reporter(node.pipeline, node.spool, collector, Clock(), settings, -1, MANAGER_KEY)
+            monkeypatch.setattr(reporter, "_pause_s", lambda: 300.0)
+            monkeypatch.setattr(reporter, "write_state", lambda ad: beats.append(0.0 if ad is None else 1.0))
+            reports = asyncio.ensure_future(reporter.run())
+            await until(lambda: len(beats) > 5, "the figures")
+            node.pipeline.store.changed.set()
+            seen = len(beats)
+            await until(lambda: len(beats) > seen + 5, "the figures after a change")
+            reports.cancel()
+            assert sum(beats) == 1, "the pause holds whatever changes"
+
+    run(story())
+
+
 # ---- the access point ------------------------------------------------------------------------------------------------
 
 
-def moving(place: str = ROUTER, state: State = State.MOVING, change: int = 1, **more: int) -> Seen:
+def moving(place: str = ROUTER, state: State = State.MOVING, change: int = 1, **more: int) -> ReportedSandbox:
     item = seen(state, custody=(f"{place} {SEED} 1-2 5000",), files_left=2, **more)
-    return Seen(item.manager_name, item.key, SandboxReport(**{**vars(item.sandbox), "change": change}))
+    return ReportedSandbox(item.manager_name, item.key, SandboxReport(**{**vars(item.sandbox), "change": change}))
 
 
 class Watched(Asked):
@@ -173,17 +228,17 @@ class Watched(Asked):
 
     gone = False
 
-    def look(self, *found: Seen) -> SandboxReport:
+    def look(self, *found: ReportedSandbox) -> SandboxReport:
         for _ in range(3):
             self.clock.now_s += 11
-            self.one.completed({NAME: found} if found else {}, lambda manager: self.gone)
+            self.one.with_answers({NAME: found} if found else {}, lambda manager: self.gone)
             if self.one._asking:
                 self.one._asking.result()
-        return self.one.completed({}, lambda manager: self.gone)[NAME][0].sandbox
+        return self.one.with_answers({}, lambda manager: self.gone)[NAME][0].sandbox
 
-    def look_once(self, item: Seen) -> str:
+    def look_once(self, item: ReportedSandbox) -> str:
         """State of what is reported, as the decisions see it."""
-        return self.one.completed({NAME: [item]}, lambda manager: self.gone)[NAME][0].sandbox.state
+        return self.one.with_answers({NAME: [item]}, lambda manager: self.gone)[NAME][0].sandbox.state
 
 
 @pytest.fixture
@@ -234,11 +289,11 @@ def test_what_a_pilot_may_have_handed_over_is_asked_for_when_it_has_ended(
 
 def test_a_pilot_that_comes_to_an_end_itself_is_believed(watched: Watched) -> None:
     watched.look(moving())
-    done = Seen("m1", "", SandboxReport(**{**vars(seen(State.RELEASED).sandbox), "change": 2}))
+    done = ReportedSandbox("m1", "", SandboxReport(**{**vars(seen(State.RELEASED).sandbox), "change": 2}))
     assert watched.look_once(done) == "Released"
     watched.gone = True
     assert watched.look_once(done) == "Released"
-    assert watched.one.completed({}) == {}
+    assert watched.one.with_answers({}) == {}
 
 
 @pytest.mark.parametrize("state", [State.RETRY_WAIT, State.LOST, State.SUPERSEDED])
@@ -248,7 +303,7 @@ def test_what_was_begun_before_a_restart_is_withdrawn_when_the_pilot_ends_withou
     """A manager that was started again says nothing of it until it drains; a router may deliver it for a day."""
     watched.says = {ONE: ("unknown", ""), TWO: ("custody", "")}
     watched.look(moving(files_only_here=1))
-    again = Seen("m1", "", SandboxReport(**{**vars(seen(state, files_left=2).sandbox), "change": 2}))
+    again = ReportedSandbox("m1", "", SandboxReport(**{**vars(seen(state, files_left=2).sandbox), "change": 2}))
     assert watched.look_once(again) == ("RetryWait" if state is State.RETRY_WAIT else "HandedOver")
     watched.gone = True
     assert watched.look().state == "HandedOver"
@@ -259,17 +314,17 @@ def test_what_was_begun_before_a_restart_is_withdrawn_when_the_pilot_ends_withou
 
 def test_what_nobody_would_be_asked_for_is_not_kept(watched: Watched) -> None:
     """Its job runs again when its manager is silent for too long, as without a router."""
-    found = watched.one.completed({NAME: [moving("other.example.org:1")]})
+    found = watched.one.with_answers({NAME: [moving("other.example.org:1")]})
     assert found[NAME][0].sandbox.state == "Moving"
-    assert watched.one.completed({}) == {}
+    assert watched.one.with_answers({}) == {}
 
 
 def test_an_end_that_was_announced_is_over_when_that_time_has_passed() -> None:
-    view = View(60.0)
+    view = LivenessTracker(60.0)
 
     def look(at_s: float, number: int, ends_in_s: int) -> bool:
-        view.looked(at_s, 1e6 + at_s, [], ["m1"])
-        view.ending("m1", number, ends_in_s)
+        view.record_snapshot(at_s, 1e6 + at_s, [], ["m1"])
+        view.record_announced_end("m1", number, ends_in_s)
         return view.has_ended("m1")
 
     assert [look(0, 1, 0), look(10, 2, 30), look(20, 2, 30), look(40, 2, 30)] == [False, False, False, True]

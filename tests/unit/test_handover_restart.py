@@ -1,4 +1,4 @@
-"""What manager and agent know of a hand-over when they are started again."""
+"""Manager and agent know a hand-over when they are started again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 from manager_site import Site, run
-from test_agent_tracker import NAME, job
+from test_agent_decisions import NAME, job
 from test_drain import handed_off, state
 from test_handover import ONE, ROUTER, TWO, Asked, asked, handed_over, site, slow, waiting_for_a_slow_server
 
-from sandbox_manager import lookups, records
-from sandbox_manager.drain import Drain
-from sandbox_manager.handover import HandOver, written
-from schedd_agent.model import Past
+from sandbox_manager.custody import queries, updates
+from sandbox_manager.report.drain import Drain
+from sandbox_manager.transfer.handover import DrainTarget, written
+from schedd_agent.model import HistoryRecord
 from schedd_agent.model import Status as JobStatus
 from stageout.core import durable
 from stageout.core.states import State
@@ -71,19 +71,19 @@ def test_receipts_of_another_key_are_not_gone_on_with(site: Site) -> None:
             await handed_off(node, "1.0", {"overlay://h/ok/a": b"1", "overlay://h/ok/b": b"22"})
             box = node.box(node.facts("1.0"))
             assert box is not None
-            rows = await node.pipeline.book.ledger.read(lambda db: list(lookups.all_files(db, box.id)))
-            first = HandOver(ROUTER, "key")
+            rows = await node.pipeline.store.ledger.read(lambda db: list(queries.all_files(db, box.id)))
+            first = DrainTarget(ROUTER, "key")
             first.begin(rows[:1], 0)
             ((receipt, *_),) = first.receipts(rows[:1])
             begun = [replace(rows[0], digest=receipt), replace(rows[1], digest="md5: of a b-c d")]
             for key in ("key", "another"):
-                again = HandOver(ROUTER, key)
+                again = DrainTarget(ROUTER, key)
                 again.remember(begun)
                 told = again.begin(rows[::-1], 0)
                 assert (told["STAGEOUT_OVERLAY_SEED"] in receipt) is (key == "key")
                 new, old = read_numbers(told["STAGEOUT_OVERLAY_NUMBERS"])
                 assert (new, old) == (1, 2) if key == "another" else (old == 1 and new > 2)
-            elsewhere = HandOver("other.org:1", "key")
+            elsewhere = DrainTarget("other.org:1", "key")
             elsewhere.remember(begun)
             assert 1 not in read_numbers(elsewhere.begin(rows[::-1], 0)["STAGEOUT_OVERLAY_NUMBERS"])
             assert receipt in written(elsewhere.begun(box.id)), "the first custodian may have it"
@@ -99,8 +99,8 @@ def test_no_file_gets_the_number_of_one_that_the_ledger_has_forgotten(site: Site
             await handed_off(node, "1.0", {"overlay://h/ok/a": b"1", "overlay://h/ok/b": b"2", "overlay://h/ok/c": b""})
             box = node.box(node.facts("1.0"))
             assert box is not None
-            rows = await node.pipeline.book.ledger.read(lambda db: list(lookups.all_files(db, box.id)))
-            first, again = HandOver(ROUTER, "key"), HandOver(ROUTER, "key")
+            rows = await node.pipeline.store.ledger.read(lambda db: list(queries.all_files(db, box.id)))
+            first, again = DrainTarget(ROUTER, "key"), DrainTarget(ROUTER, "key")
             forgotten = first.begin(rows[:2], 0)["STAGEOUT_OVERLAY_NUMBERS"]
             ((receipt, *_), _) = first.receipts(rows[:2])
             again.remember([replace(rows[0], digest=receipt)])
@@ -114,22 +114,22 @@ def test_what_is_lost_at_once_after_a_restart_is_told_with_what_may_be_in_custod
     async def story() -> None:
         async with site.manager(moving=False) as node:
             await handed_off(node, "1.0", {"overlay://h/ok/a": b"1", "overlay://h/ok/b": b"22"})
-            (box,) = node.pipeline.book.registry.by_id.values()
-            ledger = node.pipeline.book.ledger
-            rows = await ledger.read(lambda db: list(lookups.all_files(db, box.id)))
-            first = HandOver(ROUTER, "")
+            (box,) = node.pipeline.store.registry.by_id.values()
+            ledger = node.pipeline.store.ledger
+            rows = await ledger.read(lambda db: list(queries.all_files(db, box.id)))
+            first = DrainTarget(ROUTER, "")
             first.begin(rows, 0)
-            await ledger.write(lambda db: records.keep_receipts(db, first.receipts(rows)))
+            await ledger.write(lambda db: updates.keep_receipts(db, first.receipts(rows)))
             said = "UPDATE files SET state = 2 WHERE position = ?"
             await ledger.write(lambda db: db.execute(said, (rows[1].position,)).rowcount)
-            begun = await ledger.read(lookups.begun_hand_over)
+            begun = await ledger.read(queries.begun_hand_over)
             assert [row.name for row in begun] == ["a"], "the other is its plugin's word only"
             drain = Drain(node.pipeline, node.clock, 600, ROUTER)
-            drain.hurry()
+            drain.cut_short()
             await drain.run()
             assert state(node, "1.0") is State.LOST
-            assert node.pipeline.hand_over_to is not None
-            assert written(node.pipeline.hand_over_to.begun(box.id)) == (first.receipts(rows)[0][0],)
+            assert node.pipeline.runner.hand_over_to is not None
+            assert written(node.pipeline.runner.hand_over_to.begun(box.id)) == (first.receipts(rows)[0][0],)
 
     run(story())
 
@@ -168,13 +168,13 @@ def test_a_row_that_is_none_is_kept_for_who_can_read_it_and_costs_no_other(
     rows.insert(at, spoil(json.loads(json.dumps(good))))
     asked.path.write_text(json.dumps(rows))
     asked.start()
-    found = asked.one.completed({})
+    found = asked.one.with_answers({})
     assert sorted(item.sandbox.number for item in found[NAME]) == [1, 2]
     (line,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
-    assert line.startswith("custody-row-unreadable")
+    assert line.startswith("custody-row-read-failed")
     assert "mend the file" in line
-    asked.one.look_at({}, {})
-    asked.one.completed({NAME: (replace(handed_over(), sandbox=replace(handed_over().sandbox, number=3)),)})
+    asked.one.update_from_jobs({}, {})
+    asked.one.with_answers({NAME: (replace(handed_over(), sandbox=replace(handed_over().sandbox, number=3)),)})
     assert rows[at] in json.loads(asked.path.read_text())
 
 
@@ -186,18 +186,18 @@ def test_receipts_that_could_not_be_stored_are_stored_with_the_next_look(
         patch.setattr(durable, "_faults", durable.parse_faults("custody-keep=ENOSPC"))
         for _ in range(2):
             with pytest.raises(OSError, match="No space left"):
-                asked.one.completed({NAME: (handed_over(),)})
+                asked.one.with_answers({NAME: (handed_over(),)})
     assert not asked.path.exists()
-    asked.one.completed({})
+    asked.one.with_answers({})
     asked.one.close()
     asked.start()
-    assert asked.one.completed({})[NAME][0].sandbox.state == "HandedOver"
+    assert asked.one.with_answers({})[NAME][0].sandbox.state == "HandedOver"
     with monkeypatch.context() as patch:
         patch.setattr(durable, "_faults", durable.parse_faults("custody-keep=ENOSPC"))
-        asked.one.completed({})
+        asked.one.with_answers({})
         with pytest.raises(OSError, match="No space left"):
-            asked.one.look_at({}, {NAME: Past(JobStatus.REMOVED, 1)})
-    asked.one.look_at({}, {NAME: Past(JobStatus.REMOVED, 1)})
+            asked.one.update_from_jobs({}, {NAME: HistoryRecord(JobStatus.REMOVED, 1)})
+    asked.one.update_from_jobs({}, {NAME: HistoryRecord(JobStatus.REMOVED, 1)})
     assert '"given_up": "Cancelled"' in asked.path.read_text()
 
 
@@ -206,14 +206,14 @@ def test_an_agent_that_dies_while_it_keeps_a_hand_over_knows_it_or_reads_it_agai
     """At `custody-keep`: of two hand-overs one was kept before, and stays whatever becomes of the other."""
     first = handed_over()
     second = replace(first, sandbox=replace(first.sandbox, number=2))
-    asked.one.completed({NAME: (first,)})
+    asked.one.with_answers({NAME: (first,)})
     with _dying("custody-keep", 1, when), pytest.raises(Crash):
-        asked.one.completed({NAME: (first, second)})
+        asked.one.with_answers({NAME: (first, second)})
     asked.one.close()
     asked.start()
-    kept = [item.sandbox.number for item in asked.one.completed({}).get(NAME, ())]
+    kept = [item.sandbox.number for item in asked.one.with_answers({}).get(NAME, ())]
     assert kept == ([1] if when == "before" else [1, 2]), "the reports have vanished"
-    found = asked.one.completed({NAME: (first, second)})[NAME]
+    found = asked.one.with_answers({NAME: (first, second)})[NAME]
     assert [item.sandbox.number for item in found] == [1, 2], "they stand still"
     asked.one.close()
     asked.start()
@@ -234,12 +234,12 @@ def test_an_agent_that_dies_while_it_gives_an_unreadable_file_another_name_loses
     asked.start()
     for count in (1, 2):
         with _dying("custody-keep", 1, when) if count == 1 else nullcontext(), suppress(Crash):
-            asked.one.completed({NAME: (handed_over(),)})
+            asked.one.with_answers({NAME: (handed_over(),)})
         asked.one.close()
         (aside,) = asked.path.parent.glob("*.unreadable-*")
         assert aside.read_text() == "damaged"
         asked.start()
-    assert [item.sandbox.state for item in asked.one.completed({})[NAME]] == ["HandedOver"]
+    assert [item.sandbox.state for item in asked.one.with_answers({})[NAME]] == ["HandedOver"]
 
 
 @pytest.mark.parametrize("jump_s", [-3600.0, 24 * 3600.0])
@@ -251,7 +251,7 @@ def test_a_wall_clock_that_is_set_makes_nothing_lost(jump_s: float, asked: Asked
     newer = replace(handed_over(), sandbox=replace(handed_over().sandbox, change=10**6))
     for found in ((), (newer,)):
         assert asked.look(*found).state == "HandedOver"
-        asked.one.look_at({NAME: job(run=1)}, {})
+        asked.one.update_from_jobs({NAME: job(run=1)}, {})
     asked.clock.now_s = 5000 + 3600 - 30
     assert asked.look().state == "HandedOver"
     asked.clock.now_s = 5000 + 3600 + 1

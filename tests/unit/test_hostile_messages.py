@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stageout.wire import overlay
+from stageout.overlay.wire import messages
 from tests.unit.hostile_messages import DECODERS, ill_typed, wrong
 
 
@@ -23,4 +23,4 @@ def test_what_is_nested_without_end_is_refused(name: str) -> None:
 
 
 def test_every_message_has_a_decoder_here() -> None:
-    assert {kind.name for kind in overlay.TYPES.values()} <= DECODERS.keys()
+    assert {kind.name for kind in messages.TYPES.values()} <= DECODERS.keys()

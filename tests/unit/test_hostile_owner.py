@@ -17,7 +17,7 @@ import pytest
 from handoff_site import ALICE, BOB, ROOT, Child, RawPlugin, Site, needs_root, site_for, write_files
 from manager_site import UID, made, run
 
-from sandbox_manager.spool import Spool
+from sandbox_manager.custody.spool import Spool
 from stageout.core.states import State
 from stageout.movers import trees
 from tests.polling import until, wait_for

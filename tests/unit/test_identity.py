@@ -1,8 +1,9 @@
-"""Whose output it is: the process tree above the peer and the startd's word, with a job that lies."""
+"""The owner of output: the process tree above the peer and the startd's word, with a job that lies."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pwd
 import shutil
@@ -18,12 +19,13 @@ from typing import Any, Callable
 import pytest
 from handoff_site import ROOT, needs_root
 
-from sandbox_manager import peers
-from sandbox_manager.identity import Identity, RunFacts
-from sandbox_manager.peers import Families, Lineage, NotIdentified, Peer, Process, ancestors, lineage
-from sandbox_manager.startd import SlotTable
+from sandbox_manager.intake import peers
+from sandbox_manager.intake.identity import Identity, RunFacts, accounting_group
+from sandbox_manager.intake.peers import Families, Lineage, NotIdentified, Peer, Process, ancestors, lineage
+from sandbox_manager.intake.startd import SlotTable
 from stageout.core.clock import boot_clock_s
-from tests.polling import wait_for
+from stageout.core.config import mapping_settings
+from tests.polling import until, wait_for
 
 NOBODY = 65534 if ROOT else os.geteuid()
 SLOT = {
@@ -283,6 +285,16 @@ def test_an_account_that_is_not_the_owners_is_told(tree: Tree) -> None:
     assert (facts.foreign_account, facts.owner, facts.uid) == (True, "alice@pool", NOBODY)
 
 
+@pytest.mark.parametrize(
+    ("submitter", "group"),
+    [("", ""), ("alice@pool", ""), ("physics.alice@pool", "physics"), ("physics.cms.alice@pool", "physics.cms"),
+     ("physics.john.doe@pool", "physics"), ("physics.shared@pool", "physics"), ("physics.alice", "physics"),
+     (f"{'x' * 201}.alice@pool", ""), ("phy\nsics.alice@pool", ""), ("ph\u00fdsics.alice@pool", "")],
+)  # fmt: skip
+def test_the_accounting_group_is_the_part_before_the_user(submitter: str, group: str) -> None:
+    assert accounting_group(submitter, "john.doe" if "doe" in submitter else "alice") == group
+
+
 @needs_root
 def test_root_is_nobodys_job(tree: Tree) -> None:
     with pytest.raises(NotIdentified, match="does not run as root"):
@@ -386,18 +398,23 @@ def test_a_startd_that_hangs_is_not_waited_for() -> None:
                 await asyncio.wait_for(_slot(table, boot_clock_s()), 60)
         assert startd.asked == 2
         startd.may_answer.set()
-        for _ in range(200):
-            await asyncio.sleep(0.01)
-            try:
-                assert await _slot(table) == SLOT
-                break
-            except NotIdentified:
-                continue
-        else:
-            raise AssertionError("the table did not recover")
+
+        async def slot() -> Any:
+            with contextlib.suppress(NotIdentified):
+                return await _slot(table)
+
+        assert await until(slot, "an answer: the startd is back") == SLOT
         table.close()
 
     asyncio.run(ask())
+
+
+def test_the_default_patience_is_for_a_startd_that_runs_the_commands_of_lvm() -> None:
+    """It runs vgs about five times at each end of a job, and answers nothing meanwhile."""
+    settings = mapping_settings({})
+    startd_s, plugin_s = settings.number("STAGEOUT_STARTD_TIMEOUT"), settings.number("STAGEOUT_HANDOFF_TIMEOUT")
+    assert startd_s >= 1.0
+    assert startd_s <= plugin_s - 0.5, "the plugin hears the reason before it gives up"
 
 
 def test_a_startd_that_cannot_be_asked() -> None:

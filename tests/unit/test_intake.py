@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -501,7 +502,8 @@ def test_too_many_clients_are_told_so(site: Site) -> None:
 
     def served() -> bool:
         raw = RawPlugin(site)
-        raw.offer([("s://h/o", "/p", 1)])
+        with contextlib.suppress(BrokenPipeError):  # who is refused at once may find the socket closed
+            raw.offer([("s://h/o", "/p", 1)])
         return raw.answer()["op"] == "go"
 
     wait_for(served, "a place for the next client")
@@ -620,7 +622,7 @@ def test_killed_after_the_record(site: Site) -> None:
 
 
 def test_all_labels_of_a_hand_off_exist() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "ORDERING.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/reference/durable-steps.md").read_text()
     labels = (
         "intake-mkdir",
         "handoff-link",

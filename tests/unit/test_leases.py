@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 from manager_site import AGENT, Site, made, run
 
-from sandbox_manager.acceptance import _Promise
-from sandbox_manager.intake import Refused
-from sandbox_manager.leases import Leases
+from sandbox_manager.intake.acceptance import Refused, Reservation
+from sandbox_manager.report import flows
+from sandbox_manager.report.reporter import Reporter
+from sandbox_manager.scheduling.leases import Leases
+from stageout.core.config import mapping_settings
+from stageout.core.signing import SigningKey
 from stageout.core.states import State
 from stageout.wire.custody import Action, OrderSheet
 from tests.polling import until
@@ -103,20 +108,56 @@ def test_a_new_manager_has_no_lease_before_its_first_report_was_heard() -> None:
     assert fresh.interval_s(300.0) == 25.0
 
 
+@pytest.mark.parametrize(("lease_s", "lifetime_s"), [(60.0, 7200), (86_400.5, 86_401), (1e300, 2_592_000)])
+def test_the_last_report_stays_in_the_collector_as_long_as_the_longest_lease(
+    lease_s: float, lifetime_s: int, site: Site
+) -> None:
+    """An access point that was away for less than its lease still reads what became of its output."""
+    last: list[Mapping[str, Any]] = []
+
+    async def advertise(ad: Mapping[str, Any]) -> None:
+        last.append(ad)
+
+    async def story() -> None:
+        async with site.manager() as node:
+            node.pipeline.scheduler.leases.heard("ap", 0, lease_s)
+            node.pipeline.scheduler.leases.heard("other", 0, 10.0)
+            collector: Any = SimpleNamespace(advertise=advertise)
+            settings = mapping_settings(site.knobs)
+            key = SigningKey(b"k" * 32)
+            reporter = Reporter(node.pipeline, node.spool, collector, node.clock, settings, -1, key)
+            reporter.leave()
+            await reporter.publish()
+        assert [ad["ClassAdLifetime"] for ad in last] == [lifetime_s]
+
+    run(story())
+
+
+class _Key(NamedTuple):
+    destination: int
+
+
+def test_output_for_a_destination_that_is_gone_is_in_no_flow() -> None:
+    queues = {_Key(7): SimpleNamespace(files=1, size_bytes=5)}
+    registry = SimpleNamespace(backlog=SimpleNamespace(queues=queues), destinations={})
+    pipeline: Any = SimpleNamespace(store=SimpleNamespace(registry=registry))
+    assert not flows._waiting(pipeline)
+
+
 def test_nothing_is_sent_without_a_lease_and_all_goes_on_with_the_next(site: Site) -> None:
     async def work() -> None:
         async with site.manager() as node:
             receipt = await node.hand_off({"copy://host/ok/a": b"a" * 10})
-            await node.pipeline.carry_out(OrderSheet(AGENT, "manager@ep", 1, (), lease_s=100.0, heard=1))
-            await node.pipeline.book.ledger.write(lambda db: node.pipeline.leases.want(db, "ap", 100.0))
-            node.pipeline.leases.heard("ap", 1, 100.0)
+            await node.pipeline.apply_orders(OrderSheet(AGENT, "manager@ep", 1, (), lease_s=100.0, heard=1))
+            await node.pipeline.store.ledger.write(lambda db: node.pipeline.scheduler.leases.want(db, "ap", 100.0))
+            node.pipeline.scheduler.leases.heard("ap", 1, 100.0)
             await node.confirm(receipt)
-            node.pipeline.book.wake.set()
-            await until(lambda: "ap" in node.pipeline.leases._ended, "the planner to look")
+            node.pipeline.store.wake.set()
+            await until(lambda: "ap" in node.pipeline.scheduler.leases._ended, "the planner to look")
             assert site.delivered() == []
-            node.pipeline.leases.reported(2)
-            node.pipeline.leases.heard("ap", 2, 100.0)
-            node.pipeline.book.wake.set()
+            node.pipeline.scheduler.leases.reported(2)
+            node.pipeline.scheduler.leases.heard("ap", 2, 100.0)
+            node.pipeline.store.wake.set()
             await node.until_state(State.RELEASED)
 
     run(work())
@@ -158,7 +199,7 @@ def test_what_comes_after_the_decision_about_its_run_is_not_taken(site: Site) ->
         async with site.manager(moving=False) as node:
             await node.hand_off({"copy://host/ok/a": b"a" * 10})
             await node.order(Action.CANCEL)
-            node.offer = lambda *facts, **more: _Promise(0, None)
+            node.offer = lambda *facts, **more: Reservation(0)
             with pytest.raises(Refused, match="Cancelled"):
                 await node.hand_off({"copy://host/ok/b": b"b" * 10})
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from overlay_router.local.store import Store
-from sandbox_manager import lookups, orders, records, recovery
-from sandbox_manager.credentials import HeldSurroundings
-from sandbox_manager.ledger import Ledger, LedgerError, get_meta, set_meta
-from sandbox_manager.records import NewFile, NewSandbox
+from sandbox_manager.custody import orders, queries, recovery, updates
+from sandbox_manager.custody.credentials import StoredCredentials
+from sandbox_manager.custody.ledger import Ledger, LedgerError, get_meta, set_meta
+from sandbox_manager.custody.schema import VERSION
+from sandbox_manager.custody.updates import NewFile, NewSandbox
 from sandbox_manager.rules import read_rules
 from sandbox_manager.sandbox import Destination, FileState, SlotKey
-from sandbox_manager.schema import VERSION
 from stageout.core.config import mapping_settings
 from stageout.core.errors import ErrorClass
 from stageout.core.states import IllegalMove, State
@@ -39,7 +39,7 @@ def new_files(count: int = 1, url: str = "https://h/d/{}", size: int = 10) -> li
 
 
 def add(db: sqlite3.Connection, ticket: str, box: NewSandbox | None = None, files: list[NewFile] | None = None) -> int:
-    return records.add_ticket(db, box or new_sandbox(), ticket, "/p", files or new_files(), "boot", 100)
+    return updates.add_ticket(db, box or new_sandbox(), ticket, "/p", files or new_files(), "boot", 100)
 
 
 @pytest.fixture
@@ -69,12 +69,12 @@ def test_what_is_written_is_there_after_a_restart(tmp_path: Path) -> None:
     async def write() -> None:
         ledger = Ledger(tmp_path / "l")
         await ledger.write(lambda db: add(db, "t1"), "record-accepted")
-        assert await ledger.read(lambda db: len(lookups.all_sandboxes(db))) == 1
+        assert await ledger.read(lambda db: len(queries.all_sandboxes(db))) == 1
         ledger.close()
 
     asyncio.run(write())
     ledger = Ledger(tmp_path / "l")
-    box = asyncio.run(ledger.read(lookups.all_sandboxes))[0]
+    box = asyncio.run(ledger.read(queries.all_sandboxes))[0]
     ledger.close()
     assert (box.state, box.tickets, box.bytes_left) == (State.ACCEPTED, ("t1",), 10)
 
@@ -133,10 +133,10 @@ def test_a_failed_commit_is_told_to_everybody_in_it(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(durable, "_faults", durable.parse_faults("record-accepted=EIO"))
         with pytest.raises(OSError, match="planned at record-accepted"):
             await ledger.write(lambda db: add(db, "t1"), "record-accepted")
-        assert await ledger.read(lookups.all_sandboxes) == []
+        assert await ledger.read(queries.all_sandboxes) == []
         monkeypatch.setattr(durable, "_faults", {})
         await ledger.write(lambda db: add(db, "t2"), "record-accepted")
-        assert [box.tickets for box in await ledger.read(lookups.all_sandboxes)] == [("t2",)]
+        assert [box.tickets for box in await ledger.read(queries.all_sandboxes)] == [("t2",)]
         ledger.close()
 
     asyncio.run(write())
@@ -210,7 +210,7 @@ def test_hand_offs_at_once_share_the_waits_for_the_disk(tmp_path: Path, monkeypa
 def test_numbers_of_states_never_change() -> None:
     names = "Offered Accepted Confirmed Leased Moving RetryWait HandedOver Delivered Released Failed Cancelled "
     names += "Superseded Lost"
-    assert [str(lookups.STATE_OF[number]) for number in range(13)] == names.split()
+    assert [str(queries.STATE_OF[number]) for number in range(13)] == names.split()
 
 
 # ---- which run, which files -----------------------------------------------------------------------------------------
@@ -218,55 +218,55 @@ def test_numbers_of_states_never_change() -> None:
 
 def test_inode_numbers_of_all_sizes_come_back(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
-    assert next(lookups.all_files(db, box)).inode == 2**64 - 1
+    assert next(queries.all_files(db, box)).inode == 2**64 - 1
 
 
 def test_confirmation_names_all_hand_offs(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
     add(db, "t2", files=new_files(2, "https://h/e/{}"))
-    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1", "t2"), 3)), 5)
-    found = lookups.sandbox(db, box)
+    orders.apply_orders(db, sheet((Action.CONFIRM, 1, ("t1", "t2"), 3)), 5)
+    found = queries.sandbox(db, box)
     assert found and (found.state, found.files_left, found.confirmed_at) == (State.CONFIRMED, 3, 5)
 
 
 def test_a_hand_off_that_is_not_in_the_record_is_dropped(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
     add(db, "t2", files=new_files(2, "https://h/e/{}"))
-    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
-    found = lookups.sandbox(db, box)
+    orders.apply_orders(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
+    found = queries.sandbox(db, box)
     assert found and (found.state, found.files_left, found.files_total) == (State.CONFIRMED, 1, 1)
-    assert records.dropped_tickets(db, box) == ["t2"]
+    assert updates.dropped_tickets(db, box) == ["t2"]
 
 
 @pytest.mark.parametrize(("tickets", "files"), [(("t1", "elsewhere"), 3), (("t1",), 7)])
 def test_confirmation_waits_for_what_is_missing(db: sqlite3.Connection, tickets: tuple[str, ...], files: int) -> None:
     box = add(db, "t1")
-    orders.carry_out(db, sheet((Action.CONFIRM, 1, tickets, files)), 5)
-    found = lookups.sandbox(db, box)
+    orders.apply_orders(db, sheet((Action.CONFIRM, 1, tickets, files)), 5)
+    found = queries.sandbox(db, box)
     assert found and found.state is State.ACCEPTED
     assert "this node" in found.reason
 
 
 def test_a_late_hand_off_completes_the_confirmation(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
-    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1", "t2"), 2)), 5)
+    orders.apply_orders(db, sheet((Action.CONFIRM, 1, ("t1", "t2"), 2)), 5)
     add(db, "t2", files=new_files(1, "https://h/e/{}"))
     orders.confirm_late(db, box, 6)
-    assert records.state_of(db, box) is State.CONFIRMED
+    assert updates.state_of(db, box) is State.CONFIRMED
 
 
 def test_of_two_hand_offs_of_one_url_the_later_counts(db: sqlite3.Connection) -> None:
     box = add(db, "t1", files=new_files(3))
     add(db, "t2", files=new_files(2, size=20))
-    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1", "t2"), 5)), 5)
-    wanted = {(item.ticket, item.position) for item in lookups.all_files(db, box)}
+    orders.apply_orders(db, sheet((Action.CONFIRM, 1, ("t1", "t2"), 5)), 5)
+    wanted = {(item.ticket, item.position) for item in queries.all_files(db, box)}
     assert wanted == {("t1", 2), ("t2", 0), ("t2", 1)}
 
 
 def test_of_one_url_in_a_hand_off_the_last_file_counts(db: sqlite3.Connection) -> None:
     box = add(db, "t1", files=[*new_files(3, "https://h/same"), *(replace(one, position=3) for one in new_files(1))])
-    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 4)), 5)
-    assert [(item.position, item.url) for item in lookups.all_files(db, box)] == [
+    orders.apply_orders(db, sheet((Action.CONFIRM, 1, ("t1",), 4)), 5)
+    assert [(item.position, item.url) for item in queries.all_files(db, box)] == [
         (2, "https://h/same"),
         (3, "https://h/d/0"),
     ]
@@ -275,19 +275,19 @@ def test_of_one_url_in_a_hand_off_the_last_file_counts(db: sqlite3.Connection) -
 def test_an_earlier_hand_off_counts_when_only_it_is_in_the_record(db: sqlite3.Connection) -> None:
     box = add(db, "t1", files=new_files(2))
     add(db, "t2", files=new_files(2, size=20))
-    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 2)), 5)
-    assert {item.ticket for item in lookups.all_files(db, box)} == {"t1"}
+    orders.apply_orders(db, sheet((Action.CONFIRM, 1, ("t1",), 2)), 5)
+    assert {item.ticket for item in queries.all_files(db, box)} == {"t1"}
 
 
 def test_a_run_that_uploaded_itself_needs_nothing_of_ours(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
-    orders.carry_out(db, sheet((Action.CONFIRM, 1, (), 0)), 5)
-    assert records.state_of(db, box) is State.CANCELLED
+    orders.apply_orders(db, sheet((Action.CONFIRM, 1, (), 0)), 5)
+    assert updates.state_of(db, box) is State.CANCELLED
 
 
 def test_a_run_that_is_not_here_is_lost_and_said_so(db: sqlite3.Connection) -> None:
-    (box,) = orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t9",), 1)), 5)
-    found = lookups.sandbox(db, box)
+    (box,) = orders.apply_orders(db, sheet((Action.CONFIRM, 1, ("t9",), 1)), 5)
+    found = queries.sandbox(db, box)
     assert found and found.state is State.LOST
     assert "no record" in found.reason
 
@@ -295,96 +295,96 @@ def test_a_run_that_is_not_here_is_lost_and_said_so(db: sqlite3.Connection) -> N
 def test_orders_are_carried_out_once_and_in_order(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
     confirm, cancel = (Action.CONFIRM, 1, ("t1",), 1), (Action.CANCEL, 1, (), 0)
-    orders.carry_out(db, sheet(confirm), 5)
-    assert orders.carry_out(db, sheet(confirm), 6) == set()
-    orders.carry_out(db, sheet(confirm, cancel), 7)
-    assert records.state_of(db, box) is State.CANCELLED
-    assert records.acknowledged(db) == {"agent": 2}
-    orders.carry_out(db, sheet(confirm, first=3), 8)
-    assert records.state_of(db, box) is State.CANCELLED
+    orders.apply_orders(db, sheet(confirm), 5)
+    assert orders.apply_orders(db, sheet(confirm), 6) == set()
+    orders.apply_orders(db, sheet(confirm, cancel), 7)
+    assert updates.state_of(db, box) is State.CANCELLED
+    assert updates.acknowledged(db) == {"agent": 2}
+    orders.apply_orders(db, sheet(confirm, first=3), 8)
+    assert updates.state_of(db, box) is State.CANCELLED
 
 
 @pytest.mark.parametrize("action", [Action.SUPERSEDE, Action.CANCEL])
 def test_runs_up_to_the_number_end(db: sqlite3.Connection, action: Action) -> None:
     boxes = [add(db, f"t{number}", new_sandbox(number=number)) for number in (1, 2, 3)]
-    orders.carry_out(db, sheet((action, 2, (), 0)), 5)
+    orders.apply_orders(db, sheet((action, 2, (), 0)), 5)
     ends = State.SUPERSEDED if action is Action.SUPERSEDE else State.CANCELLED
-    assert [records.state_of(db, box) for box in boxes] == [ends, ends, State.ACCEPTED]
+    assert [updates.state_of(db, box) for box in boxes] == [ends, ends, State.ACCEPTED]
 
 
 def test_confirming_a_newer_run_ends_the_older(db: sqlite3.Connection) -> None:
     old, new = add(db, "t1"), add(db, "t2", new_sandbox(number=2))
-    orders.carry_out(db, sheet((Action.CONFIRM, 2, ("t2",), 1)), 5)
-    assert [records.state_of(db, box) for box in (old, new)] == [State.SUPERSEDED, State.CONFIRMED]
+    orders.apply_orders(db, sheet((Action.CONFIRM, 2, ("t2",), 1)), 5)
+    assert [updates.state_of(db, box) for box in (old, new)] == [State.SUPERSEDED, State.CONFIRMED]
 
 
 def test_retry_never_confirms(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
-    records.set_state(db, box, State.FAILED, 5)
-    orders.carry_out(db, sheet((Action.RETRY, 1, (), 0)), 6)
-    assert records.state_of(db, box) is State.FAILED
+    updates.set_state(db, box, State.FAILED, 5)
+    orders.apply_orders(db, sheet((Action.RETRY, 1, (), 0)), 6)
+    assert updates.state_of(db, box) is State.FAILED
 
 
 def test_retry_after_a_failure_starts_afresh(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
-    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
-    records.set_state(db, box, State.LEASED, 5)
-    (item,) = records.take_files(db, box, 1, 6, 10, 10)
-    records.set_state(db, box, State.MOVING, 5)
-    failed = records.FileResult(item.ticket_id, item.position, FileState.FAILED, error_code=40, error="no")
-    records.record_results(db, [failed])
-    records.end(db, box, State.FAILED, 7, "no", 40)
-    orders.carry_out(db, sheet((Action.RETRY, 1, (), 0), first=2), 8)
-    found = lookups.sandbox(db, box)
+    orders.apply_orders(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
+    updates.set_state(db, box, State.LEASED, 5)
+    (item,) = updates.take_files(db, box, 1, 6, 10, 10)
+    updates.set_state(db, box, State.MOVING, 5)
+    failed = updates.FileResult(item.ticket_id, item.position, FileState.FAILED, error_code=40, error="no")
+    updates.record_results(db, [failed])
+    updates.end(db, box, State.FAILED, 7, "no", 40)
+    orders.apply_orders(db, sheet((Action.RETRY, 1, (), 0), first=2), 8)
+    found = queries.sandbox(db, box)
     assert found and (found.state, found.attempts, found.failed, found.ended_at) == (State.CONFIRMED, 0, 0, 0)
 
 
 def test_retry_of_what_waits_for_its_next_attempt_makes_it_due(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
-    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
+    orders.apply_orders(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
     db.execute("UPDATE files SET next_attempt = 9999, attempts = 4")
-    assert records.take_files(db, box, 1, 6, 10, 10) == []
-    orders.carry_out(db, sheet((Action.RETRY, 1, (), 0), first=2), 6)
-    (item,) = records.take_files(db, box, 1, 6, 10, 10)
+    assert updates.take_files(db, box, 1, 6, 10, 10) == []
+    orders.apply_orders(db, sheet((Action.RETRY, 1, (), 0), first=2), 6)
+    (item,) = updates.take_files(db, box, 1, 6, 10, 10)
     assert item.attempts == 1
 
 
 def test_credentials_are_not_exchanged_below_a_mover(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
-    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
-    held = HeldSurroundings("t1", "[A = 1]", "", ())
-    assert records.renew(db, replace(held, ticket="gone"), 6) is None
-    (item,) = records.take_files(db, box, 1, 6, 10, 10)
-    assert records.renew(db, held, 6) is None
-    waits = records.FileResult(item.ticket_id, item.position, FileState.WAITING, 9, 50, "later")
-    records.record_results(db, [waits])
-    assert records.renew(db, held, 6) == box
+    orders.apply_orders(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
+    held = StoredCredentials("t1", "[A = 1]", "", ())
+    assert updates.renew(db, replace(held, ticket="gone"), 6) is None
+    (item,) = updates.take_files(db, box, 1, 6, 10, 10)
+    assert updates.renew(db, held, 6) is None
+    waits = updates.FileResult(item.ticket_id, item.position, FileState.WAITING, 9, 50, "later")
+    updates.record_results(db, [waits])
+    assert updates.renew(db, held, 6) == box
 
 
 def test_forget_waits_for_the_bytes(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
-    orders.carry_out(db, sheet((Action.CANCEL, 1, (), 0), (Action.FORGET, 1, (), 0)), 5)
-    assert lookups.sandbox(db, box) is not None
-    records.released(db, box, ["t1"], 6)
-    assert lookups.sandbox(db, box) is None
-    assert records.newest_run(db, "ap#1.0#1") == 1
+    orders.apply_orders(db, sheet((Action.CANCEL, 1, (), 0), (Action.FORGET, 1, (), 0)), 5)
+    assert queries.sandbox(db, box) is not None
+    updates.released(db, box, ["t1"], 6)
+    assert queries.sandbox(db, box) is None
+    assert updates.newest_run(db, "ap#1.0#1") == 1
 
 
 def test_numbers_of_forgotten_sandboxes_are_never_used_again(db: sqlite3.Connection) -> None:
-    """What is remembered of a sandbox under its number must not be taken for another's."""
+    """The record of a sandbox under its number must not be taken for another's."""
     box = add(db, "t1")
     ticket = db.execute("SELECT max(id) FROM tickets").fetchone()[0]
-    orders.carry_out(db, sheet((Action.CANCEL, 1, (), 0), (Action.FORGET, 1, (), 0)), 5)
-    records.released(db, box, ["t1"], 6)
-    assert lookups.sandbox(db, box) is None
+    orders.apply_orders(db, sheet((Action.CANCEL, 1, (), 0), (Action.FORGET, 1, (), 0)), 5)
+    updates.released(db, box, ["t1"], 6)
+    assert queries.sandbox(db, box) is None
     assert add(db, "t2", new_sandbox("ap#2.0#1")) > box
     assert db.execute("SELECT max(id) FROM tickets").fetchone()[0] > ticket
 
 
 def test_forget_does_not_touch_what_is_not_at_its_end(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
-    orders.carry_out(db, sheet((Action.FORGET, 1, (), 0)), 5)
-    found = lookups.sandbox(db, box)
+    orders.apply_orders(db, sheet((Action.FORGET, 1, (), 0)), 5)
+    found = queries.sandbox(db, box)
     assert found and (found.state, found.forgettable) == (State.ACCEPTED, False)
 
 
@@ -393,33 +393,33 @@ def test_forget_does_not_touch_what_is_not_at_its_end(db: sqlite3.Connection) ->
 
 def moving(db: sqlite3.Connection, ticket: str = "t1") -> int:
     box = add(db, ticket, files=new_files(2))
-    orders.carry_out(db, sheet((Action.CONFIRM, 1, (ticket,), 2)), 5)
-    records.set_state(db, box, State.LEASED, 5)
-    records.take_files(db, box, 1, 6, 1, 10)
-    records.set_state(db, box, State.MOVING, 5)
+    orders.apply_orders(db, sheet((Action.CONFIRM, 1, (ticket,), 2)), 5)
+    updates.set_state(db, box, State.LEASED, 5)
+    updates.take_files(db, box, 1, 6, 1, 10)
+    updates.set_state(db, box, State.MOVING, 5)
     return box
 
 
 def test_after_a_restart_moving_files_wait_again(db: sqlite3.Connection) -> None:
     box = moving(db)
-    records.mark_synced(db, ["t1"])
+    updates.mark_synced(db, ["t1"])
     assert recovery.settle_ledger(db, ["t1"], "other boot", 9, 60.0) == ({box}, [])
-    found = lookups.sandbox(db, box)
+    found = queries.sandbox(db, box)
     assert found and (found.state, found.moving, found.files_left, found.attempts) == (State.CONFIRMED, 0, 2, 0)
 
 
 def test_after_a_restart_of_the_manager_unsynced_data_is_synced(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
     assert recovery.settle_ledger(db, ["t1"], "boot", 9, 60.0) == (set(), ["t1"])
-    assert records.state_of(db, box) is State.ACCEPTED
+    assert updates.state_of(db, box) is State.ACCEPTED
 
 
 def test_a_sync_without_a_recorded_end_is_not_believed(db: sqlite3.Connection) -> None:
     """The kernel may have told its failure to the manager that died."""
     box = moving(db)
-    records.mark_syncing(db, ["t1"])
+    updates.mark_syncing(db, ["t1"])
     assert recovery.settle_ledger(db, ["t1"], "boot", 9, 60.0) == ({box}, [])
-    found = lookups.sandbox(db, box)
+    found = queries.sandbox(db, box)
     assert found and found.state is State.LOST
     assert "nobody knows" in found.reason
 
@@ -427,16 +427,16 @@ def test_a_sync_without_a_recorded_end_is_not_believed(db: sqlite3.Connection) -
 def test_what_the_disk_has_lost_is_lost_unless_nobody_needs_it_any_more(db: sqlite3.Connection) -> None:
     box = moving(db)
     other = add(db, "t2", new_sandbox("ap#2.0#1"))
-    records.end(db, other, State.CANCELLED, 6)
+    updates.end(db, other, State.CANCELLED, 6)
     assert list(recovery.lose_tickets(db, {"t1": "EIO", "t2": "EIO", "t3": "EIO"}, 9)) == [box]
-    found = lookups.sandbox(db, box)
+    found = queries.sandbox(db, box)
     assert found and (found.state, found.reason, found.files_left) == (State.LOST, "EIO", 0)
 
 
 def test_no_file_waits_longer_than_was_meant_when_the_clock_was_set_back(db: sqlite3.Connection) -> None:
     box = moving(db)
-    records.mark_synced(db, ["t1"])
-    records.moving_back(db, box)
+    updates.mark_synced(db, ["t1"])
+    updates.moving_back(db, box)
     db.execute("UPDATE files SET error_code = 20, next_attempt = 50 + 60 * position")
     assert recovery.settle_ledger(db, ["t1"], "boot", 9, 30.0) == ({box}, [])
     assert [row[0] for row in db.execute("SELECT next_attempt FROM files ORDER BY position")] == [50, 9]
@@ -463,8 +463,8 @@ def test_the_clock_is_watched() -> None:
         clock.mono += passed_s
         clock.wall += passed_s + jump_s
         seen.append(watch.jump_s())
-        assert watch.jump_s() == seen[-1], "until that is minded"
-        watch.minded(seen[-1])
+        assert watch.jump_s() == seen[-1], "until that is handled"
+        watch.handled(seen[-1])
     assert seen == [0, 0, -7200, 0, 7200]
 
 
@@ -478,44 +478,44 @@ def test_ages_stay_what_they_were_when_the_clock_is_set(
     box = add(db, "t1")
     db.execute("UPDATE sandboxes SET accepted_at = 100, confirmed_at = 10, ended_at = 0")
     db.execute("UPDATE fences SET at = 100")
-    assert records.keep_ages(db, jump_s, now) == {box}
+    assert updates.keep_ages(db, jump_s, now) == {box}
     assert db.execute("SELECT accepted_at, confirmed_at, ended_at FROM sandboxes").fetchall() == [times]
     assert db.execute("SELECT at FROM fences").fetchall() == [(times[0],)]
     if jump_s > 0:  # what came since then is left as it is
         db.execute("UPDATE sandboxes SET accepted_at = ?", (now - 5,))
-        records.keep_ages(db, jump_s, now)
+        updates.keep_ages(db, jump_s, now)
         assert db.execute("SELECT accepted_at FROM sandboxes").fetchall() == [(now - 5,)]
 
 
 def test_after_a_restart_of_the_machine_unsynced_data_is_lost(db: sqlite3.Connection) -> None:
     box = moving(db)
     assert recovery.settle_ledger(db, ["t1"], "other boot", 9, 60.0) == ({box}, [])
-    found = lookups.sandbox(db, box)
+    found = queries.sandbox(db, box)
     assert found and found.state is State.LOST
     assert "before the output was safely on its disk" in found.reason
 
 
 def test_a_sandbox_without_its_directory_is_lost(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
-    records.mark_synced(db, ["t1"])
+    updates.mark_synced(db, ["t1"])
     recovery.settle_ledger(db, [], "boot", 9, 60.0)
-    assert records.state_of(db, box) is State.LOST
+    assert updates.state_of(db, box) is State.LOST
 
 
 def test_what_is_delivered_is_not_lost_with_its_directory(db: sqlite3.Connection) -> None:
     box = moving(db)
-    records.record_results(
-        db, [records.FileResult(1, 0, FileState.DELIVERED), records.FileResult(1, 1, FileState.DELIVERED)]
+    updates.record_results(
+        db, [updates.FileResult(1, 0, FileState.DELIVERED), updates.FileResult(1, 1, FileState.DELIVERED)]
     )
     db.execute("UPDATE files SET state = 2")
-    records.end(db, box, State.DELIVERED, 9)
+    updates.end(db, box, State.DELIVERED, 9)
     recovery.settle_ledger(db, [], "other boot", 9, 60.0)
-    assert records.state_of(db, box) is State.DELIVERED
+    assert updates.state_of(db, box) is State.DELIVERED
 
 
 def deadlines(db: sqlite3.Connection, now: int) -> set[int]:
     rules = read_rules(mapping_settings({"STAGEOUT_RETENTION": "1000000", "STAGEOUT_CONFIRM_TIMEOUT": "60"}))
-    boxes = lookups.all_sandboxes(db)
+    boxes = queries.all_sandboxes(db)
     touched = set(recovery.pass_deadlines(db, [box.id for box in boxes], rules, now))
     assert touched <= {box.id for box in boxes if recovery.may_be_due(box, rules, now)}
     return touched
@@ -525,27 +525,35 @@ def test_unconfirmed_sandboxes_are_reported_and_later_lost(db: sqlite3.Connectio
     box = add(db, "t1")
     assert deadlines(db, 150) == set()
     assert deadlines(db, 161) == {box}
-    found = lookups.sandbox(db, box)
+    found = queries.sandbox(db, box)
     assert found and (found.state, found.reason) == (State.ACCEPTED, "not confirmed by the access point within 60 s")
     assert deadlines(db, 162) == set()
     deadlines(db, 1_000_101)
-    assert records.state_of(db, box) is State.LOST
+    assert updates.state_of(db, box) is State.LOST
 
 
 def tried(db: sqlite3.Connection, box: int, position: int, kind: ErrorClass) -> None:
     sql = "UPDATE files SET attempts = 1, error_code = ? WHERE sandbox = ? AND position = ?"
     db.execute(sql, (kind.code, box, position))
-    records.keep_attempts(db, box, 1, 0)
+    updates.keep_attempts(db, box, 1, 0)
+
+
+def test_attempts_that_count_are_those_of_the_file_with_the_most_of_them(db: sqlite3.Connection) -> None:
+    box = add(db, "t1", files=new_files(2))
+    for attempts, excused in ((5, 5), (3, 0), (6, 5)):
+        updates.keep_attempts(db, box, attempts, excused)
+    found = queries.sandbox(db, box)
+    assert found and (found.attempts, found.attempts - found.excused) == (6, 3)
 
 
 def test_what_waits_too_long_fails_with_its_last_words(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
-    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
+    orders.apply_orders(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
     tried(db, box, 0, ErrorClass.SERVER_ERROR)
-    records.set_reason(db, box, "come back")
+    updates.set_reason(db, box, "come back")
     assert deadlines(db, 100 + 259200) == set()
     deadlines(db, 100 + 259200 + 1801)
-    found = lookups.sandbox(db, box)
+    found = queries.sandbox(db, box)
     assert found and (found.state, found.files_left) == (State.FAILED, 1)
     assert found.reason == "come back (gave up after 72.5 hours)"
 
@@ -555,11 +563,11 @@ def test_a_file_fails_untried_only_if_its_server_was_not_reached(
     db: sqlite3.Connection, kind: ErrorClass, waiting: int
 ) -> None:
     box = add(db, "t1", files=new_files(2))
-    orders.carry_out(db, sheet((Action.CONFIRM, 1, ("t1",), 2)), 5)
+    orders.apply_orders(db, sheet((Action.CONFIRM, 1, ("t1",), 2)), 5)
     assert deadlines(db, 500_000) == set()
     tried(db, box, 0, kind)
     assert deadlines(db, 500_000) == {box}
-    found = lookups.sandbox(db, box)
+    found = queries.sandbox(db, box)
     assert found and sum(part.files for part in found.waiting) == waiting
     assert found.state is (State.CONFIRMED if waiting else State.FAILED)
     assert deadlines(db, 500_000) == set()
@@ -567,28 +575,28 @@ def test_a_file_fails_untried_only_if_its_server_was_not_reached(
 
 def test_bytes_of_a_failure_are_kept_for_the_retention_time(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
-    records.end(db, box, State.FAILED, 100, "no")
+    updates.end(db, box, State.FAILED, 100, "no")
     assert deadlines(db, 1_000_100) == set()
     deadlines(db, 1_000_101)
-    found = lookups.sandbox(db, box)
+    found = queries.sandbox(db, box)
     assert found and (found.state, found.files_left) == (State.LOST, 0)
 
 
 def test_records_of_ends_go_at_last(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
-    records.end(db, box, State.CANCELLED, 100)
+    updates.end(db, box, State.CANCELLED, 100)
     assert deadlines(db, 1_000_101) == {box}
-    records.released(db, box, ["t1"], 1_000_102)
-    assert lookups.sandbox(db, box) is None
+    updates.released(db, box, ["t1"], 1_000_102)
+    assert queries.sandbox(db, box) is None
 
 
 def test_jobs_that_nothing_is_held_of_are_forgotten_in_time(db: sqlite3.Connection) -> None:
     add(db, "t1")
-    records.raise_fence(db, Run("ap#2.0#1", 4), 100)
-    records.drop_old_fences(db, 100)
-    assert lookups.fences(db) == {"ap#1.0#1": 1, "ap#2.0#1": 4}
-    records.drop_old_fences(db, 101)
-    assert lookups.fences(db) == {"ap#1.0#1": 1}
+    updates.raise_fence(db, Run("ap#2.0#1", 4), 100)
+    updates.drop_old_fences(db, 100)
+    assert queries.fences(db) == {"ap#1.0#1": 1, "ap#2.0#1": 4}
+    updates.drop_old_fences(db, 101)
+    assert queries.fences(db) == {"ap#1.0#1": 1}
 
 
 @pytest.mark.parametrize("is_there", [False, True])

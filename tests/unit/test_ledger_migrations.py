@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_manager.ledger import Ledger, LedgerError
-from sandbox_manager.schema import VERSION
+from sandbox_manager.custody.ledger import Ledger, LedgerError
+from sandbox_manager.custody.schema import VERSION
 from stageout.core import durable
 from stageout.core.states import State
 from stageout.wire.custody import Action
@@ -64,10 +64,11 @@ def write_old(site: Site, schema: Path, *, device: int = 99) -> Path:
             f"INSERT INTO destinations (id, plugin, scheme, host{extra}) VALUES (3, ?, 'copy', 'h'{value})",
             (str(site.plugin),),
         )
+        where, number = (", device", f", {device}") if "device" in schema.read_text() else ("", "")
         db.execute(
-            "INSERT INTO files (ticket, position, sandbox, destination, state, size, url, name, mtime_ns, inode, "
-            "device) VALUES (9, 0, 7, 3, 0, 10, 'copy://h/ok/out', 'out', ?, ?, ?)",
-            (found.st_mtime_ns, found.st_ino, device),
+            "INSERT INTO files (ticket, position, sandbox, destination, state, size, url, name, mtime_ns, "
+            f"inode{where}) VALUES (9, 0, 7, 3, 0, 10, 'copy://h/ok/out', 'out', ?, ?{number})",
+            (found.st_mtime_ns, found.st_ino),
         )
         db.execute("INSERT INTO fences VALUES (?, 1, 1)", (_JOB,))
         db.execute("INSERT INTO meta VALUES ('report_number', '4711')")
@@ -89,7 +90,7 @@ def test_output_that_an_earlier_version_took_is_delivered(site: Site, old: Path)
 
     async def story() -> None:
         async with site.manager() as node:
-            assert (node.state(), node.pipeline.book.acknowledged["other"]) == (State.ACCEPTED, 12)
+            assert (node.state(), node.pipeline.store.acknowledged["other"]) == (State.ACCEPTED, 12)
             await node.order(Action.CONFIRM, tickets=[_TICKET], files=1)
             await node.until_state(State.RELEASED)
             await _more(node)
@@ -142,7 +143,7 @@ def test_numbers_of_removed_rows_stay_used(site: Site) -> None:
 def test_a_manager_that_fails_or_dies_there_leaves_a_ledger_that_is_whole(site: Site, old: Path, fault: str) -> None:
     path = write_old(site, old)
     before = content(path)
-    opens = f"from pathlib import Path; from sandbox_manager.ledger import Ledger; Ledger(Path({str(path)!r}))"
+    opens = f"from pathlib import Path; from sandbox_manager.custody.ledger import Ledger; Ledger(Path({str(path)!r}))"
     environment = {**os.environ, "STAGEOUT_FAULTS": f"ledger-migrate={fault}"}
     died = subprocess.run([sys.executable, "-c", opens], env=environment, capture_output=True, text=True, check=False)
     if fault == "EIO":
@@ -183,7 +184,7 @@ def test_on_a_full_disk_it_says_what_to_do(site: Site, monkeypatch: pytest.Monke
         connection.execute(f"PRAGMA max_page_count = {pages + 1}")
         return connection
 
-    import sandbox_manager.ledger as module
+    import sandbox_manager.custody.ledger as module
 
     open_ledger = module._open
     monkeypatch.setattr(module, "_open", limited)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from test_ledger import add, new_files, new_sandbox
 
-from sandbox_manager import records
-from sandbox_manager.ledger import Ledger
+from sandbox_manager.custody import updates
+from sandbox_manager.custody.ledger import Ledger
 
 _LONG = "https://h/d/" + "u" * 4000 + "/{}"
 
@@ -27,7 +27,7 @@ async def _fill_and_forget(ledger: Ledger, path: Path) -> tuple[int, int]:
         await ledger.write(lambda db, ticket=ticket: add(db, f"t{ticket}", files=new_files(1000, _LONG)))
     await ledger.compact()
     before = _mb(path)
-    await ledger.write(lambda db: records.forget(db, records.sandboxes_of(db, "ap#1.0#1", 1)[0][0]))
+    await ledger.write(lambda db: updates.forget(db, updates.sandboxes_of(db, "ap#1.0#1", 1)[0][0]))
     await ledger.compact()
     return before, _mb(path)
 

@@ -6,9 +6,9 @@ import random
 import sqlite3
 from pathlib import Path
 
-from sandbox_manager import records
-from sandbox_manager.ledger import Ledger
-from sandbox_manager.records import FileResult, NewFile, NewSandbox
+from sandbox_manager.custody import updates
+from sandbox_manager.custody.ledger import Ledger
+from sandbox_manager.custody.updates import FileResult, NewFile, NewSandbox
 from sandbox_manager.sandbox import Destination, FileState, SlotKey
 from stageout.core.states import State
 from stageout.wire.custody import Run
@@ -44,12 +44,12 @@ def test_sums_are_always_those_of_the_files(tmp_path: Path) -> None:
                 )
                 for i in range(10)
             ]
-            box = records.add_ticket(db, owner, f"t{number}.{part}", "/p", files, "boot", 1)
+            box = updates.add_ticket(db, owner, f"t{number}.{part}", "/p", files, "boot", 1)
         boxes.append(box)
         assert kept(db) == counted(db)
     for _ in range(200):
         box, place = dice.choice(boxes), dice.randrange(1, 3)
-        taken = records.take_files(db, box, place, 10, dice.randrange(1, 5), 2000)
+        taken = updates.take_files(db, box, place, 10, dice.randrange(1, 5), 2000)
         results = [
             FileResult(
                 item.ticket_id, item.position, dice.choice((FileState.DELIVERED, FileState.FAILED, FileState.WAITING))
@@ -57,15 +57,15 @@ def test_sums_are_always_those_of_the_files(tmp_path: Path) -> None:
             for item in taken
             if dice.random() < 0.8
         ]
-        records.record_results(db, results)
+        updates.record_results(db, results)
         if dice.random() < 0.2:
-            records.moving_back(db, box)
+            updates.moving_back(db, box)
         if dice.random() < 0.1:
-            records.fresh_attempts(db, box, 0)
+            updates.fresh_attempts(db, box, 0)
         assert kept(db) == counted(db)
-    records.end(db, boxes[0], State.CANCELLED, 5)
+    updates.end(db, boxes[0], State.CANCELLED, 5)
     assert kept(db) == counted(db)
-    records.forget(db, boxes[1])
+    updates.forget(db, boxes[1])
     assert kept(db) == counted(db)
     assert db.execute("SELECT count(*) FROM sums WHERE sandbox = ?", (boxes[1],)).fetchone() == (0,)
     ledger.close()

@@ -1,4 +1,4 @@
-"""What the tuner and the observed rates do to the calls of plugins, with real ledger and plugin processes."""
+"""The tuner and the observed rates change the calls of plugins, with real ledger and plugin processes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from daemon_site import accepted, in_thread, served
 from manager_site import Site, made, run
 from policy_site import TOKENS, Service
 
-from sandbox_manager import rates, schema
-from sandbox_manager.batches import Judged
-from sandbox_manager.control import Control
-from sandbox_manager.rates import MOST_SERVERS, Known, Rates
-from sandbox_manager.records import FileResult
+from sandbox_manager.custody import schema
+from sandbox_manager.custody.updates import FileResult
+from sandbox_manager.report.control import Control
 from sandbox_manager.sandbox import FileState
+from sandbox_manager.scheduling import rates
+from sandbox_manager.scheduling.rates import MOST_SERVERS, Known, Rates
+from sandbox_manager.scheduling.retry import BatchOutcome
 from stageout.cli.node import read_streams
 from stageout.core.errors import ErrorClass
 from stageout.core.states import State
@@ -114,14 +115,14 @@ def test_without_a_grant_nothing_is_sent_until_there_is_one(site: Site) -> None:
     async def story() -> None:
         grants = Closed()
         async with site.manager(moving=False) as node:
-            node.pipeline.tuner.grants = grants
+            node.pipeline.scheduler.tuner.grants = grants
             facts = node.facts()
             await node.confirm(await node.hand_off({"copy://h/ok/a": b"x"}, facts), facts=facts)
-            node.pipeline._start_batches()
-            assert node.pipeline.movers_running == 0
+            node.pipeline.start_batches()
+            assert len(node.pipeline.custody.running) == 0
             assert node.state(facts) is State.CONFIRMED
             grants.given = 1
-            node.pipeline._start_batches()
+            node.pipeline.start_batches()
             await until(lambda: site.delivered() == ["a"], "the file is sent")
 
     run(story())
@@ -163,7 +164,7 @@ def _after(kind: ErrorClass | None, known: Rates, took_s: float) -> Known | None
     class File:
         size_bytes = 10**9
 
-    judged = Judged()
+    judged = BatchOutcome()
     if kind is None:
         judged.delivered.append(FileResult(1, 0, FileState.DELIVERED))
     else:

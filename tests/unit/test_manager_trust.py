@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import socket
 import stat
 import struct
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +18,7 @@ from sandbox_manager.daemon import KEY_FILE
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
 from stageout.wire.custody import Action, AgentNotice, Order, OrderSheet, notice_ad, orders_ad
-from tests.polling import DEADLINE_S, until
+from tests.polling import until
 
 JOB = f"{SCHEDD}#1.0#1700000000"
 EVIL = SigningKey(b"e" * 32)
@@ -65,7 +63,7 @@ def test_a_lost_key_is_not_passed_over_in_silence(site: Site, caplog: pytest.Log
     run(story())
     (site.base / "spool" / "ledger" / KEY_FILE).unlink()
     run(story())
-    (line,) = [record.getMessage() for record in caplog.records if "key-changed" in record.getMessage()]
+    (line,) = [record.getMessage() for record in caplog.records if "manager-key-changed" in record.getMessage()]
     assert "put manager_key back" in line
 
 
@@ -81,14 +79,12 @@ def test_forged_orders_change_nothing_and_are_named(site: Site) -> None:
                 sheet = OrderSheet(SCHEDD, "manager@ep.test", 1, (order,), node.collector.manager_key)
                 node.collector.extra.append({**orders_ad(sheet, EVIL), "Name": f"evil/{action.value}"})
 
-            async def refused() -> dict[str, str]:
+            async def all_refused() -> dict[str, str] | None:
                 (answer,) = await in_thread(lambda: node.ask(op="metrics"))
-                return {item["Ad"]: item["Problem"] for item in answer["metrics"]["Refused"]}
+                refused = {item["Ad"]: item["Problem"] for item in answer["metrics"]["Refused"]}
+                return refused if len(refused) == 1 + len(Action) else None
 
-            end = time.monotonic() + DEADLINE_S
-            while len(found := await refused()) < 1 + len(Action):
-                assert time.monotonic() < end, found
-                await asyncio.sleep(0.1)
+            found = await until(all_refused, "each forged ad to be refused")
             assert "that of ap is" in found.pop(SCHEDD)
             assert all("not that of" in text for text in found.values())
             await until(lambda: node.collector.last() == {"1.0": str(State.ACCEPTED)}, node.collector.last)
@@ -130,7 +126,7 @@ def test_an_order_that_was_carried_out_is_not_played_back(site: Site) -> None:
 
 
 def test_the_control_socket_keeps_few_clients(site: Site) -> None:
-    """Who holds it open keeps neither its descriptors nor the next one who asks."""
+    """A peer that holds it open keeps neither its descriptors nor the next one that asks."""
 
     async def story() -> None:
         async with served(site) as node:
@@ -150,14 +146,12 @@ def test_the_control_socket_keeps_few_clients(site: Site) -> None:
             held = await in_thread(hold)
             for talk in held:
                 talk.close()
-            answers: list[Any] = []
-            end = time.monotonic() + DEADLINE_S
-            while not answers:
-                assert time.monotonic() < end
-                try:
-                    answers = await in_thread(lambda: node.ask(op="metrics"))
-                except (OSError, EOFError):
-                    await asyncio.sleep(0.05)
-            assert answers[0]["op"] == "metrics"
+
+            async def metrics() -> Any:
+                with contextlib.suppress(OSError, EOFError):
+                    return await in_thread(lambda: node.ask(op="metrics"))
+
+            (answer,) = await until(metrics, "an answer")
+            assert answer["op"] == "metrics"
 
     run(story())

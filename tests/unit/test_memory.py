@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from stageout.core.memory import room_bytes
+from stageout.overlay.memory import room_bytes
 
 MACHINE_BYTES = 1000 * 1024
 
 
 class _Kernel:
-    """What it tells. :param here: lines of ``/proc/self/cgroup``."""
+    """The line of the kernel. :param here: lines of ``/proc/self/cgroup``."""
 
     def __init__(self, place: Path, *here: str) -> None:
         self.proc, self.groups = place / "proc", place / "groups"

@@ -297,7 +297,7 @@ def test_what_outlives_a_plugin_is_in_the_log(site: Site, monkeypatch: pytest.Mo
     said = list[tuple[str, object]]()
     monkeypatch.setattr(mover.log, "error", lambda event, **facts: said.append((event, facts["pids"])))
     assert run(site, "copy://h/ok/a") == [Delivered("size", "md5:00")]
-    assert said == [("plugin-outlived", "4711:D")]
+    assert said == [("plugin-kill-failed", "4711:D")]
 
 
 def test_a_plugin_is_ended_by_the_signals_that_end_every_program(site: Site) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_manager import orders, records
-from sandbox_manager.ledger import Ledger
-from sandbox_manager.records import NewFile, NewSandbox
+from sandbox_manager.custody import orders, queries, updates
+from sandbox_manager.custody.ledger import Ledger
+from sandbox_manager.custody.updates import NewFile, NewSandbox
+from sandbox_manager.report import reporter
 from sandbox_manager.sandbox import Destination, SlotKey
 from stageout.core.states import State
-from stageout.wire.custody import Action, Order, OrderSheet, Run
+from stageout.wire.custody import Action, Order, OrderSheet, Report, Run, payload_of, read_report, report_ad
 
 JOB = "ap#1.0#1"
 
@@ -29,32 +30,32 @@ def _accept(db: sqlite3.Connection, run: int, files: int = 1) -> int:
     """Output of a run, in one hand-off whose ticket is ``tRUN``. Returns its sandbox."""
     owner = NewSandbox(Run(JOB, run), "a", "a", 1, 1, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
     new = [NewFile(at, f"https://h/{at}", "f", 5, 1, 1, Destination("/p", "https", "h")) for at in range(files)]
-    return records.add_ticket(db, owner, f"t{run}", "/p", new, "boot", 1)
+    return updates.add_ticket(db, owner, f"t{run}", "/p", new, "boot", 1)
 
 
 def _order(db: sqlite3.Connection, action: Action, run: int, number: int = 1, files: int = 0) -> None:
     tickets = (f"t{run}",) if action is Action.CONFIRM else ()
     order = Order(number, action, JOB, run, tickets, files or len(tickets))
-    orders.carry_out(db, OrderSheet("ap", "ep", 1, (order,)), 10)
+    orders.apply_orders(db, OrderSheet("ap", "ep", 1, (order,)), 10)
 
 
 def test_confirmation_sends_the_run_and_ends_older_ones(db: sqlite3.Connection) -> None:
     older, newer = _accept(db, 1), _accept(db, 2)
     _order(db, Action.CONFIRM, 2)
-    assert (records.state_of(db, older), records.state_of(db, newer)) == (State.SUPERSEDED, State.CONFIRMED)
+    assert (updates.state_of(db, older), updates.state_of(db, newer)) == (State.SUPERSEDED, State.CONFIRMED)
 
 
 @pytest.mark.parametrize(("action", "newest"), [(Action.CONFIRM, 2), (Action.SUPERSEDE, 3), (Action.CANCEL, 0)])
 def test_nothing_of_an_older_run_is_taken_afterwards(db: sqlite3.Connection, action: Action, newest: int) -> None:
     _order(db, action, 2)
-    assert records.newest_run(db, JOB) == newest
+    assert updates.newest_run(db, JOB) == newest
 
 
 @pytest.mark.parametrize(("action", "end"), [(Action.SUPERSEDE, State.SUPERSEDED), (Action.CANCEL, State.CANCELLED)])
 def test_newer_runs_are_spared(db: sqlite3.Connection, action: Action, end: State) -> None:
     boxes = [_accept(db, run) for run in (1, 2, 3)]
     _order(db, action, 2)
-    assert [records.state_of(db, box) for box in boxes] == [end, end, State.ACCEPTED]
+    assert [updates.state_of(db, box) for box in boxes] == [end, end, State.ACCEPTED]
 
 
 def test_each_order_is_carried_out_once(db: sqlite3.Connection) -> None:
@@ -73,24 +74,44 @@ def test_only_what_was_confirmed_is_sent_by_a_retry(db: sqlite3.Connection, conf
     box = _accept(db, 1)
     if confirmed:
         _order(db, Action.CONFIRM, 1)
-    records.fail_waiting(db, box)
-    records.end(db, box, State.FAILED, 10, "planned")
+    updates.fail_waiting(db, box)
+    updates.end(db, box, State.FAILED, 10, "planned")
     _order(db, Action.RETRY, 1, number=2)
-    assert records.state_of(db, box) is state
+    assert updates.state_of(db, box) is state
 
 
 def test_confirmation_without_output_here_is_lost(db: sqlite3.Connection) -> None:
     """The access point knows that this run left output here; its owner must hear that it is gone."""
     _order(db, Action.CONFIRM, 1)
     (row,) = db.execute("SELECT id FROM sandboxes").fetchall()
-    assert records.state_of(db, row[0]) is State.LOST
+    assert updates.state_of(db, row[0]) is State.LOST
 
 
 def test_bytes_of_failed_output_are_freed_when_the_access_point_forgets_it(db: sqlite3.Connection) -> None:
     box = _accept(db, 1)
     _order(db, Action.CONFIRM, 1)
     _order(db, Action.FORGET, 1, number=2)
-    assert records.state_of(db, box) is State.CONFIRMED, "it is still to be sent"
-    records.end(db, box, State.FAILED, 10, "planned")
+    assert updates.state_of(db, box) is State.CONFIRMED, "it is still to be sent"
+    updates.end(db, box, State.FAILED, 10, "planned")
     _order(db, Action.FORGET, 1, number=3)
-    assert records.state_of(db, box) is State.CANCELLED
+    assert updates.state_of(db, box) is State.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("action", "listed"), [(Action.CANCEL, [("f", "Cancelled", 71), ("f", "Cancelled", 0)]), (Action.SUPERSEDE, [])]
+)
+def test_a_report_lists_files_that_were_given_up(
+    db: sqlite3.Connection, action: Action, listed: list[tuple[str, str, int]]
+) -> None:
+    number = _accept(db, 1, files=3)
+    db.execute("UPDATE files SET attempts = 2, error_code = 71 WHERE position = 1")
+    _order(db, action, 1)
+    box = queries.sandbox(db, number)
+    assert box
+    rows = reporter._some_files(db, number, 2, box.state in reporter._DROPPED)
+    files = [reporter.file_report(row, box, {}) for row in rows]
+    assert [(file.name, file.state, file.error_code) for file in files] == listed
+    report = reporter.sandbox_report(box, 0, files)
+    dropped = (3, 15) if listed else (0, 0)
+    assert (report.files_dropped, report.bytes_dropped, report.files_total, report.files_left) == (*dropped, 0, 0)
+    assert read_report(payload_of(report_ad(Report("m", "", 1, 1, {}, 0, (report,))))).sandboxes == (report,)

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from sandbox_manager import intake
-from sandbox_manager.rates import Known, Rates
+from sandbox_manager.intake import listener
+from sandbox_manager.scheduling.rates import Known, Rates
 from stageout.cli.doctor.probe import try_handoff
 from stageout.core.config import mapping_settings
+from stageout.core.eta import FILE_BYTES
 from stageout.handoff import links
 from stageout.tuning import deadlines
 from stageout.tuning.deadlines import Observed
@@ -44,7 +45,7 @@ def mounted(place: Path, *command: str) -> Iterator[None]:
 @pytest.fixture(params=["root", "pilot"])
 def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """A node with a job whose scratch directory is a tmpfs. No copy is too short to be compared with sending."""
-    monkeypatch.setattr(intake, "_LEAST_COPY_S", 1e-6)
+    monkeypatch.setattr(listener, "_LEAST_COPY_S", 1e-6)
     made = Site(request.param == "pilot")
     try:
         with mounted(made.scratch(), "-t", "tmpfs", "-o", "size=80m", "tmpfs"):
@@ -203,7 +204,7 @@ def test_a_slow_copy_is_given_up_at_its_first_steps(tmp_path: Path) -> None:
 def test_sending_is_estimated_at_the_slowest_server_s_rate() -> None:
     rates, now, rate = Rates(), 1_800_000_000.0, 50e6
     rates._known = {"https://slow": _known(rate, now), "https://quick": _known(2 * rate, now)}
-    work_bytes = 49_000_000 + deadlines.FILE_BYTES
+    work_bytes = 49_000_000 + FILE_BYTES
     assert rates.sending_s({"https://quick"}, 1, 49_000_000, now) == pytest.approx(work_bytes / rate / 2)
     assert rates.sending_s({"https://quick", "https://slow"}, 1, 49_000_000, now) == pytest.approx(work_bytes / rate)
     assert rates.sending_s({"https://quick", "https://new"}, 1, 49_000_000, now) == math.inf

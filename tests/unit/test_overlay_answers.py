@@ -1,4 +1,4 @@
-"""What a router's answers mean to those who wait for them, whatever else it says in between."""
+"""The meaning of a router's answers to those that wait for them, whatever else it says in between."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from overlay_router.custodians.forwarder import AWAY
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import client, copying, safekeeping
 from stageout.overlay.channel import Gateway
-from stageout.wire.overlay import Cancel, Custody, Message, Result, Staged, Status
+from stageout.overlay.wire.messages import Cancel, Custody, Message, Result, Staged, Status
 
 _GATEWAY = Gateway("h", 1, "k", b"s", timeout_s=0.01)
 _ORDER = client.deposit_order("f", "t:1", 0o644, 600, 0, 0, "0a" * 16)
@@ -60,7 +60,7 @@ def test_an_operation_that_waits_at_a_router_does_not_mean_that_the_router_is_aw
 
 
 def test_who_gives_up_a_deposit_stays_until_the_router_has_heard_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is said of that origin to all who ask comes before, perhaps; and what a peer has said is dropped with it."""
+    """The general answers about that origin come before, perhaps; and a peer's answers are dropped with it."""
     late = Custody(_ORDER.origin, 1, "r:1")
     channel = _Channel({Status: [Result(_ORDER.origin, 0, "unknown")]}, before=[late, late])
     monkeypatch.setattr(safekeeping, "Channel", lambda gateway, route: channel)

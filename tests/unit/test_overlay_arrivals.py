@@ -1,4 +1,4 @@
-"""What has come of a file, before it has its name."""
+"""The part of a file that has come, before it has its name."""
 
 from __future__ import annotations
 

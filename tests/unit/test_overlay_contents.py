@@ -1,4 +1,4 @@
-"""What a terminal remembers of published files: as long as they are these files, wherever their names go."""
+"""A terminal's records of published files: as long as they are these files, wherever their names go."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from overlay_router.local import contents, remembered
 from overlay_router.local.contents import Identity, Made
 from overlay_router.local.replies import Published
-from stageout.wire import overlay
-from stageout.wire.overlay import Open, Stat
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.messages import Open, Stat
 from tests.unit.test_overlay_destination import (
     BLOCK,
     DIGEST,
@@ -210,7 +210,7 @@ def test_nothing_is_kept_of_a_kind_that_nobody_names_and_the_last_one_counts(rou
     assert router.send(op(1, "publish", "f"), _DATA) == "done"
     assert known(router) == {"f"}
     opened = router.place.open(Open(ORIGIN, 2, "g", len(_DATA), BLOCK, EXPIRES), PEER).message
-    assert isinstance(opened, overlay.Opened)
+    assert isinstance(opened, messages.Opened)
     router._write(opened.tid, [(_DATA[at * BLOCK : (at + 1) * BLOCK], one) for at, one in enumerate(digests)])
     manifest = router.place.look_up(Stat("f")).manifest
     publish = op(2, "publish", "g", size_bytes=len(_DATA), blocks=len(digests), manifest=manifest)

@@ -7,8 +7,8 @@ import pytest
 from overlay_router.rules import custody, lots, names, terminal
 from overlay_router.rules.states import Kind, Op, Outcome, Release, Result
 from overlay_router.rules.terminal import OriginRecord, Step, judge
-from stageout.wire import blocks, graph
-from stageout.wire.blocks import Block
+from stageout.overlay.wire import blocks, graph
+from stageout.overlay.wire.blocks import Block
 
 
 def op(seq: int, kind: Kind, path: str, target: str = "", after: tuple[int, ...] = ()) -> Op:

@@ -33,9 +33,9 @@ from overlay_router.rules.states import Outcome, Result
 from stageout.core import durable
 from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError
-from stageout.wire import frames, overlay, packs
-from stageout.wire.blocks import PART_BYTES
-from stageout.wire.overlay import Custody, NoSpace, Open, Opened, Operation, Staged
+from stageout.overlay.wire import frames, messages, packs
+from stageout.overlay.wire.blocks import PART_BYTES
+from stageout.overlay.wire.messages import Custody, NoSpace, Open, Opened, Operation, Staged
 
 ORIGIN, PEER, BLOCK, EXPIRES, TERMINAL = "0a" * 16, "site/" + "0a" * 16, 4, 1000, "t:1"
 MANIFEST = hashlib.sha256(b"d" * 16).hexdigest()
@@ -104,7 +104,7 @@ def spooling() -> Iterator[Spooling]:
 
 def outcome(replies: list[Reply]) -> str:
     (reply,) = replies
-    assert isinstance(reply.message, overlay.Result)
+    assert isinstance(reply.message, messages.Result)
     return reply.message.outcome
 
 
@@ -119,7 +119,7 @@ def test_custody_only_with_all_blocks_and_it_survives_a_restart(spooling: Spooli
     assert taken == Reply(PEER, Custody(ORIGIN, 1, "me:1"))
     assert spooling.one.attach(opened.tid) is None, "what is in custody is not written to"
     for _ in range(2):
-        assert spooling.one.status(overlay.Status(ORIGIN, 1), "other/x") == [Reply("other/x", taken.message)]
+        assert spooling.one.status(messages.Status(ORIGIN, 1), "other/x") == [Reply("other/x", taken.message)]
         assert [held.key for held in spooling.one.due()] == [(ORIGIN, 1)]
         assert lots.reserved_bytes(spooling.spool) == BLOCK
         spooling.restart()
@@ -134,7 +134,7 @@ def test_what_its_origin_has_settled_elsewhere_is_neither_done_nor_failed(spooli
     forgotten = forwarder.result_of(carrier.Answer(1, "stale"))
     assert outcome(spooling.one.settle((ORIGIN, 1), forgotten)) == "stale"
     spooling.restart()
-    assert outcome(spooling.one.status(overlay.Status(ORIGIN, 1), PEER)) == "stale"
+    assert outcome(spooling.one.status(messages.Status(ORIGIN, 1), PEER)) == "stale"
     assert spooling.files() == 0
 
 
@@ -184,7 +184,7 @@ def test_at_its_expiry_the_owner_is_told_and_for_an_hour(spooling: Spooling, rel
     assert outcome(spooling.one.expire(())) == word
     assert (spooling.files(), lots.reserved_bytes(spooling.spool)) == (0, 0)
     spooling.restart()
-    assert outcome(spooling.one.status(overlay.Status(ORIGIN, 1), PEER)) == word
+    assert outcome(spooling.one.status(messages.Status(ORIGIN, 1), PEER)) == word
     spooling.clock.now_s += 3601
     spooling.one.expire(())
     assert not spooling.one.knows(ORIGIN, 1)
@@ -266,7 +266,7 @@ def test_what_was_sent_on_of_a_file_that_never_came_whole_is_dropped_at_the_term
     assert [stray.key for stray in spooling.one.strays()] == [(ORIGIN, 1)]
     again = coming(spooling, 1)
     assert spooling.one.strays() == [], "its sender is back"
-    spooling.one.cancel(overlay.Cancel(ORIGIN, 1), PEER)
+    spooling.one.cancel(messages.Cancel(ORIGIN, 1), PEER)
     assert not spooling.one.is_coming(again)
     assert [stray.terminal for stray in spooling.one.strays()] == [TERMINAL]
     spooling.one.dropped((ORIGIN, 1))
@@ -279,7 +279,7 @@ def test_a_terminal_is_not_asked_to_drop_what_it_has_settled_or_forgotten(spooli
     spooling.take(2)
     for seq in (1, 2):
         assert spooling.one.settle((ORIGIN, seq), Result(Outcome.DONE)) == [] or seq == 2
-    spooling.one.low(overlay.Low(ORIGIN, 2))
+    spooling.one.low(messages.Low(ORIGIN, 2))
     assert [stray.key for stray in spooling.one.strays()] == [(ORIGIN, 1)]
     spooling.clock.now_s = EXPIRES + 1
     assert spooling.one.strays() == []
@@ -304,11 +304,11 @@ def test_operations_without_data_need_room_too(spooling: Spooling, monkeypatch: 
 
 def test_low_forgets_no_custody(spooling: Spooling) -> None:
     spooling.take(1)
-    spooling.one.low(overlay.Low(ORIGIN, 1))
+    spooling.one.low(messages.Low(ORIGIN, 1))
     assert len(spooling.one.due()) == 1
     spooling.one.settle((ORIGIN, 1), Result(Outcome.DONE))
-    spooling.one.low(overlay.Low(ORIGIN, 1))
-    assert outcome(spooling.one.status(overlay.Status(ORIGIN, 1), PEER)) == "stale"
+    spooling.one.low(messages.Low(ORIGIN, 1))
+    assert outcome(spooling.one.status(messages.Status(ORIGIN, 1), PEER)) == "stale"
 
 
 def test_an_operation_waits_for_what_must_come_before_it(spooling: Spooling) -> None:
@@ -343,7 +343,7 @@ def test_another_key_can_neither_continue_nor_cancel(spooling: Spooling) -> None
         spooling.one.operate(publish(), other, "blake2b-128"),
     ):
         assert outcome(replies) == "failed"
-    assert spooling.one.cancel(overlay.Cancel(ORIGIN, 1), other) == [Reply(other, Custody(ORIGIN, 1, "me:1"))]
+    assert spooling.one.cancel(messages.Cancel(ORIGIN, 1), other) == [Reply(other, Custody(ORIGIN, 1, "me:1"))]
     assert len(spooling.one.due()) == 1
 
 
@@ -359,7 +359,7 @@ def test_the_list_of_terminals() -> None:
 
 # ---- every durable step --------------------------------------------------------------------------------------------
 
-_ORDERING = Path(__file__).resolve().parents[2] / "docs" / "ORDERING.md"
+_ORDERING = Path(__file__).resolve().parents[2] / "docs/reference/durable-steps.md"
 #: Those of this section but for packs; a schedd agent has one of its own of that name.
 LABELS = re.findall(
     r"^\| `(custody-(?!pack-)[a-z-]+)` \|", _ORDERING.read_text().partition("## The overlay's custodian")[2], re.M
@@ -413,7 +413,7 @@ def test_a_file_whose_digests_cannot_be_read_is_not_left_open(
 
 
 async def _find(finding: Finding) -> Any:
-    return await finding.file(Key("site", b"", ""), overlay.Get("f1", terminal=TERMINAL))
+    return await finding.file(Key("site", b"", ""), messages.Get("f1", terminal=TERMINAL))
 
 
 def test_a_file_on_its_way_is_read_as_a_whole_for_the_first_who_fetches_it(
@@ -475,7 +475,7 @@ def test_a_file_in_custody_waits_for_what_the_next_hop_has_lost(spooling: Spooli
     spooling.one.operate(operation, PEER, "blake2b-128")
     if how == "restart":
         spooling.restart()
-        (reply,) = spooling.one.status(overlay.Status(ORIGIN, 1), PEER)
+        (reply,) = spooling.one.status(messages.Status(ORIGIN, 1), PEER)
     else:
         (reply,) = spooling.one.gone(tid, [1])
     assert isinstance(reply.message, Opened)
@@ -491,7 +491,7 @@ def test_a_file_in_custody_waits_for_what_the_next_hop_has_lost(spooling: Spooli
 
 def test_what_is_gone_is_asked_for_in_another_epoch_that_no_late_word_belongs_to(spooling: Spooling) -> None:
     tid, operation = passing(spooling)
-    (before,) = spooling.one.status(overlay.Status(ORIGIN, 1), PEER)
+    (before,) = spooling.one.status(messages.Status(ORIGIN, 1), PEER)
     (reply,) = spooling.one.gone(tid, [1])
     assert isinstance(reply.message, Opened)
     assert isinstance(before.message, Staged)
@@ -606,5 +606,5 @@ def test_no_step_that_fails_or_is_the_last_loses_anything(spooling: Spooling, la
     for _ in range(2):
         assert (spooling.files(), lots.reserved_bytes(spooling.spool)) == (0, 0)
         assert (spooling.one.held(), spooling.one.strays(), spooling.store.transfers()) == ([], [], [])
-        assert outcome(spooling.one.status(overlay.Status(ORIGIN, 2), PEER)) == "done"
+        assert outcome(spooling.one.status(messages.Status(ORIGIN, 2), PEER)) == "done"
         spooling.restart()

@@ -19,8 +19,8 @@ from overlay_router.local.hidden import Directories, Hidden
 from overlay_router.peers.keys import OwnCredential
 from overlay_router.rules.states import Outcome, Result
 from stageout.core.errors import ErrorClass
-from stageout.wire import blocks, overlay
-from stageout.wire.overlay import Cancel, Custody, Low, Open, Opened
+from stageout.overlay.wire import blocks, messages
+from stageout.overlay.wire.messages import Cancel, Custody, Low, Open, Opened
 from tests.unit.test_overlay_custodian import ORIGIN, PEER, Spooling, _Death, _faulty, coming
 from tests.unit.test_overlay_destination import BLOCK, EXPIRES, Router, digests_of, op
 from tests.unit.test_overlay_pack_custody import pack
@@ -52,7 +52,7 @@ def test_a_pack_whose_sender_frees_it_is_recorded_only_behind_its_data(spooling:
 
 def test_what_is_not_wanted_is_known_after_a_restart(spooling: Spooling) -> None:
     spooling.take(1)
-    assert spooling.one.cancel(overlay.Cancel(*KEY), PEER) == []
+    assert spooling.one.cancel(messages.Cancel(*KEY), PEER) == []
     spooling.restart()
     assert spooling.one.cancelled == {KEY}
 
@@ -61,8 +61,8 @@ def test_a_wish_that_could_not_be_recorded_is_recorded_when_it_is_said_again(spo
     spooling.take(1)
     with _faulty("overlay-cancel", OSError(errno.EIO, "planned"), after=False):
         with pytest.raises(OSError, match="planned"):
-            spooling.one.cancel(overlay.Cancel(*KEY), PEER)
-        spooling.one.cancel(overlay.Cancel(*KEY), PEER)
+            spooling.one.cancel(messages.Cancel(*KEY), PEER)
+        spooling.one.cancel(messages.Cancel(*KEY), PEER)
     spooling.restart()
     assert spooling.one.cancelled == {KEY}
 
@@ -83,7 +83,7 @@ def test_what_comes_in_is_known_before_it_is_in_custody(spooling: Spooling) -> N
 def test_results_of_packs_that_their_origin_has_settled_are_not_told_again(spooling: Spooling) -> None:
     spooling.one.packs.take([pack()])
     spooling.one.packs.settle([(held, [Result(Outcome.DONE)] * 3) for held in spooling.one.packs.held()])
-    spooling.one.low(overlay.Low(ORIGIN, 2))
+    spooling.one.low(messages.Low(ORIGIN, 2))
     for _ in range(2):
         assert list(spooling.store.results_of(ORIGIN, range(1, 4))) == [3]
         spooling.restart()
@@ -187,7 +187,7 @@ def test_every_directory_that_a_change_touches_is_synced_before_its_result(
     monkeypatch.setattr(os, "fsync", fsync)
     trash = (router.root / ".stageout/trash").stat().st_ino
 
-    def synced_by(operation: overlay.Operation, data: bytes = b"") -> set[int]:
+    def synced_by(operation: messages.Operation, data: bytes = b"") -> set[int]:
         synced.clear()
         assert router.send(operation, data) == "done"
         return set(synced)
@@ -214,13 +214,14 @@ def test_what_was_done_and_could_not_be_recorded_is_not_done_again(router: Route
 
 
 def test_no_data_are_taken_for_a_path_that_cannot_be(router: Router) -> None:
-    answer = router.place.open(overlay.Open(ORIGIN, 1, "../f", 4, 4, EXPIRES), PEER).message
-    assert isinstance(answer, overlay.Result)
+    answer = router.place.open(messages.Open(ORIGIN, 1, "../f", 4, 4, EXPIRES), PEER).message
+    assert isinstance(answer, messages.Result)
     assert (answer.outcome, "not a path below the root" in answer.reason) == ("failed", True)
 
 
 def _told_beside(router: Router) -> None:
-    """What a terminal hears beside operations, data that are not what was meant, and at last the end of all times."""
+    """The messages that a terminal hears beside operations, data that are not as meant, and at last the end of all
+    times."""
     place = router.place
     opened = place.open(Open(ORIGIN, 1, "f", 3, BLOCK, EXPIRES), PEER).message
     if isinstance(opened, Opened):

@@ -23,8 +23,8 @@ from overlay_router.rules import lots
 from overlay_router.rules.states import Outcome, Result
 from stageout.core import durable
 from stageout.core.errors import ErrorClass
-from stageout.wire import overlay
-from stageout.wire.overlay import Cancel, Custody, Open, Opened, Operation, Staged, Status
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.messages import Cancel, Custody, Open, Opened, Operation, Staged, Status
 from tests.unit import test_overlay_pack_custody as packs
 from tests.unit.test_overlay_custodian import EXPIRES, ORIGIN, PEER, TERMINAL, Spooling, publish, spooling
 from tests.unit.test_overlay_said import KEY, Delivering
@@ -88,7 +88,7 @@ def test_it_is_asked_about_for_a_while(spooling: Spooling, copies: int) -> None:
         assert ends == [], "another custodian has it"
         return
     (reply,) = ends
-    assert isinstance(reply.message, overlay.Result)
+    assert isinstance(reply.message, messages.Result)
     assert (reply.message.outcome, "not known" in reply.message.reason) == ("lost", True)
 
 
@@ -149,8 +149,8 @@ class _Hop:
         return self._answers.pop(0)
 
 
-def _result(outcome: str) -> overlay.Result:
-    return overlay.Result(ORIGIN, 1, outcome)
+def _result(outcome: str) -> messages.Result:
+    return messages.Result(ORIGIN, 1, outcome)
 
 
 def _asked(
@@ -258,7 +258,7 @@ def test_data_of_a_read_only_spool_are_removed_later_and_keep_their_room(
     with monkeypatch.context() as patched:
         patched.setattr(durable, "_faults", durable.parse_faults("overlay-discard=EROFS"))
         (told,) = spooling.one.settle(KEY, Result(Outcome.DONE))
-        assert isinstance(told.message, overlay.Result)
+        assert isinstance(told.message, messages.Result)
         assert (spooling.files(), lots.reserved_bytes(spooling.spool)) == (1, 4)
         spooling.one.expire(())
     spooling.one.expire(())

@@ -23,9 +23,9 @@ from overlay_router.local.replies import Reply
 from overlay_router.local.store import Store, StoreError
 from overlay_router.local.tree import Tree
 from stageout.core import durable
-from stageout.wire import frames, overlay
+from stageout.overlay.wire import frames, messages
+from stageout.overlay.wire.messages import Open, Operation
 from stageout.wire.deposits import MOST_EXPIRES_AFTER_S
-from stageout.wire.overlay import Open, Operation
 
 ORIGIN, PEER, BLOCK, EXPIRES = "0a" * 16, "site", 4, 1000
 #: Kind of the digests, as far as anybody is told.
@@ -51,7 +51,7 @@ class Router:
         self.place = self._owned.enter_context(closing(Destination(self.store, self.tree, lambda: self.now)))
 
     def close(self) -> None:
-        """What is open of it: it may have died while it started."""
+        """The files that are open of it: it may have died while it started."""
         self._owned.close()
 
     def restart(self) -> None:
@@ -79,7 +79,7 @@ class Router:
         digests = digests_of(data)
         manifest = hashlib.sha256(b"".join(digests)).hexdigest()
         answer = self.place.open(Open(ORIGIN, operation.seq, operation.path, len(data), BLOCK, EXPIRES), PEER, DIGEST)
-        if isinstance(answer.message, overlay.Opened):
+        if isinstance(answer.message, messages.Opened):
             self._write(answer.message.tid, list(zip(blocks, digests)))
         return replace(operation, size_bytes=len(data), blocks=len(blocks), manifest=manifest)
 
@@ -122,7 +122,7 @@ def known(router: Router) -> set[str]:
 
 
 def outcome(replies: list[Reply], seq: int) -> str:
-    found = [r.message.outcome for r in replies if isinstance(r.message, overlay.Result) and r.message.seq == seq]
+    found = [r.message.outcome for r in replies if isinstance(r.message, messages.Result) and r.message.seq == seq]
     return found[-1] if found else ""
 
 
@@ -166,7 +166,7 @@ def test_a_repeated_operation_changes_nothing_even_when_the_name_is_another_file
         assert router.content() == {"f": "new"}
         if not again:
             router.restart()
-    router.place.low(overlay.Low(ORIGIN, 2))
+    router.place.low(messages.Low(ORIGIN, 2))
     assert router.send(first, b"old") == "stale"
     assert router.content() == {"f": "new"}
 
@@ -175,7 +175,7 @@ def test_publish_waits_for_its_data_and_its_edges(router: Router) -> None:
     waiting = op(2, "rename", "f", target="g", after=(1,))
     assert router.place.operate(waiting, "other") == []
     ask = router.place.open(Open(ORIGIN, 1, "f", 4, BLOCK, EXPIRES), PEER).message
-    assert isinstance(ask, overlay.Opened)
+    assert isinstance(ask, messages.Opened)
     digest = b"d" * 16
     publish = op(1, "publish", "f", size_bytes=4, blocks=1, manifest=hashlib.sha256(digest).hexdigest())
     assert router.place.operate(publish, PEER) == []
@@ -194,7 +194,7 @@ def test_blocks_that_were_written_over_when_all_were_there_come_again(router: Ro
     """Its publish would go by the digests of what was there before."""
     digest = frames.digests()["blake2b-128"]
     ask = router.place.open(Open(ORIGIN, 1, "f", 8, BLOCK, EXPIRES), PEER).message
-    assert isinstance(ask, overlay.Opened)
+    assert isinstance(ask, messages.Opened)
     file, ends = router.tree.staging(ask.tid), Ends(router.place)
     blocks = [b"good", b"data"]
     manifest = hashlib.sha256(b"".join(map(digest, blocks))).hexdigest()
@@ -217,7 +217,7 @@ def test_blocks_that_were_written_over_when_all_were_there_come_again(router: Ro
 def test_resume_says_what_is_there_already(router: Router) -> None:
     ask = Open(ORIGIN, 1, "f", 12, BLOCK, EXPIRES)
     first = router.place.open(ask, PEER).message
-    assert isinstance(first, overlay.Opened)
+    assert isinstance(first, messages.Opened)
     router.place.staged(first.tid, [(0, b"x"), (2, b"y")])
     router.restart()
     again = router.place.open(ask, PEER).message
@@ -226,7 +226,7 @@ def test_resume_says_what_is_there_already(router: Router) -> None:
 
 def test_wrong_data_are_never_published(router: Router) -> None:
     ask = router.place.open(Open(ORIGIN, 1, "f", 4, BLOCK, EXPIRES), PEER).message
-    assert isinstance(ask, overlay.Opened)
+    assert isinstance(ask, messages.Opened)
     router.place.staged(ask.tid, [(0, b"wrong")])
     digest = hashlib.sha256(b"good").digest()[:16]
     publish = op(1, "publish", "f", size_bytes=4, blocks=1, manifest=hashlib.sha256(digest).hexdigest())
@@ -287,7 +287,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(router: Router, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
         answer = router.place.open(Open(ORIGIN, 1, "f", 4, BLOCK, EXPIRES), PEER)
-        assert isinstance(answer.message, overlay.NoSpace)
+        assert isinstance(answer.message, messages.NoSpace)
         assert not router.leftovers()
     assert router.send(op(1, "publish", "f"), b"data") == "done"
 
@@ -325,9 +325,9 @@ def test_a_directory_that_may_exist_is_made_once_and_no_file_is_taken_for_it(rou
 
 def test_cancelled_and_expired(router: Router) -> None:
     assert router.send(op(2, "publish", "f", after=(1,)), b"data") == ""
-    assert router.place.cancel(overlay.Cancel(ORIGIN, 2), PEER) == []
+    assert router.place.cancel(messages.Cancel(ORIGIN, 2), PEER) == []
     assert router.send(op(1, "mkdir", "d")) == "done"
-    assert outcome(router.place.status(overlay.Status(ORIGIN, 2), PEER), 2) == "cancelled"
+    assert outcome(router.place.status(messages.Status(ORIGIN, 2), PEER), 2) == "cancelled"
     assert router.send(op(4, "publish", "g", after=(3,)), b"data") == ""
     router.now = EXPIRES + 1
     assert outcome(router.place.expire(), 4) == "expired"
@@ -337,12 +337,12 @@ def test_cancelled_and_expired(router: Router) -> None:
 
 def test_a_wish_for_what_never_comes_is_forgotten(router: Router) -> None:
     """Neither is one that an earlier version has recorded for ever."""
-    router.place.cancel(overlay.Cancel(ORIGIN, 2), PEER)
+    router.place.cancel(messages.Cancel(ORIGIN, 2), PEER)
     router.store.cancel("0b" * 16, 2)
     router.now = MOST_EXPIRES_AFTER_S
     router.place.expire()
     assert router.send(replace(op(2, "mkdir", "d"), expires=router.now + EXPIRES)) == "cancelled"
-    router.place.cancel(overlay.Cancel("0c" * 16, 7), PEER)
+    router.place.cancel(messages.Cancel("0c" * 16, 7), PEER)
     router.now += 2 * MOST_EXPIRES_AFTER_S
     router.place.expire()
     for table in ("cancelled", "origins", "results"):
@@ -360,13 +360,13 @@ def test_an_operation_that_waits_for_a_later_one_fails_at_once(router: Router, a
 def test_data_that_one_sender_takes_back_are_no_others(router: Router) -> None:
     ask, peers = Open(ORIGIN, 1, "f", 4, BLOCK, EXPIRES), ("one", "other")
     tids = [opened.tid for opened in (router.place.open(ask, peer).message for peer in peers)]  # type: ignore[union-attr]
-    router.place.cancel(overlay.Cancel(ORIGIN, 1, data_only=True), "one")
+    router.place.cancel(messages.Cancel(ORIGIN, 1, data_only=True), "one")
     assert [transfer.tid for transfer in router.place.transfers()] == tids[1:]
 
 
 def test_what_its_origin_has_settled_is_not_held_any_more(router: Router) -> None:
     assert [router.send(op(seq, "mkdir", f"d{seq}", after=(1,))) for seq in (2, 3)] == ["", ""]
-    router.place.low(overlay.Low(ORIGIN, 2))
+    router.place.low(messages.Low(ORIGIN, 2))
     router.now = EXPIRES + 1
     assert [reply.message.seq for reply in router.place.expire()] == [3]  # type: ignore[union-attr]
 
@@ -382,8 +382,8 @@ def test_a_new_database_is_a_new_epoch(router: Router) -> None:
     router.path.unlink()
     router.open()
     second = router.place.open(Open(ORIGIN, 1, "f", 4, BLOCK, EXPIRES), PEER).message
-    assert isinstance(first, overlay.Opened)
-    assert isinstance(second, overlay.Opened)
+    assert isinstance(first, messages.Opened)
+    assert isinstance(second, messages.Opened)
     assert first.epoch != second.epoch
 
 

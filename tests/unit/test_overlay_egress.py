@@ -1,4 +1,4 @@
-"""What plugins deliver: rules, leases and the spool, with clocks of their own."""
+"""The deliveries of plugins: rules, leases and the spool, with clocks of their own."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ from stageout.movers.plugins_table import Plugin
 from stageout.movers.results import Failure
 from stageout.overlay import outcomes
 from stageout.overlay.channel import Gateway
-from stageout.wire import overlay
-from stageout.wire.egress import BadEgress, Target, read_targets
-from stageout.wire.overlay import BLOCK_BYTES, Leased, Open, Opened, Operation
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.egress import BadEgress, Target, read_targets
+from stageout.overlay.wire.messages import BLOCK_BYTES, Leased, Open, Opened, Operation
 from tests.in_loop import in_loop
 from tests.unit.test_overlay_custodian import Clock
 from tests.unit.test_overlay_destination import Crash, home
@@ -91,8 +91,8 @@ class Gate:
         operation = Operation(ORIGIN, seq, "publish", path, EXPIRES, size_bytes=len(data), blocks=1, manifest=manifest)
         return outcome(self.one.operate(replace(operation, **more), PEER, "blake2b-128"))
 
-    def pack(self, seq: int, files: dict[str, bytes], **more: Any) -> list[overlay.Message]:
-        """What a pack is answered."""
+    def pack(self, seq: int, files: dict[str, bytes], **more: Any) -> list[messages.Message]:
+        """The answer to a pack."""
         one = arrived(seq, files)._replace(peer=PEER)
         return [reply.message for reply in self.one.pack([one._replace(pack=replace(one.pack, **more))])]
 
@@ -104,8 +104,8 @@ class Gate:
 
 
 def outcome(replies: list[Reply]) -> str:
-    found = [reply.message.outcome for reply in replies if isinstance(reply.message, overlay.Result)]
-    assert not any(isinstance(reply.message, overlay.Custody) for reply in replies), "nobody may free his bytes"
+    found = [reply.message.outcome for reply in replies if isinstance(reply.message, messages.Result)]
+    assert not any(isinstance(reply.message, messages.Custody) for reply in replies), "nobody may free his bytes"
     return found[-1] if found else ""
 
 
@@ -146,7 +146,7 @@ def test_a_file_is_answered_when_it_was_delivered_and_then_its_space_is_free(gat
     for _ in range(2):
         assert gate.put(1, "out/f") == ""
         assert gate.ready() == ["out/f"]
-        assert outcome(gate.one.status(overlay.Status(ORIGIN, 1), PEER)) == "pending"
+        assert outcome(gate.one.status(messages.Status(ORIGIN, 1), PEER)) == "pending"
         gate.restart()
     (held,), _ = gate.one.ready(())
     assert FIRST_EGRESS_TID < held.tid < FIRST_TID
@@ -198,7 +198,7 @@ def test_what_no_plugin_can_do_is_refused_and_remembered(gate: Gate) -> None:
         asked = Operation(ORIGIN, seq, kind, path, EXPIRES, **more)  # type: ignore[arg-type]
         for _ in range(2):
             (reply,) = gate.one.operate(asked, PEER, "blake2b-128")
-            assert isinstance(reply.message, overlay.Result)
+            assert isinstance(reply.message, messages.Result)
             failure = outcomes.failure(reply.message, path, "s")
             assert failure is not None
             assert failure.kind is ErrorClass.NOT_SUPPORTED, failure
@@ -208,7 +208,7 @@ def test_what_no_plugin_can_do_is_refused_and_remembered(gate: Gate) -> None:
 
 def test_cancelled_and_expired_ones_are_answered_and_not_delivered(gate: Gate) -> None:
     gate.put(1, "out/f")
-    gate.one.cancel(overlay.Cancel(ORIGIN, 1), PEER)
+    gate.one.cancel(messages.Cancel(ORIGIN, 1), PEER)
     found, replies = gate.one.ready(())
     assert (found, outcome(replies)) == ([], "cancelled")
     gate.put(2, "out/g")
@@ -223,8 +223,8 @@ def test_the_class_of_a_refusal_outlives_a_restart(gate: Gate) -> None:
     said = Result(Outcome.FAILED, "https://s.example/base/: no", code=ErrorClass.QUOTA_EXCEEDED.code)
     gate.one.settle((ORIGIN, 1), said)
     gate.restart()
-    (reply,) = gate.one.status(overlay.Status(ORIGIN, 1), PEER)
-    assert isinstance(reply.message, overlay.Result)
+    (reply,) = gate.one.status(messages.Status(ORIGIN, 1), PEER)
+    assert isinstance(reply.message, messages.Result)
     failure = outcomes.failure(reply.message, "f", "s")
     assert failure is not None
     assert failure.kind is ErrorClass.QUOTA_EXCEEDED
@@ -360,7 +360,7 @@ def test_plugins_of_before_that_do_not_end_are_waited_for(
 
 def test_what_is_not_wanted_has_its_end_also_when_its_data_are_gone(gate: Gate) -> None:
     assert gate.put(1, "out/a") == ""
-    assert gate.one.cancel(overlay.Cancel(ORIGIN, 1), PEER) == []
+    assert gate.one.cancel(messages.Cancel(ORIGIN, 1), PEER) == []
     gate.one.damaged((ORIGIN, 1), [0])
     found, replies = gate.one.ready(())
     assert (found, outcome(replies)) == ([], "cancelled")
@@ -488,7 +488,7 @@ def test_a_guard_of_a_machine_that_was_suspended_kills_at_once(monkeypatch: pyte
 
 
 def _suspended(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """What a machine that goes on after so long sees: the boot clock alone has counted it."""
+    """The view of a machine that goes on after so long: the boot clock alone has counted it."""
     real = time.clock_gettime
     monkeypatch.setattr(
         time, "clock_gettime", lambda which: real(which) + (seconds if which == time.CLOCK_BOOTTIME else 0)
@@ -529,7 +529,7 @@ def test_a_guard_ends_plugins_that_nobody_else_can(tmp_path: Path, why: str) -> 
 
 
 def test_a_guard_says_once_what_it_cannot_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for a disk was ten lines of the log a second, for as long as that took."""
+    """A router that waited for a disk wrote ten lines a second into the log, for as long as that took."""
     out, orders = os.pipe()
     calls, said = list[int](), list[str]()
 
@@ -548,7 +548,7 @@ def test_a_guard_says_once_what_it_cannot_end(monkeypatch: pytest.MonkeyPatch) -
     finally:
         for descriptor in (out, orders):
             os.close(descriptor)
-    assert (len(calls), said) == (5, ["lease-over"])
+    assert (len(calls), said) == (5, ["egress-lease-expired"])
 
 
 def test_a_guard_whose_gateway_is_gone_ends_what_is_begun_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:

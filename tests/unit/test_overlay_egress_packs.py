@@ -15,8 +15,8 @@ from overlay_router.rules import lots
 from overlay_router.rules.lots import Spool
 from overlay_router.rules.states import Outcome, Result
 from stageout.core.errors import ErrorClass
-from stageout.wire import overlay
-from stageout.wire.overlay import Packed
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.messages import Packed
 from tests.unit.test_overlay_custodian import _Death, _faulty
 from tests.unit.test_overlay_destination import Router, home
 from tests.unit.test_overlay_egress import ORIGIN, PEER, Gate, gate
@@ -32,7 +32,7 @@ _FILES = {"out/a": b"first", "out/b": b"", "out/c": b"third"}
 def test_a_pack_is_unpacked_and_answered_when_all_of_it_is_delivered(home: Path, label: str, after: bool) -> None:
     with tempfile.TemporaryDirectory() as place:
         gate = Gate(Path(place))
-        told: list[overlay.Message] = []
+        told: list[messages.Message] = []
         with _faulty(label, _Death(), after) as passed:
             for _ in range(3):
                 try:
@@ -57,7 +57,7 @@ def test_a_pack_for_a_plugin_that_fails_in_part_says_of_each_file_why(gate: Gate
     gate.one.settle((ORIGIN, 3), Result(Outcome.FAILED, "no room", code=ErrorClass.QUOTA_EXCEEDED.code))
     assert gate.one.gathers(ORIGIN, 2)
     [damaged] = gate.one.damaged((ORIGIN, 2), [0])
-    assert damaged.message == overlay.Result(ORIGIN, 1, "unknown")
+    assert damaged.message == messages.Result(ORIGIN, 1, "unknown")
     assert gate.pack(1, _FILES) == []
     [told] = gate.one.settle((ORIGIN, 2), Result(Outcome.DONE))
     assert told.message == Packed(
@@ -67,16 +67,16 @@ def test_a_pack_for_a_plugin_that_fails_in_part_says_of_each_file_why(gate: Gate
     assert isinstance(bad, Packed)
     assert bad.failed == (0,)
     gate.one._spool.size_bytes = 10
-    assert isinstance(gate.pack(21, {"out/large": bytes(100)})[0], overlay.NoSpace)
+    assert isinstance(gate.pack(21, {"out/large": bytes(100)})[0], messages.NoSpace)
 
 
 @pytest.mark.parametrize("when", ["never", "first", "last"])
 @pytest.mark.parametrize("label", ["overlay-pack-settle", "egress-note"])
 def test_a_pack_for_plugins_and_for_the_tree_is_answered_as_one(home: Path, label: str, when: str) -> None:
-    """Who frees its files in custody cannot be told that a pack is to be divided; and what is signed cannot be."""
+    """A sender that frees its files in custody cannot hear that a pack is to be divided; and signed packs cannot be."""
     files = {"in/a": b"first", "out/b": b"second", "in/c": b"", "in/d": b"4", "out/e": b"5"}
     gate, tree = Gate(home), Router(home / "tree")
-    told: list[overlay.Message] = []
+    told: list[messages.Message] = []
     with _faulty(label, _Death(), when == "last") if when != "never" else nullcontext([label]) as passed:
         for _ in range(3):
             ends = Ends(tree.place, egress=gate.one)
@@ -92,14 +92,14 @@ def test_a_pack_for_plugins_and_for_the_tree_is_answered_as_one(home: Path, labe
     assert told == []
     assert tree.content() == {"in": "/", "in/a": "first", "in/c": "", "in/d": "4"}
     assert sorted(gate.ready()) == ["out/b", "out/e"]
-    (waits,) = ends.decide(overlay.Status(ORIGIN, 1, 5), PEER, "")
-    assert waits.message == overlay.Result(ORIGIN, 1, "pending")
+    (waits,) = ends.decide(messages.Status(ORIGIN, 1, 5), PEER, "")
+    assert waits.message == messages.Result(ORIGIN, 1, "pending")
     told += [reply.message for seq in (5, 2) for reply in gate.one.settle((ORIGIN, seq), Result(Outcome.DONE))]
     assert told == [Packed(ORIGIN, 1, (1, 0, 1, 1, 0))]
     gate.restart()
     ends = Ends(tree.place, egress=gate.one)
     assert [reply.message for reply in ends.pack([mixed])] == told, "said again"
-    assert [reply.message for reply in ends.decide(overlay.Status(ORIGIN, 1, 5), PEER, "")] == told
+    assert [reply.message for reply in ends.decide(messages.Status(ORIGIN, 1, 5), PEER, "")] == told
     gate.close()
     tree.close()
 
@@ -116,7 +116,7 @@ def test_a_pack_without_room_for_its_part_in_the_tree_is_said_again(
         patch.setattr(tree.tree, "entry", full)
         patch.setattr(hidden.Hidden, "write", full)
         (reply,) = ends.pack([mixed])
-    assert isinstance(reply.message, overlay.NoSpace)
+    assert isinstance(reply.message, messages.NoSpace)
     gate.one.settle((ORIGIN, 2), Result(Outcome.DONE))
     (reply,) = ends.pack([mixed])
     assert reply.message == Packed(ORIGIN, 1, (1, 0))

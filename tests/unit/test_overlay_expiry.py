@@ -1,4 +1,5 @@
-"""What expires while it is ordered, or while its end is recorded: it has one outcome, and what expired is not sent.
+"""Operations that expire while they are ordered, or while their end is recorded: each has one outcome, and none is
+sent.
 
 The router's thread for the disk ends what is late behind any call of those who deliver, and knows only what these
 were doing when that call was made.
@@ -21,8 +22,8 @@ from overlay_router.custodians.spool import Key
 from overlay_router.delivery.outflow import Outflow
 from overlay_router.local.replies import Reply
 from overlay_router.peers.keys import OwnCredential
-from stageout.wire.overlay import Packed
-from stageout.wire.overlay import Result as Told
+from stageout.overlay.wire.messages import Packed
+from stageout.overlay.wire.messages import Result as Told
 from tests.in_loop import in_loop
 from tests.unit.test_overlay_custodian import EXPIRES, ORIGIN, Spooling
 from tests.unit.test_overlay_egress import Gate, _means, gate, home

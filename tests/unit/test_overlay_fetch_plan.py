@@ -8,15 +8,15 @@ from collections import Counter, deque
 import pytest
 
 from stageout.overlay.fetching import Ask, Plan
-from stageout.wire.blocks import PART_BYTES
-from stageout.wire.overlay import BLOCK_BYTES
+from stageout.overlay.wire.blocks import PART_BYTES
+from stageout.overlay.wire.messages import BLOCK_BYTES
 
 _BLOCK = memoryview(random.Random(1).randbytes(BLOCK_BYTES))
 _SIZES = [0, 1, BLOCK_BYTES, 9 * BLOCK_BYTES + 1, 200 * BLOCK_BYTES - 5]
 
 
 class _Connection:
-    """What was asked for on it comes in order."""
+    """The parts that it was asked for come in order."""
 
     def __init__(self, number: int, route: int) -> None:
         self.number, self.route = number, route

@@ -1,4 +1,4 @@
-"""What plugins fetch for who asks a gateway: whose bytes, how much room, and for how long."""
+"""The files that plugins fetch for clients of a gateway: whose bytes, how much room, and for how long."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from stageout.movers.mover import Batch, Stopped
 from stageout.movers.plugins_table import Plugin
 from stageout.movers.results import Answer as Ended
 from stageout.movers.results import Delivered, Failure
-from stageout.wire import frames
-from stageout.wire.egress import Target, read_targets
-from stageout.wire.overlay import BLOCK_BYTES, Answer, Get, Heartbeat, decode
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.egress import Target, read_targets
+from stageout.overlay.wire.messages import BLOCK_BYTES, Answer, Get, Heartbeat, decode
 from tests.polling import until
 from tests.unit.test_overlay_custodian import Clock
 from tests.unit.test_overlay_destination import home
@@ -42,7 +42,7 @@ _KEEP_S = 60.0
 
 
 class _Store:
-    """What is at the destination, and plugins that fetch it. :ivar hold: they wait for that."""
+    """The files at the destination, and plugins that fetch them. :ivar hold: they wait for that."""
 
     def __init__(self) -> None:
         self.content, self.calls, self.stopped = b"one", 0, 0

@@ -1,4 +1,4 @@
-"""What is remembered of deliveries that failed goes with them: nothing grows, and nobody reads of what is over."""
+"""The records of failed deliveries go with them: nothing grows, and nobody reads of deliveries that are over."""
 
 from __future__ import annotations
 

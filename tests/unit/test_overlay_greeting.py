@@ -1,4 +1,5 @@
-"""What answers at the address of a router, and is none: it is said within moments, and what to look at."""
+"""The servers that answer at the address of a router, and are none: the message comes within moments, with the
+remedy."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import channel
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
-from stageout.wire import frames, overlay
-from stageout.wire.greeting import WrongKey, offer
+from stageout.overlay.wire import frames, messages
+from stageout.overlay.wire.greeting import WrongKey, offer
 
 
 @pytest.fixture
@@ -115,11 +116,11 @@ def test_peer_without_the_secret_is_refused() -> None:
         loop = asyncio.get_running_loop()
         met = asyncio.ensure_future(greet(here, "gateway", {"site": Key("site", b"ours", "")}))
         with there, here:
-            await loop.sock_sendall(there, overlay.encode(offer("attacker", "site"), zlib.crc32))
-            welcome = overlay.decode(await receive_frame(there, zlib.crc32))
-            assert isinstance(welcome, overlay.Welcome)
-            shown = overlay.Prove(hmac.new(b"theirs", b"anything", "sha256").hexdigest())
-            await loop.sock_sendall(there, overlay.encode(shown, frames.checksums()[welcome.checksum]))
+            await loop.sock_sendall(there, messages.encode(offer("attacker", "site"), zlib.crc32))
+            welcome = messages.decode(await receive_frame(there, zlib.crc32))
+            assert isinstance(welcome, messages.Welcome)
+            shown = messages.Prove(hmac.new(b"theirs", b"anything", "sha256").hexdigest())
+            await loop.sock_sendall(there, messages.encode(shown, frames.checksums()[welcome.checksum]))
             there.shutdown(socket.SHUT_WR)
             with pytest.raises(Unwelcome, match="the key 'site' is not the one known here"):
                 await met

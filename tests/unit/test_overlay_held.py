@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overlay_router.local.held import DATALESS_S, MOST, HeldOperations
-from stageout.wire.overlay import Operation
+from stageout.overlay.wire.messages import Operation
 
 ORIGIN = "0a" * 16
 

@@ -10,7 +10,7 @@ import pytest
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.helpers import Helpers, Parcel
-from stageout.wire.overlay import Pack
+from stageout.overlay.wire.messages import Pack
 
 
 class _Channel:
@@ -44,7 +44,7 @@ class _Channel:
 
 
 def test_a_pack_that_went_with_a_connection_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for its result has to hear of it, also when no other pack is to be sent."""
+    """A thread that waits for its result has to hear of it, also when no other pack is to be sent."""
     monkeypatch.setattr("stageout.overlay.helpers.Channel", _Channel)
     helpers = Helpers(Gateway("host", 1, "key", b"secret"), (), "0" * 32, 1)
     hearing = _Channel()

@@ -13,12 +13,12 @@ from typing import cast
 
 import pytest
 
-from stageout.core.sockets import UNSENT_BYTES
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.kept import Circuit, Kept, Place, place
 from stageout.overlay.links import Claim, Lane
-from stageout.testing.pool.waiting import wait_until
-from stageout.wire import frames
+from stageout.overlay.tcp import UNSENT_BYTES
+from stageout.overlay.wire import frames
+from tests.harness.pool.waiting import wait_until
 
 GATEWAY = Gateway("host", 1, "key", b"secret")
 HERE = place("put", GATEWAY, ("relay:1",))

@@ -23,7 +23,7 @@ from overlay_router.routing.identity import IdentityError, identity
 from stageout.core import durable
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
-from stageout.wire import token
+from stageout.overlay.wire import token
 from stageout.wire.address import is_address, split_address
 
 _SECRET = "long-enough-to-be-a-key"
@@ -37,7 +37,7 @@ def _file(tmp_path: Path, text: str) -> Path:
 
 
 def test_a_name_that_no_host_can_have_is_an_address_that_is_not_there() -> None:
-    """Who connects to it went on for ever, or ended without a word."""
+    """A client that connected to it went on for ever, or ended without a word."""
     name = "a" * 64 + ".example.org"
     with pytest.raises(OSError, match="no host has such a name"):
         asyncio.run(connect(f"{name}:9621"))

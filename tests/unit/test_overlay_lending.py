@@ -9,7 +9,7 @@ import pytest
 
 from stageout.overlay.channel import Channel
 from stageout.overlay.way import Way
-from stageout.wire.overlay import BLOCK_BYTES, Open
+from stageout.overlay.wire.messages import BLOCK_BYTES, Open
 from tests.unit.test_overlay_loans import _Channel
 from tests.unit.test_overlay_ring import _sending
 

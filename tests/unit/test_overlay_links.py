@@ -20,10 +20,10 @@ import pytest
 
 from overlay_router.data import sending
 from overlay_router.data.jobs import Job
-from stageout.core.sockets import waiting_bytes
 from stageout.overlay import links as links_module
 from stageout.overlay.book import Book, Row, shared_book
 from stageout.overlay.links import Claim, Lane, Links, _Meter
+from stageout.overlay.tcp import waiting_bytes
 from tests.polling import wait_for
 
 _PATIENCE_S = 30.0
@@ -205,8 +205,8 @@ def test_nobody_is_held_while_no_plan_can_be_made_and_then_links_are_shared_agai
     try:
         wait_for(lambda: bulk.lane.limit is not None)
         book.lane = bulk.lane
-        wait_for(lambda: bulk.lane.limit is None and "links-not-shared" in caplog.text)
-        assert caplog.text.count("links-not-shared") == 1
+        wait_for(lambda: bulk.lane.limit is None and "link-sharing-failed" in caplog.text)
+        assert caplog.text.count("link-sharing-failed") == 1
         book.lane = None
         wait_for(lambda: bulk.lane.limit is not None)
     finally:

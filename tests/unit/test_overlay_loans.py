@@ -22,13 +22,14 @@ from overlay_router.data.loans import Lent, Loan
 from overlay_router.data.receiving import Gate, Receiver
 from overlay_router.data.ring import SLOTS, Lend, Piece, Ring, Rings, Shelf
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.core.sockets import fill, readable, send_at_most
+from stageout.core.sockets import readable
 from stageout.overlay.channel import Channel
+from stageout.overlay.tcp import fill, send_at_most
 from stageout.overlay.way import Way
-from stageout.testing.pool.waiting import wait_until
-from stageout.wire import blocks, frames
-from stageout.wire.frames import Header, Type
-from stageout.wire.overlay import BLOCK_BYTES, Open
+from stageout.overlay.wire import blocks, frames
+from stageout.overlay.wire.frames import Header, Type
+from stageout.overlay.wire.messages import BLOCK_BYTES, Open
+from tests.harness.pool.waiting import wait_until
 from tests.unit.test_overlay_ring import DIGEST, PATIENCE_S, TID, _sending, _Told
 
 FAR_TID, CHECKSUM, CRC = 11, "crc32", frames.checksums()["crc32"]
@@ -138,7 +139,7 @@ def test_a_block_leaves_under_the_number_of_the_next_hop_and_the_carrier_hears_o
 
 
 def test_it_is_given_back_as_it_was(both: Both) -> None:
-    """What the worker sets of it is set at the carrier, too."""
+    """The worker's settings of it are set at the carrier, too."""
     send_at_most(both.near, 60.0)
     assert both.send(both.loan(), 0, b"x")
     assert _send_timeout(both.near) != 60

@@ -13,8 +13,8 @@ from overlay_router.local.reservations import MAX_LIFETIME_S, MAX_OF_A_KEY
 from overlay_router.rules import lots
 from overlay_router.rules.lots import Spool
 from stageout.core.errors import ErrorClass
-from stageout.wire import overlay
-from stageout.wire.overlay import Lot, Open, Reserved
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.messages import Lot, Open, Reserved
 from tests.unit.test_overlay_destination import BLOCK, EXPIRES, ORIGIN, PEER, Crash, Router, _dying, home, op, outcome
 
 __all__ = ["home"]
@@ -40,7 +40,7 @@ def held_bytes(router: Router) -> dict[str, int]:
 
 def put(router: Router, seq: int, size_bytes: int, *, lot: str = ONE, path: str = "a/f", key: str = "k") -> str:
     answer = router.place.open(Open(ORIGIN, seq, path, size_bytes, BLOCK, EXPIRES, lot=lot), f"{key}/{ORIGIN}").message
-    return "opened" if isinstance(answer, overlay.Opened) else getattr(answer, "reason", "no space")
+    return "opened" if isinstance(answer, messages.Opened) else getattr(answer, "reason", "no space")
 
 
 def test_space_is_held_used_once_and_given_back(router: Router) -> None:
@@ -107,7 +107,7 @@ def test_what_there_is_no_room_for_is_refused_whole(router: Router, monkeypatch:
 
 
 def _cancel(router: Router, seq: int) -> None:
-    router.place.cancel(overlay.Cancel(ORIGIN, seq), f"k/{ORIGIN}")
+    router.place.cancel(messages.Cancel(ORIGIN, seq), f"k/{ORIGIN}")
     assert outcome(router.place.operate(op(seq, "publish", "a/f"), f"k/{ORIGIN}"), seq) == "cancelled"
 
 
@@ -119,7 +119,7 @@ def test_a_put_that_fails_gives_back_what_it_took(router: Router, monkeypatch: p
         if end == "cancel":
             _cancel(router, seq)
         elif end == "low":
-            router.place.low(overlay.Low(ORIGIN, seq))
+            router.place.low(messages.Low(ORIGIN, seq))
         else:
             ask_for_long = Lot(ONE, "renew", 0, 10 * EXPIRES)
             router.place.lot(ask_for_long, "k")

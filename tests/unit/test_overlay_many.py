@@ -42,7 +42,7 @@ class _Router:
 
 
 def _kept(place: Path, *files: tuple[str, str]) -> dict[str, str]:
-    """What is there in the end of local files with these names and paths. One is large, and slow."""
+    """The local files with these names and paths that are there in the end. One is large, and slow."""
     mixed, ended, small_ones_ended = list[_Mixed[Any]](), list[object](), threading.Event()
     router = _Router(mixed)
 

@@ -16,7 +16,7 @@ from overlay_router.local.migrations import VERSION
 from overlay_router.local.store import Store, StoredLot, StoreError
 from overlay_router.rules.states import Outcome, Result
 from stageout.core.errors import ErrorClass
-from stageout.wire.overlay import Pack
+from stageout.overlay.wire.messages import Pack
 from tests.unit.test_overlay_destination import EXPIRES, ORIGIN, Crash, _dying
 
 #: As the first version made them.
@@ -45,7 +45,7 @@ CREATE TABLE custody (
     tid INTEGER NOT NULL, taken_at INTEGER NOT NULL, damaged INTEGER NOT NULL, asked TEXT NOT NULL,
     PRIMARY KEY (origin, seq)) WITHOUT ROWID;
 """
-#: What each of the later ones had beside that.
+#: The other parts of each later version.
 _MORE = {
     2: """CREATE TABLE packs (
     origin TEXT NOT NULL, seq INTEGER NOT NULL, end INTEGER NOT NULL, results TEXT NOT NULL, PRIMARY KEY (origin, seq))

@@ -12,7 +12,7 @@ import pytest
 from overlay_router.local import contents
 from overlay_router.local.contents import SCHEMA, Contents, Identity, Made
 from overlay_router.local.moves import Move, followed, sources
-from stageout.wire.overlay import Operation
+from stageout.overlay.wire.messages import Operation
 
 _TRANSFERS = """
 CREATE TABLE transfers (tid INTEGER PRIMARY KEY, digest TEXT);

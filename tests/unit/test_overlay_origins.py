@@ -9,7 +9,7 @@ from pathlib import Path
 from overlay_router.custodians.spool import Begun, CustodyStore
 from overlay_router.peers.keys import Key
 from overlay_router.peers.origins import as_handed_on, as_known, as_said
-from stageout.wire.overlay import Open, Result, Staged
+from stageout.overlay.wire.messages import Open, Result, Staged
 
 ORIGIN = "0a" * 16
 ALICE, BOB, ROUTER = Key("alice", b"s", ""), Key("bob", b"s", ""), Key("hop", b"s", "-", True)

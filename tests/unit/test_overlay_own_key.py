@@ -21,9 +21,9 @@ from overlay_router.peers.keys import Credential, OwnCredential
 from overlay_router.routing import neighbours as links
 from stageout.core.clock import SystemClock
 from stageout.core.config import mapping_settings
-from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.errors import ErrorClass, StageoutError, TransferFailure
 from stageout.overlay.channel import Gateway
-from stageout.wire.overlay import Operation, Via
+from stageout.overlay.wire.messages import Operation, Via
 from tests.in_loop import in_loop
 
 OLD, NEW = (
@@ -35,7 +35,7 @@ NOBODY = cast(Any, None)
 
 
 class _Stop(Exception):
-    """What is looked at has been seen."""
+    """A result that was looked at has been seen."""
 
 
 @pytest.fixture
@@ -70,14 +70,17 @@ def test_sighup_reads_the_own_key_again(tmp_path: Path, named: str, own: OwnCred
     router: Any = SimpleNamespace(have_neighbours=lambda them: setattr(router, "neighbours", them))
     router.have_keys = lambda keys: None
     router.rights, router.neighbours = SimpleNamespace(become=lambda rights: None), circuits.Neighbours()
+    it = in_loop(lambda: daemon.Daemon(lambda: settings))
+    it._router, it._own = router, own
     key.write_text(f"new new-secret-of-this-router\nca {ca}\n")
-    daemon._reconfigure(router, own, lambda: settings)
+    asyncio.run(it.reload())
     assert own.now == Credential(NEW.key, str(ca))
     key.write_text("half-a-line\n")
-    daemon._reconfigure(router, own, lambda: settings)
+    with pytest.raises(StageoutError):
+        asyncio.run(it.reload())
     assert own.now == Credential(NEW.key, str(ca)), "what cannot be used changes nothing"
     settings = mapping_settings({"STAGEOUT_ROUTER_KEYS": str(keys)})
-    daemon._reconfigure(router, own, lambda: settings)
+    asyncio.run(it.reload())
     assert own.now == Credential(NEW.key, str(ca)), "what it still has must leave"
 
 

@@ -31,15 +31,17 @@ from overlay_router.rules.states import Outcome, Result
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
 from stageout.overlay.packs import Packer
-from stageout.wire import overlay
-from stageout.wire.overlay import Custody, NoSpace, Packed, Status
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.messages import Custody, NoSpace, Packed, Status
 from tests.in_loop import in_loop
 from tests.unit.test_overlay_custodian import TERMINAL, Spooling, _Death, _faulty
 from tests.unit.test_overlay_destination import EXPIRES, ORIGIN, PEER
 from tests.unit.test_overlay_packs import arrived, digest
 
 LABELS = re.findall(
-    r"^\| `(custody-pack-[a-z-]+)` \|", (Path(__file__).resolve().parents[2] / "docs/ORDERING.md").read_text(), re.M
+    r"^\| `(custody-pack-[a-z-]+)` \|",
+    (Path(__file__).resolve().parents[2] / "docs/reference/durable-steps.md").read_text(),
+    re.M,
 )
 FILES = {"a": b"first", "b/c": b"second", "empty": b""}
 DONE = [Result(Outcome.DONE, generation=1)] * len(FILES)
@@ -121,9 +123,9 @@ def test_packs_that_wait_for_each_other_are_refused(spooling: Spooling) -> None:
 def test_taken_once_kept_over_a_restart_and_sent_as_it_came(spooling: Spooling) -> None:
     one = pack(release="custody")
     assert spooling.one.packs.take([one, one]) == [Reply(PEER, Custody(ORIGIN, 1, "me:1"))]
-    spooling.one.low(overlay.Low(ORIGIN, 2))
+    spooling.one.low(messages.Low(ORIGIN, 2))
     assert spooling.store.record(ORIGIN).low == 0, "what is in custody stays"
-    assert spooling.one.cancel(overlay.Cancel(ORIGIN, 2), PEER) == [Reply(PEER, Custody(ORIGIN, 2, "me:1"))]
+    assert spooling.one.cancel(messages.Cancel(ORIGIN, 2), PEER) == [Reply(PEER, Custody(ORIGIN, 2, "me:1"))]
     before = lots.reserved_bytes(spooling.spool)
     spooling.restart()
     assert lots.reserved_bytes(spooling.spool) == before > 0
@@ -353,7 +355,7 @@ class Delivering:
         self.one._carrier = self.process  # type: ignore[assignment]
 
     def step(self, *answers: Answer) -> list[tuple[int, bool]]:
-        """What it gives when these answers have come."""
+        """The result when these answers have come."""
 
         async def run() -> None:
             self.one._answers += answers
@@ -472,13 +474,13 @@ def test_who_asks_says_first_what_is_not_wanted(spooling: Spooling) -> None:
     way._connected = lambda: terse  # type: ignore[method-assign,assignment,return-value]
     asking = replace(order(spooling), asks=True, cancelled=[2])
     way._begin(asking)
-    assert sent == [overlay.Low(ORIGIN, 0), overlay.Cancel(ORIGIN, 2), Status(ORIGIN, 1, 3)]
+    assert sent == [messages.Low(ORIGIN, 0), messages.Cancel(ORIGIN, 2), Status(ORIGIN, 1, 3)]
     sent.clear()
     way._begin(asking)
-    assert sent == [overlay.Low(ORIGIN, 0)], "it has no answer yet, which will come"
+    assert sent == [messages.Low(ORIGIN, 0)], "it has no answer yet, which will come"
     sent.clear()
     way._begin(replace(asking, cancelled=[1, 2]))
-    assert sent == [overlay.Low(ORIGIN, 0), overlay.Cancel(ORIGIN, 1)], "each is said once behind a pack"
+    assert sent == [messages.Low(ORIGIN, 0), messages.Cancel(ORIGIN, 1)], "each is said once behind a pack"
 
 
 @pytest.mark.parametrize(
@@ -507,10 +509,10 @@ def test_a_cancelled_file_is_cancelled_wherever_its_pack_is(spooling: Spooling) 
     delivering = Delivering(spooling)
     assert delivering.step() == [(1, False), (11, False)]
     for seq in (12, 13, 12):
-        spooling.one.cancel(overlay.Cancel(ORIGIN, seq), PEER)
+        spooling.one.cancel(messages.Cancel(ORIGIN, seq), PEER)
     assert delivering.step() == [(11, True)], "it is on its way"
     delivering.step(Answer(delivering.number(1), waits=True))
-    spooling.one.cancel(overlay.Cancel(ORIGIN, 3), PEER)
+    spooling.one.cancel(messages.Cancel(ORIGIN, 3), PEER)
     assert delivering.step() == [(1, True)], "the next custodian has it, who hears it at once"
 
 
@@ -555,7 +557,7 @@ def test_who_frees_its_files_says_which_pack_has_the_earlier_version(tmp_path: P
     class Taking(_Terse):
         """Takes each pack into custody."""
 
-        def send_pack(self, head: overlay.Pack, *data: object) -> None:
+        def send_pack(self, head: messages.Pack, *data: object) -> None:
             heads.append(head)
 
         def has_more(self, within_s: float) -> bool:
@@ -565,7 +567,7 @@ def test_who_frees_its_files_says_which_pack_has_the_earlier_version(tmp_path: P
             ends.append(heads[len(ends)].seq)
             return Custody(self.origin, ends[-1], "c:1")
 
-    heads: list[overlay.Pack] = []
+    heads: list[messages.Pack] = []
     ends: list[int] = []
     packer: Packer[str] = Packer(_Terse.gateway, lambda key, end: None, custody=True, terminal="t:1", priority=4)
     packer._channel = Taking(packer.origin)  # type: ignore[assignment]
@@ -583,7 +585,7 @@ def test_who_frees_its_files_says_which_pack_has_the_earlier_version(tmp_path: P
 
 
 def test_results_that_nobody_settles_take_no_memory(spooling: Spooling) -> None:
-    """Who frees its files raises no LOW: they stay on the disk until they expire."""
+    """A sender that frees its files raises no LOW: they stay on the disk until they expire."""
     ends = [*DONE[:2], Result(Outcome.FAILED, "no")]
     spooling.one.packs.take([pack(1), pack(11), pack(21)])
     spooling.one.packs.settle([(held, ends if held.seq == 11 else DONE) for held in spooling.one.packs.held()])
@@ -595,10 +597,10 @@ def test_results_that_nobody_settles_take_no_memory(spooling: Spooling) -> None:
         assert spooling.one.packed(Status(ORIGIN, 13, 2)) is None
         assert spooling.one.packed(Status(ORIGIN, 2, 3)) is None
         (one,) = spooling.one.status(Status(ORIGIN, 13), PEER)
-        assert one.message == overlay.Result(ORIGIN, 13, "failed", "no")
+        assert one.message == messages.Result(ORIGIN, 13, "failed", "no")
         assert not spooling.store.record(ORIGIN).results
         spooling.restart()
-    spooling.one.low(overlay.Low(ORIGIN, 12))
+    spooling.one.low(messages.Low(ORIGIN, 12))
     assert spooling.one.packed(Status(ORIGIN, 12, 2)) == Packed(
         ORIGIN, 12, (0, 0), (0, 1), ("stale", "failed"), ("", "no")
     )

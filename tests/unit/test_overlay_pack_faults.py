@@ -24,7 +24,7 @@ from overlay_router.peers.keys import OwnCredential
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.movers.results import Delivered
 from stageout.overlay.channel import Gateway
-from stageout.wire.overlay import Cancel, Custody, Packed, Result
+from stageout.overlay.wire.messages import Cancel, Custody, Packed, Result
 from tests.in_loop import in_loop
 from tests.unit import test_overlay_places as places
 from tests.unit.test_overlay_custodian import Spooling, _faulty

@@ -11,7 +11,7 @@ from overlay_router.local.replies import Published
 from overlay_router.peers.deposits import read_terminals
 from overlay_router.peers.keys import Key
 from stageout.core.errors import ErrorClass
-from stageout.wire.overlay import Answer, Cancel, Get, Stat
+from stageout.overlay.wire.messages import Answer, Cancel, Get, Stat
 from tests.unit.test_overlay_custodian import TERMINAL, Spooling
 from tests.unit.test_overlay_destination import EXPIRES, ORIGIN, PEER
 from tests.unit.test_overlay_pack_custody import DONE, FILES, pack, spooled, spooling

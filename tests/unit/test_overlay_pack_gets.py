@@ -20,11 +20,11 @@ from stageout.overlay import gatherer, many
 from stageout.overlay.channel import Gateway
 from stageout.overlay.gatherer import Gatherer
 from stageout.overlay.links import Claim
-from stageout.wire import frames, packs
-from stageout.wire.frames import BadFrame, Decoder
-from stageout.wire.overlay import FoundPack, GetPack
-from stageout.wire.pack_gets import MAX_ASKED, MAX_ASKED_BYTES
-from stageout.wire.packs import MAX_FILE_BYTES, MAX_PACK_BYTES
+from stageout.overlay.wire import frames, packs
+from stageout.overlay.wire.frames import BadFrame, Decoder
+from stageout.overlay.wire.messages import FoundPack, GetPack
+from stageout.overlay.wire.pack_gets import MAX_ASKED, MAX_ASKED_BYTES
+from stageout.overlay.wire.packs import MAX_FILE_BYTES, MAX_PACK_BYTES
 
 GATEWAY = Gateway("host", 1, "k", b"s")
 CRC32 = frames.checksums()["crc32"]
@@ -114,7 +114,8 @@ def test_files_come_in_the_order_in_which_they_were_asked_for(root: int) -> None
 
 
 def _open_below(place: Path) -> list[str]:
-    """What this process has open there. (What others have left open elsewhere may be closed at any time.)"""
+    """The descriptors that this process has open there. (What others have left open elsewhere may be closed at any
+    time.)"""
     found = list[str]()
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

@@ -9,8 +9,8 @@ import pytest
 from overlay_router.custodians import pack_custody
 from overlay_router.local.replies import Reply
 from overlay_router.rules.states import Outcome, Result
-from stageout.wire import overlay
-from stageout.wire.overlay import Custody, Open, Opened, Packed
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.messages import Custody, Open, Opened, Packed
 from tests.unit.test_overlay_custodian import TERMINAL, Spooling
 from tests.unit.test_overlay_destination import EXPIRES, ORIGIN, PEER
 from tests.unit.test_overlay_pack_custody import DONE, FILES, pack
@@ -18,7 +18,8 @@ from tests.unit.test_overlay_pack_custody import spooling as spooling
 
 
 def test_a_number_is_in_one_pack_only(spooling: Spooling) -> None:
-    """Whoever gives files again may put them into other packs: they are in custody already, or go by themselves."""
+    """A sender that gives files again may put them into other packs: they are in custody already, or go by
+    themselves."""
     packs = spooling.one.packs
     packs.take([pack(10)])
     part = pack(10)
@@ -59,7 +60,7 @@ def test_a_number_that_is_in_custody_by_itself_is_in_no_pack(spooling: Spooling)
     assert isinstance(reply.message, Custody)
 
 
-def _without_first(pack: overlay.Pack) -> overlay.Pack:
+def _without_first(pack: messages.Pack) -> messages.Pack:
     return replace(pack, paths=pack.paths[1:], sizes_bytes=pack.sizes_bytes[1:], modes=pack.modes[1:])
 
 

@@ -19,8 +19,8 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import pack_looking
 from stageout.overlay.channel import Gateway
 from stageout.overlay.pack_looking import Seen
-from stageout.wire.overlay import Answer as Entry
-from stageout.wire.overlay import FoundPack, GetPack, Packed, Result, Stat
+from stageout.overlay.wire.messages import Answer as Entry
+from stageout.overlay.wire.messages import FoundPack, GetPack, Packed, Result, Stat
 from tests.unit.test_overlay_custodian import TERMINAL, Spooling
 from tests.unit.test_overlay_destination import EXPIRES, ORIGIN
 from tests.unit.test_overlay_pack_custody import DONE, Delivering, order, pack, spooling
@@ -33,7 +33,8 @@ class _Meeting(Delivering):
     """As the process would: nothing is said to records that are not known."""
 
     def met(self, store: str) -> dict[int, str]:
-        """What the terminal is sent when it has these records: which records each pack may have been said to before."""
+        """The packs that are sent to a terminal with these records: which records each pack may have been said to
+        before."""
         self.step()
         orders = self._orders(store)
         return {order["seq"]: order["said_to"] for order in orders}

@@ -1,4 +1,4 @@
-"""What a sender of small files reads, says and hears; the rest is tested against a router."""
+"""The reads, messages and answers of a sender of small files; the rest is tested against a router."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from stageout.overlay.client import Upload, put
 from stageout.overlay.packs import End, Packer, SmallPut
 from stageout.overlay.safekeeping import Custodian
 from stageout.overlay.small_deposits import Small, deposit_small
-from stageout.wire.fields import MAX_PATH_BYTES
-from stageout.wire.overlay import Low, Message, Operation, Packed
-from stageout.wire.route import Route
+from stageout.overlay.wire.fields import MAX_PATH_BYTES
+from stageout.overlay.wire.messages import Low, Message, Operation, Packed
+from stageout.overlay.wire.route import Route
 
 GATEWAY = Gateway("192.0.2.1", 1, "key", b"secret")
 

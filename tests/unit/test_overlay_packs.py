@@ -26,11 +26,11 @@ from stageout.core.errors import ErrorClass
 from stageout.core.signing import SigningKey
 from stageout.overlay.channel import Gateway
 from stageout.overlay.outcomes import failure as failed
-from stageout.wire import frames, overlay, packs
-from stageout.wire.capability import BadCapability, Credential, allow, issue
-from stageout.wire.fields import MAX_NUMBER
-from stageout.wire.frames import BadFrame, Decoder
-from stageout.wire.overlay import Pack
+from stageout.overlay.wire import frames, messages, packs
+from stageout.overlay.wire.capability import BadCapability, Credential, allow, issue
+from stageout.overlay.wire.fields import MAX_NUMBER
+from stageout.overlay.wire.frames import BadFrame, Decoder
+from stageout.overlay.wire.messages import Pack
 from tests.unit.test_overlay_destination import (
     EXPIRES,
     ORIGIN,
@@ -82,9 +82,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-def execute(router: Router, *batch: Arrived) -> list[overlay.Packed]:
+def execute(router: Router, *batch: Arrived) -> list[messages.Packed]:
     replies = router.place.pack(batch)
-    return [reply.message for reply in replies if isinstance(reply.message, overlay.Packed)]
+    return [reply.message for reply in replies if isinstance(reply.message, messages.Packed)]
 
 
 def leftovers(router: Router) -> list[Path]:
@@ -94,7 +94,7 @@ def leftovers(router: Router) -> list[Path]:
 def test_files_appear_with_their_modes_and_generations(way: str, router: Router) -> None:
     files = {"a/b/one": b"first", "a/two": b"", "three": b"x" * packs.MAX_FILE_BYTES}
     (told,) = execute(router, arrived(1, files, mode=0o600))
-    assert told == overlay.Packed(ORIGIN, 1, (1, 1, 1))
+    assert told == messages.Packed(ORIGIN, 1, (1, 1, 1))
     assert router.content() == {"a": "/", "a/b": "/"} | {path: data.decode() for path, data in files.items()}
     assert (router.root / "three").stat().st_mode & 0o777 == 0o600
     (again,) = execute(router, arrived(4, {"three": b"new"}, mode=0o666))
@@ -112,7 +112,7 @@ def test_a_pack_that_comes_again_changes_nothing(router: Router) -> None:
         assert router.content() == {"f": "new", "g": "g"}
         if not again:
             router.restart()
-    router.place.low(overlay.Low(ORIGIN, 2))
+    router.place.low(messages.Low(ORIGIN, 2))
     (stale,) = execute(router, first)
     assert (stale.failed, stale.outcomes) == ((0, 1), ("stale", "stale"))
     assert router.content() == {"f": "new", "g": "g"}
@@ -133,7 +133,7 @@ def test_what_was_executed_without_a_record_is_recorded_before_a_pack(
 
 def test_the_same_pack_twice_in_a_batch_is_executed_once(router: Router) -> None:
     one, two = execute(router, arrived(1, {"f": b"data"}), arrived(1, {"f": b"data"}))
-    assert one == two == overlay.Packed(ORIGIN, 1, (1,))
+    assert one == two == messages.Packed(ORIGIN, 1, (1,))
 
 
 def test_two_origins_give_one_name_in_a_batch(way: str, router: Router) -> None:
@@ -170,7 +170,7 @@ def test_what_cannot_be_is_refused_file_by_file(way: str, router: Router, tmp_pa
 
 
 def test_cancelled_and_expired_files_never_appear(router: Router) -> None:
-    router.place.cancel(overlay.Cancel(ORIGIN, 2), PEER)
+    router.place.cancel(messages.Cancel(ORIGIN, 2), PEER)
     (told,) = execute(router, arrived(1, {"f": b"", "g": b""}))
     assert (told.failed, told.outcomes) == ((1,), ("cancelled",))
     router.now = EXPIRES + 1
@@ -207,9 +207,9 @@ def test_a_full_disk_is_said_and_leaves_nothing(router: Router, monkeypatch: pyt
     pack = arrived(1, {"d/f": b"data", "g": b"g"})
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        assert router.place.pack([pack]) == [Reply(PEER, overlay.NoSpace(ORIGIN, 1, 5))]
+        assert router.place.pack([pack]) == [Reply(PEER, messages.NoSpace(ORIGIN, 1, 5))]
         assert (router.content(), leftovers(router)) == ({}, [])
-    assert execute(router, pack) == [overlay.Packed(ORIGIN, 1, (1, 1))]
+    assert execute(router, pack) == [messages.Packed(ORIGIN, 1, (1, 1))]
 
 
 def test_a_disk_without_room_for_a_name_is_no_result(way: str, router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,15 +226,15 @@ def test_a_disk_without_room_for_a_name_is_no_result(way: str, router: Router, m
         for _ in range(2):
             assert execute(router, pack) == [_pending((1, 0, 0), (1, 2), "space")]
             assert router.content() == {"d": "/", "d/e": "e"}
-    assert execute(router, pack) == [overlay.Packed(ORIGIN, 1, (1, 1, 1))]
+    assert execute(router, pack) == [messages.Packed(ORIGIN, 1, (1, 1, 1))]
     assert router.content() == {"d": "/", "d/e": "e", "d/f": "data", "g": "g"}
     assert leftovers(router) == []
 
 
-def _pending(generations: tuple[int, ...], failed: tuple[int, ...], why: str) -> overlay.Packed:
+def _pending(generations: tuple[int, ...], failed: tuple[int, ...], why: str) -> messages.Packed:
     code = ErrorClass.NO_SPACE_REMOTE.code
     many = len(failed)
-    return overlay.Packed(ORIGIN, 1, generations, failed, ("pending",) * many, (why,) * many, (code,) * many)
+    return messages.Packed(ORIGIN, 1, generations, failed, ("pending",) * many, (why,) * many, (code,) * many)
 
 
 def test_a_database_without_room_is_said(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,13 +246,13 @@ def test_a_database_without_room_is_said(router: Router, monkeypatch: pytest.Mon
     pack = arrived(1, {"d/f": b"data", "g": b"g"})
     with monkeypatch.context() as patch:
         patch.setattr(router.store, "intend_packs", full)
-        assert router.place.pack([pack]) == [Reply(PEER, overlay.NoSpace(ORIGIN, 1, 5))]
+        assert router.place.pack([pack]) == [Reply(PEER, messages.NoSpace(ORIGIN, 1, 5))]
         assert router.content() == {}
     with monkeypatch.context() as patch:
         patch.setattr(router.store, "settle_packs", full)
         for _ in range(2):
             assert execute(router, pack) == [_pending((0, 0), (0, 1), "unrecorded")], "it may be there, and is"
-    assert execute(router, pack) == [overlay.Packed(ORIGIN, 1, (1, 1))]
+    assert execute(router, pack) == [messages.Packed(ORIGIN, 1, (1, 1))]
     assert leftovers(router) == []
 
 
@@ -276,7 +276,7 @@ def test_a_disk_that_fails_is_asked_again(router: Router, monkeypatch: pytest.Mo
             patch.setattr(owner, name, broken)
             with pytest.raises(OSError, match="Input/output"):
                 router.place.pack([pack])
-    assert execute(router, pack) == [overlay.Packed(ORIGIN, 1, (1,) * 20)]
+    assert execute(router, pack) == [messages.Packed(ORIGIN, 1, (1,) * 20)]
     assert leftovers(router) == []
 
 
@@ -292,7 +292,7 @@ def test_a_file_that_somebody_renamed_before_its_result_was_recorded_does_not_co
         with pytest.raises(sqlite3.DatabaseError):
             router.place.pack([pack])
     assert router.send(replace(op(1, "rename", "f", target="g"), origin="0b" * 16)) == "done"
-    assert execute(router, pack) == [overlay.Packed(ORIGIN, 1, (1,))]
+    assert execute(router, pack) == [messages.Packed(ORIGIN, 1, (1,))]
     assert router.content() == {"g": "data"}
 
 
@@ -406,7 +406,7 @@ def test_the_refusal_of_a_pack_fits_a_frame_whatever_the_reason() -> None:
     for why in ("unpacked", "\U0001f4be" * 200, "x" * 200):
         told = packs.refused(head, why)
         assert told.reasons[0] == why
-        assert len(frames.encode_meta(overlay.to_meta(told))) <= frames.MAX_META_BYTES
+        assert len(frames.encode_meta(messages.to_meta(told))) <= frames.MAX_META_BYTES
     assert packs.refused(head, "unpacked").reasons == ("unpacked",) * len(names), "each is sent by itself then"
 
 
@@ -414,7 +414,7 @@ def test_a_capability_for_a_directory_does_not_show_the_root() -> None:
     """Its path is "", which went unchecked: names that others have there could be listed."""
     issuer, holder = SigningKey(os.urandom(32)), SigningKey(os.urandom(32))
     issuers = {issuer.public: ""}
-    for ask in (overlay.List(""), overlay.Stat(""), overlay.Get("")):
+    for ask in (messages.List(""), messages.Stat(""), messages.Get("")):
         for prefix in ("alice", ""):
             text = issue(issuer, holder.public, prefix, ("read",), expires=100, terminals=("t:1",))
             signed = Credential(text, holder).signed(ask, "nonce")
@@ -485,7 +485,7 @@ def test_an_unexpected_fault_of_one_operation_fails_none_that_came_with_it(of_pa
         packs, changes = Packs(), Changes()
         lines = [SimpleNamespace(end=lambda problem, seq=seq: closed.append(seq), changes=[]) for seq in (1, 2, 3)]
         for seq, line in enumerate(lines, 1):
-            operation = overlay.Operation(ORIGIN, seq, "delete", "f", 0)
+            operation = messages.Operation(ORIGIN, seq, "delete", "f", 0)
             if of_packs:
                 await packs.put(cast(Any, line), cast(Any, SimpleNamespace(pack=SimpleNamespace(seq=seq))))
             else:
@@ -516,13 +516,13 @@ def test_a_custodian_says_a_pack_again_that_there_was_no_room_for(outcomes: tupl
     way = Way(Gateway("192.0.2.1", 1, "key", b"secret"), told.append)
     way._sent[ORIGIN, 1] = _Sent(7, 2)
     no_space = ErrorClass.NO_SPACE_REMOTE.code
-    said = overlay.Packed(ORIGIN, 1, (1, 0), (1,), outcomes, ("space",), (no_space,))
-    meta, _ = frames.decode_meta(frames.encode_meta(overlay.to_meta(said)))
-    heard = overlay.from_meta(frames.Type.PACKED, meta)
+    said = messages.Packed(ORIGIN, 1, (1, 0), (1,), outcomes, ("space",), (no_space,))
+    meta, _ = frames.decode_meta(frames.encode_meta(messages.to_meta(said)))
+    heard = messages.from_meta(frames.Type.PACKED, meta)
     assert heard == said, "as it travels"
     way._hear(heard)
     (answer,) = told
-    failure = failed(overlay.Result(ORIGIN, 2, outcomes[0], "space", code=no_space), "f", "t:1")
+    failure = failed(messages.Result(ORIGIN, 2, outcomes[0], "space", code=no_space), "f", "t:1")
     assert failure is not None
     assert (failure.kind, failure.message) == (
         ErrorClass.NO_SPACE_REMOTE, f"f: {outcomes[0]}: the router has no room for it now",

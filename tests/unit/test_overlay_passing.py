@@ -15,7 +15,7 @@ from overlay_router.custodians.carrier import Note
 from overlay_router.custodians.forwarder import Forwarder, _Order
 from overlay_router.local.replies import Reply
 from overlay_router.peers.keys import OwnCredential
-from stageout.wire.overlay import Opened
+from stageout.overlay.wire.messages import Opened
 from tests.unit.test_overlay_custodian import ORIGIN, PEER, TERMINAL, Clock, Spooling, passing, spooling
 
 __all__ = ["spooling"]

@@ -24,8 +24,8 @@ from overlay_router.peers.keys import OwnCredential
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import client
 from stageout.overlay.channel import Gateway
-from stageout.wire.frames import digests
-from stageout.wire.overlay import Operation
+from stageout.overlay.wire.frames import digests
+from stageout.overlay.wire.messages import Operation
 from tests.in_loop import in_loop
 from tests.unit.test_overlay_custodian import EXPIRES, ORIGIN, PEER, TERMINAL, Spooling, coming
 from tests.unit.test_overlay_pack_custody import spooling

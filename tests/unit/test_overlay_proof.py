@@ -1,4 +1,4 @@
-"""What comes back is compared with what was published, block by block and from whatever connection."""
+"""Blocks that come back are compared with those that were published, one by one and from whatever connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.proof import Proof
-from stageout.wire.overlay import BLOCK_BYTES, Found
+from stageout.overlay.wire.messages import BLOCK_BYTES, Found
 
 _KIND = "blake2b-128"
 _BLOCKS = 2500

@@ -10,8 +10,8 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import reaching
 from stageout.overlay.channel import Channel
 from stageout.overlay.reaching import reach
-from stageout.testing.pool.waiting import wait_until
-from stageout.wire.route import Route
+from stageout.overlay.wire.route import Route
+from tests.harness.pool.waiting import wait_until
 
 ONE, TWO, THREE = ("one:1",), ("two:1",), ("three:1",)
 
@@ -27,7 +27,7 @@ class _Channel(Channel):
 
 
 class _Routes:
-    """What there is by each route: a connection, at once or once it is let go, or a failure."""
+    """The outcome of each route: a connection, at once or once it is let go, or a failure."""
 
     def __init__(self, **silent: threading.Event) -> None:
         self.silent, self.tried = silent, list[Route]()

@@ -13,8 +13,8 @@ from overlay_router.local import small_files
 from overlay_router.local.store import PackIntent
 from overlay_router.local.tree import Tree
 from stageout.core import durable
-from stageout.wire import overlay
-from stageout.wire.overlay import Operation
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.messages import Operation
 from tests.unit.test_overlay_destination import ORIGIN, PEER, Crash, Router, op
 
 _STEPS = (
@@ -83,8 +83,8 @@ def test_a_change_that_was_begun_and_of_which_nobody_asks_is_made_at_the_next_st
         router.restart()
     router.restart()
     assert router.content() == {"g": "abc"}
-    (reply,) = router.place.status(overlay.Status(ORIGIN, 9), PEER)
-    assert isinstance(reply.message, overlay.Result)
+    (reply,) = router.place.status(messages.Status(ORIGIN, 9), PEER)
+    assert isinstance(reply.message, messages.Result)
     assert reply.message.outcome == "done"
 
 

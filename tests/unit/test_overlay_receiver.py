@@ -36,15 +36,16 @@ from overlay_router.data.worker import Reporter
 from overlay_router.local.parts import Parts
 from overlay_router.local.replies import Attached
 from overlay_router.local.store import Transfer
-from stageout.core import sockets
-from stageout.core.sockets import wait_at_most
+from stageout.core.sockets import readable
+from stageout.overlay import tcp
 from stageout.overlay.book import Book
 from stageout.overlay.links import Links
-from stageout.testing.pool.waiting import wait_until
-from stageout.wire import frames, overlay
-from stageout.wire.blocks import PART_BYTES
-from stageout.wire.frames import BadFrame, Type
-from stageout.wire.overlay import BLOCK_BYTES, Open
+from stageout.overlay.tcp import wait_at_most
+from stageout.overlay.wire import frames, messages
+from stageout.overlay.wire.blocks import PART_BYTES
+from stageout.overlay.wire.frames import BadFrame, Type
+from stageout.overlay.wire.messages import BLOCK_BYTES, Open
+from tests.harness.pool.waiting import wait_until
 from tests.polling import until
 
 BLOCK = 4096
@@ -234,12 +235,12 @@ def test_what_is_gathered_arrives_to_its_last_byte(monkeypatch: pytest.MonkeyPat
     """A receive call that has copied some waits for as much again in the kernel, and so for ever at the end."""
     data = os.urandom(300_000)
     for first, silent_s in ((100_000, 60.0), (1, 0.0), (299_999, 60.0)):
-        monkeypatch.setattr(sockets, "_GATHER_S", silent_s)  # 0: the slowest of connections
+        monkeypatch.setattr(tcp, "_GATHER_S", silent_s)  # 0: the slowest of connections
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as near:
             far = server.accept()[0]
             near.sendall(data[:first])
             got = bytearray(len(data))
-            reading = threading.Thread(target=sockets.fill, args=(far, memoryview(got), 128 * 1024), daemon=True)
+            reading = threading.Thread(target=tcp.fill, args=(far, memoryview(got), 128 * 1024), daemon=True)
             reading.start()
             while Path(f"/proc/self/task/{reading.native_id}/stat").read_text().rpartition(")")[2].split()[0] != "S":
                 reading.join(0.001)
@@ -249,7 +250,7 @@ def test_what_is_gathered_arrives_to_its_last_byte(monkeypatch: pytest.MonkeyPat
             assert far.recv(10) == b"next", "what is behind it is not waited for"
             assert far.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
             near.close()
-            assert not sockets.fill(far, memoryview(got), 128 * 1024)
+            assert not tcp.fill(far, memoryview(got), 128 * 1024)
             far.close()
 
 
@@ -300,7 +301,7 @@ def test_a_worker_whose_daemon_was_killed_ends_without_ado() -> None:
         other.close()
         try:
             mine.send(json.dumps(asdict(Job("close", 7))).encode())
-            sockets.readable([mine.fileno()], 60)
+            readable([mine.fileno()], 60)
             mine.close()  # with a report that nobody has read: that resets the connection
             _, said = worker.communicate(timeout=60)
         finally:
@@ -433,7 +434,7 @@ def test_who_greets_late_hears_why_there_is_no_tls(tmp_path: Path) -> None:
         covering.join(0.2)
         mine.sendall(b"a greeting")
         (frame,) = _frames(mine)
-        assert isinstance(refused := overlay.decode(frame), overlay.Refuse) and "TLS with it" in refused.message
+        assert isinstance(refused := messages.decode(frame), messages.Refuse) and "TLS with it" in refused.message
     covering.join(30)
     assert told and not covering.is_alive()
 

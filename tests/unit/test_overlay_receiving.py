@@ -22,10 +22,10 @@ from stageout.overlay.fetching import Ask
 from stageout.overlay.kept import Kept
 from stageout.overlay.proof import Proof
 from stageout.overlay.receiving import Download, Receiving
+from stageout.overlay.wire.blocks import PART_BYTES
+from stageout.overlay.wire.messages import BLOCK_BYTES, Found, Get, Heartbeat, Message
+from stageout.overlay.wire.route import Route
 from stageout.overlay.writing import Writing
-from stageout.wire.blocks import PART_BYTES
-from stageout.wire.overlay import BLOCK_BYTES, Found, Get, Heartbeat, Message
-from stageout.wire.route import Route
 
 GATEWAY = Gateway("host", 1, "key", b"secret", timeout_s=2.0)
 ONE, OTHER = ("one:1",), ("other:1",)

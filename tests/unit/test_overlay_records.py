@@ -12,8 +12,8 @@ from overlay_router import daemon
 from overlay_router.copying.copies import CopyStore
 from overlay_router.custodians.spool import CustodyStore, EgressStore
 from overlay_router.local.store import Store, StoreError
-from policy_service.store import Store as Leases
-from policy_service.store import StoreError as LeasesError
+from policy_service.lease_store import LeaseStore as Leases
+from policy_service.lease_store import LeaseStoreError as LeasesError
 from tests.unit.test_overlay_custodian import Spooling
 
 

@@ -45,17 +45,29 @@ from overlay_router.relay import Router
 from overlay_router.waiting import Packs
 from stageout.core.errors import TransferFailure
 from stageout.core.signing import new_key
-from stageout.core.sockets import notice_death
 from stageout.movers.mover import Equipment
 from stageout.overlay.channel import Channel, Gateway
-from stageout.wire import frames, overlay, warrant
-from stageout.wire.capability import issue
+from stageout.overlay.tcp import notice_death
+from stageout.overlay.wire import frames, messages, warrant
+from stageout.overlay.wire.capability import issue
+from stageout.overlay.wire.fields import MAX_NUMBER
+from stageout.overlay.wire.frames import Decoder
+from stageout.overlay.wire.greeting import WrongKey, accept, offer
+from stageout.overlay.wire.messages import (
+    Answer,
+    Attach,
+    List,
+    Low,
+    Message,
+    Open,
+    Operation,
+    Pack,
+    Result,
+    Status,
+    Welcome,
+)
+from stageout.overlay.wire.warrant import Warrant
 from stageout.wire.deposits import MOST_EXPIRES_AFTER_S
-from stageout.wire.fields import MAX_NUMBER
-from stageout.wire.frames import Decoder
-from stageout.wire.greeting import WrongKey, accept, offer
-from stageout.wire.overlay import Answer, Attach, List, Low, Message, Open, Operation, Pack, Result, Status, Welcome
-from stageout.wire.warrant import Warrant
 from tests.in_loop import in_loop
 from tests.polling import until
 
@@ -171,7 +183,7 @@ def test_who_asks_for_a_damaged_file_again_and_again_does_not_fill_the_log(
         for path in ("f", "g"):
             for _ in range(1000):
                 router._on_report(Report(0, damaged=path, block=3))
-        assert set(said) == {"published-damaged f", "published-damaged g"}
+        assert set(said) == {"published-file-damaged f", "published-file-damaged g"}
         assert len(said) < 100
 
     serving(end, work)
@@ -280,19 +292,19 @@ def test_proofs_and_signatures_may_be_any_text() -> None:
 
 
 def proving(gateway: Gateway, proof: str) -> object:
-    """What a router says to a proof."""
+    """The router's answer to a proof."""
     with socket.create_connection((gateway.host, gateway.port), 30) as sock, sock.makefile("rb") as stream:
-        sock.sendall(overlay.encode(offer("me", "site"), zlib.crc32))
+        sock.sendall(messages.encode(offer("me", "site"), zlib.crc32))
         decoder = Decoder(zlib.crc32)
         found: list[object] = []
         while len(found) < 2:
             decoder.feed(stream.read1())
             for frame in decoder.frames():
-                found.append(overlay.decode(frame))
+                found.append(messages.decode(frame))
                 if isinstance(found[-1], Welcome):
                     sums = frames.checksums()[found[-1].checksum]
                     decoder = Decoder(sums)
-                    sock.sendall(overlay.encode(overlay.Prove(proof), sums))
+                    sock.sendall(messages.encode(messages.Prove(proof), sums))
         return found[-1]
 
 
@@ -367,7 +379,7 @@ def test_a_cancel_is_remembered_where_its_pack_goes(terminal: str) -> None:
 
         running = asyncio.ensure_future(packs.run(execute, lambda batch: [batch]))
         await packs.put(cast(Any, None), cast(Any, SimpleNamespace(pack=pack)))
-        for cancel, waits in ((overlay.Cancel(ORIGIN, 2), bool(terminal)), (overlay.Cancel(ORIGIN, 3), False)):
+        for cancel, waits in ((messages.Cancel(ORIGIN, 2), bool(terminal)), (messages.Cancel(ORIGIN, 3), False)):
             passed = asyncio.ensure_future(packs.passed(partial(ends.is_elsewhere, cancel)))
             for _ in range(5):
                 await asyncio.sleep(0)
@@ -412,7 +424,8 @@ def test_a_peer_that_does_not_take_its_answers_is_counted_until_it_is_cut_off(
 
 @pytest.mark.parametrize("closes", [False, True])
 def test_who_says_no_more_hears_the_answers_to_what_he_has_asked(closes: bool, end: _End) -> None:
-    """Those that were still to come when he ended his side were lost. Nobody waits for one that has gone."""
+    """The answers that were still to come when the client ended its side were lost. Nobody waits for one that has
+    gone."""
     disk = threading.Event()
 
     def answer(ask: Status, peer: str) -> list[Any]:
@@ -498,7 +511,7 @@ def test_a_low_that_waits_for_the_disk_holds_up_nothing_and_keeps_its_turn() -> 
 
 
 def test_nothing_is_taken_that_would_stay_for_ever(end: _End) -> None:
-    """What its sender never ends, ends by its time."""
+    """A connection that its sender never ends, ends by its time."""
     last = int(time.time()) + MOST_EXPIRES_AFTER_S
     peer = Peer("", Key("site", SECRET, ""), "crc32", "blake2b-128")
     capable = issue(new_key(), "ed25519:x", "", ("write",), last)
@@ -509,12 +522,12 @@ def test_nothing_is_taken_that_would_stay_for_ever(end: _End) -> None:
             Operation(ORIGIN, 1, "mkdir", "d", 1),
             Pack(ORIGIN, 1, 1, ("a",), (1,), (0,), ""),
             replace(ASK, terminal="t:1", capability=capable),
-            overlay.Copy(ORIGIN, 1, "f", 1, "t:1", "f", 1, 0o644, 1, "w"),
+            messages.Copy(ORIGIN, 1, "f", 1, "t:1", "f", 1, 0o644, 1, "w"),
         ):
             far = replace(message, expires=last + 3600)
             assert "more than 7 days" in router._refusal(peer, far)
             assert not router._refusal(peer, replace(message, expires=last))
-        told = await asyncio.to_thread(ask, gateway, replace(ASK, block_bytes=overlay.BLOCK_BYTES, expires=MAX_NUMBER))
+        told = await asyncio.to_thread(ask, gateway, replace(ASK, block_bytes=messages.BLOCK_BYTES, expires=MAX_NUMBER))
         assert isinstance(told, Result)
         assert (told.outcome, "more than 7 days" in told.reason) == ("failed", True)
 

@@ -1,4 +1,4 @@
-"""What a peer may do at a router: by its key, by a capability, by a warrant; and how much of it at once."""
+"""The rights of a peer at a router: by its key, by a capability, by a warrant; and how much of it at once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from overlay_router.peers.keys import BadKeys, Key
 from overlay_router.peers.origins import known_as
 from overlay_router.peers.rights import Rights, outside_of, read_issuers, too_late
 from stageout.core.signing import new_key
-from stageout.wire import capability, warrant
-from stageout.wire.capability import BadCapability, Credential
-from stageout.wire.overlay import Get, GetPack, List, Open, Operation, Pack, Stat
-from stageout.wire.warrant import Warrant
+from stageout.overlay.wire import capability, warrant
+from stageout.overlay.wire.capability import BadCapability, Credential
+from stageout.overlay.wire.messages import Get, GetPack, List, Open, Operation, Pack, Stat
+from stageout.overlay.wire.warrant import Warrant
 
 ORIGIN, NOW, STORE, NONCE = "0a" * 16, 1000, "e" * 32, "0b" * 16
 ISSUER, HOLDER = new_key(), new_key()

@@ -15,9 +15,9 @@ from overlay_router.custodians.spooled import Growth
 from overlay_router.data.ring import SLOTS, Lend, Piece, Ring, Rings, Shelf, Sums
 from stageout.core.errors import ErrorClass
 from stageout.overlay.sending import Sending
-from stageout.testing.pool.waiting import wait_until
-from stageout.wire import blocks
-from stageout.wire.overlay import Operation
+from stageout.overlay.wire import blocks
+from stageout.overlay.wire.messages import Operation
+from tests.harness.pool.waiting import wait_until
 
 TID = 7
 DIGEST = b"d" * 16
@@ -226,7 +226,7 @@ def test_custody_of_blocks_that_nobody_named_begins_anew() -> None:
 
 
 class _Told:
-    """What becomes of blocks that are not on the disk."""
+    """The fate of blocks that are not on the disk."""
 
     def __init__(self) -> None:
         self.said: list[tuple[list[int], list[int]]] = []

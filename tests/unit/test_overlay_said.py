@@ -1,4 +1,5 @@
-"""What a custodian has said onward is known after a restart, too, and is asked about before it is called expired."""
+"""A custodian's statements onward are known after a restart, too, and are asked about before they are called
+expired."""
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ from overlay_router.peers.keys import OwnCredential
 from overlay_router.rules.states import Outcome, Result
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
-from stageout.wire import overlay
-from stageout.wire.frames import digests
-from stageout.wire.overlay import Custody, Operation, Packed
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.frames import digests
+from stageout.overlay.wire.messages import Custody, Operation, Packed
 from tests.in_loop import in_loop
 from tests.unit import test_overlay_pack_custody as packs
 from tests.unit.test_overlay_custodian import EXPIRES, ORIGIN, PEER, TERMINAL, Clock, Spooling, coming, publish
@@ -58,7 +59,7 @@ class Delivering:
         self.said += [reply.message for reply in replies]
 
     def begin(self) -> list[dict[str, Any]]:
-        """What it tells the process now."""
+        """The message to the process now."""
         self.told.clear()
         asyncio.run(self.one._begin())
         return list(self.told)
@@ -151,7 +152,7 @@ def test_what_was_never_said_expires_at_once(spooling: Spooling, release: str, o
     spooling.take(1, release)
     spooling.clock.now_s = EXPIRES + 1.0
     (reply,) = spooling.one.expire(())
-    assert isinstance(reply.message, overlay.Result)
+    assert isinstance(reply.message, messages.Result)
     assert (reply.message.outcome, "not known" in reply.message.reason) == (outcome, False)
 
 
@@ -194,9 +195,9 @@ def test_who_asks_meanwhile_hears_that_it_is_in_custody(spooling: Spooling) -> N
     spooling.one.said.say(KEY, "old")
     spooling.one.damaged(KEY, [0])
     spooling.clock.now_s = EXPIRES + 1.0
-    ask = overlay.Open(ORIGIN, 1, "f1", 4, 4, EXPIRES, TERMINAL)
+    ask = messages.Open(ORIGIN, 1, "f1", 4, 4, EXPIRES, TERMINAL)
     said = [spooling.one.open(ask, PEER), *spooling.one.operate(publish(), PEER, "blake2b-128")]
-    said += spooling.one.status(overlay.Status(*KEY), PEER)
+    said += spooling.one.status(messages.Status(*KEY), PEER)
     assert [reply.message for reply in said] == [Custody(*KEY, "me:1")] * 3
 
 
@@ -205,9 +206,9 @@ def test_what_may_have_been_done_is_cancelled_by_its_terminal_also_when_its_data
         spooling.take(seq)
         spooling.one.damaged((ORIGIN, seq), [0])
     spooling.one.said.say(KEY, "old")
-    assert spooling.one.cancel(overlay.Cancel(*KEY), PEER) == []
-    (never_said,) = spooling.one.cancel(overlay.Cancel(ORIGIN, 2), PEER)
-    assert isinstance(never_said.message, overlay.Result)
+    assert spooling.one.cancel(messages.Cancel(*KEY), PEER) == []
+    (never_said,) = spooling.one.cancel(messages.Cancel(ORIGIN, 2), PEER)
+    assert isinstance(never_said.message, messages.Result)
     assert never_said.message.outcome == "cancelled"
     delivering = Delivering(spooling)
     order = delivering.order()
@@ -222,7 +223,7 @@ def test_when_nobody_answers_it_is_said_that_nobody_knows(spooling: Spooling, re
     spooling.one.said.say(KEY, "old")
     spooling.clock.now_s = EXPIRES + ASKS_S + 1.0
     (reply,) = spooling.one.expire(())
-    assert isinstance(reply.message, overlay.Result)
+    assert isinstance(reply.message, messages.Result)
     assert (reply.message.outcome, "not known" in reply.message.reason) == (outcome, True)
 
 
@@ -247,8 +248,8 @@ class _Terminal:
     def has_more(self, within_s: float) -> bool:
         return True
 
-    def receive(self) -> overlay.Result:
-        return overlay.Result(ORIGIN, 5, self._status if self.heard[-1] == "Status" else self._answer, generation=3)
+    def receive(self) -> messages.Result:
+        return messages.Result(ORIGIN, 5, self._status if self.heard[-1] == "Status" else self._answer, generation=3)
 
     def abort(self) -> None:
         pass
@@ -276,7 +277,7 @@ def _order(kind: str, onward: str = "", **further: Any) -> carrier.Order:
 def test_a_late_operation_is_what_its_terminal_has_recorded(
     monkeypatch: pytest.MonkeyPatch, status: str, answer: str, outcome: str
 ) -> None:
-    """What it has no result of is cancelled there, so that it is not executed after that."""
+    """An operation without a result is cancelled there, so that it is not executed after that."""
     terminal = _Terminal(answer, status=status)
     found = _delivered(monkeypatch, terminal, _order("delete", cancel="late", said_to="old", store="old"))
     assert found.outcome == outcome
@@ -427,7 +428,7 @@ def test_a_copy_that_is_given_up_and_has_been_made_is_made(why: str, answer: str
     copy = SimpleNamespace(source="f", source_generation=1, terminal="t:1")
     commanded = cast(Any, SimpleNamespace(copy=copy, key=KEY, reached=reached, given_up=None, sender=f"k/{KEY[0]}"))
     copies = SimpleNamespace(is_late=lambda one: why == "late", cancelled={KEY} if why == "cancelled" else set())
-    tree = SimpleNamespace(published=lambda *name: overlay.Answer(code=ErrorClass.CONFLICT.code, message="replaced"))
+    tree = SimpleNamespace(published=lambda *name: messages.Answer(code=ErrorClass.CONFLICT.code, message="replaced"))
     copier = in_loop(
         lambda: Copier(cast(Any, copies), cast(Any, tree), on_disk, lambda replies: None, ways, OwnCredential(), 1)
     )
@@ -471,7 +472,7 @@ def test_a_copy_has_failed_only_when_it_is_known_that_it_was_not_made(
         return ends.pop(0)
 
     async def story() -> None:
-        copies.take(overlay.Copy(ORIGIN, 1, "f", 1, "t:1", "g", 4, 0o644, EXPIRES * 10, ""), PEER)
+        copies.take(messages.Copy(ORIGIN, 1, "f", 1, "t:1", "g", 4, 0o644, EXPIRES * 10, ""), PEER)
         (commanded,) = copies.due()
         commanded.reached = reached
         tree = SimpleNamespace(published=lambda *name: found())
@@ -495,15 +496,15 @@ def test_a_copy_that_may_have_been_made_is_not_expired_at_once(tmp_path: Path) -
     copies = Copies(store, "me:1", clock)
     try:
         for seq in (1, 2):
-            copies.take(overlay.Copy(ORIGIN, seq, "f", 1, "t:1", "g", 4, 0o644, EXPIRES, ""), PEER)
+            copies.take(messages.Copy(ORIGIN, seq, "f", 1, "t:1", "g", 4, 0o644, EXPIRES, ""), PEER)
         copies.moved((ORIGIN, 2), 0)
         clock.now_s = EXPIRES + 1.0
         (first,) = copies.expire(())
-        assert isinstance(first.message, overlay.Result)
+        assert isinstance(first.message, messages.Result)
         assert (first.message.seq, "not known" in first.message.reason) == (1, False)
         clock.now_s += ASKS_S
         (second,) = copies.expire(())
-        assert isinstance(second.message, overlay.Result)
+        assert isinstance(second.message, messages.Result)
         assert (second.message.seq, "not known" in second.message.reason) == (2, True)
     finally:
         store.close()
@@ -516,7 +517,7 @@ def test_a_copy_whose_router_never_answers_has_its_end_and_its_place_is_free(tmp
     clock, store, killed = Clock(), CopyStore(tmp_path / "store"), list[str]()
     copies = Copies(store, "me:1", clock)
     try:
-        copies.take(overlay.Copy(ORIGIN, 1, "f", 1, "t:1", "g", 4, 0o644, EXPIRES, ""), PEER)
+        copies.take(messages.Copy(ORIGIN, 1, "f", 1, "t:1", "g", 4, 0o644, EXPIRES, ""), PEER)
         copies.moved(KEY, 0)
         copier = in_loop(
             lambda: Copier(copies, cast(Any, None), on_disk, lambda replies: None, cast(Any, None), OwnCredential(), 1)
@@ -529,7 +530,7 @@ def test_a_copy_whose_router_never_answers_has_its_end_and_its_place_is_free(tmp
         assert killed == []
         clock.now_s += ASKS_S
         (end,) = copies.expire(copier.busy)
-        assert isinstance(end.message, overlay.Result)
+        assert isinstance(end.message, messages.Result)
         assert (end.message.outcome, "not known" in end.message.reason) == ("expired", True)
         asyncio.run(copier._begin())
         assert killed == ["it"]

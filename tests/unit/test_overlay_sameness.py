@@ -16,9 +16,9 @@ from stageout.overlay import asking, sameness
 from stageout.overlay.asking import Asking
 from stageout.overlay.channel import Gateway
 from stageout.overlay.sameness import MARGIN_S, Pair, compared, is_same
-from stageout.wire import frames
-from stageout.wire.overlay import BLOCK_BYTES, Answer, List, Stat
-from stageout.wire.packs import MAX_FILE_BYTES
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.messages import BLOCK_BYTES, Answer, List, Stat
+from stageout.overlay.wire.packs import MAX_FILE_BYTES
 
 _NOW = 1_800_000_000
 _GATEWAY = Gateway("h", 1, "k", b"s")

@@ -1,4 +1,4 @@
-"""Who is asked for a file on its way, by which relays, and for how long."""
+"""The relays by which routers are asked for a file on its way, and for how long."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from stageout.overlay import finding, searching
 from stageout.overlay.channel import Gateway
 from stageout.overlay.routes import Network
 from stageout.overlay.searching import MOST_FURTHER, Place, Said, named, paths, search
-from stageout.wire.fields import KnownRow
-from stageout.wire.overlay import Answer
-from stageout.wire.route import MAX_HOPS, Route
+from stageout.overlay.wire.fields import KnownRow
+from stageout.overlay.wire.messages import Answer
+from stageout.overlay.wire.route import MAX_HOPS, Route
 
 END = Gateway("end", 1, "key", b"secret")
 
@@ -57,7 +57,7 @@ def test_routers_on_a_way_are_asked_directly_or_by_those_before_them() -> None:
 
 
 class Mesh:
-    """What routers have and know."""
+    """The files and the knowledge of routers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, has: Sequence[str], known: list[KnownRow]) -> None:
         self._has, self._known = has, known

@@ -1,4 +1,4 @@
-"""What several routes decide together, without a network."""
+"""The common decisions of several routes, without a network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim
 from stageout.overlay.sending import RecordsLost, Sending
 from stageout.overlay.way import Way
-from stageout.wire.overlay import Cancel, Message, Open, Opened, Operation, Result, Staged
+from stageout.overlay.wire.messages import Cancel, Message, Open, Opened, Operation, Result, Staged
 
 GATEWAY = Gateway("host", 1, "key", b"secret")
 

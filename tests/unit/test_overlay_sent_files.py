@@ -16,15 +16,15 @@ from overlay_router.data import pool, sending
 from overlay_router.data.jobs import Job
 from overlay_router.data.known import Damaged, Digests
 from overlay_router.data.sending import Sending
-from stageout.core.sockets import Segments
 from stageout.overlay.book import Book
 from stageout.overlay.links import Claim, Lane, Links
 from stageout.overlay.sockets import Sockets
-from stageout.wire import frames, overlay
-from stageout.wire.frames import Type
-from stageout.wire.overlay import Found
+from stageout.overlay.tcp import Segments
+from stageout.overlay.wire import frames, messages
+from stageout.overlay.wire.frames import Type
+from stageout.overlay.wire.messages import Found
 
-_BLOCK, _BLOCKS = overlay.BLOCK_BYTES, 5
+_BLOCK, _BLOCKS = messages.BLOCK_BYTES, 5
 _FAST = "xxh3-128" in frames.digests()
 _CHECKSUM, _DIGEST = ("xxh3-32", "xxh3-128") if _FAST else ("crc32", "blake2b-128")
 
@@ -74,7 +74,7 @@ def _sent(job: Job, file: Path, digests: Digests) -> tuple[Found, list[tuple[int
         found.append((header, bytes(came[frames.HEADER_BYTES : end])))
         del came[:end]
     (head, payload), *blocks = found
-    answer = overlay.decode(frames.Frame(head, payload))
+    answer = messages.decode(frames.Frame(head, payload))
     assert isinstance(answer, Found)
     assert all(header.type is (Type.PART if job.end else Type.BLOCK) for header, _ in blocks)
     return answer, [(header.block, data, checksum(data) == header.checksum) for header, data in blocks]
@@ -184,7 +184,7 @@ def test_digests_that_did_not_come_along_cost_nothing_but_a_look(file: Path) -> 
 
 @pytest.mark.parametrize("congestion", ["reno", "bbr"])
 def test_found_says_what_a_connection_that_backs_off_has_sent_so_far(file: Path, congestion: str) -> None:
-    """Who gets the file does not see what was lost on its way."""
+    """The receiver of the file does not see the bytes that were lost on its way."""
     listening = socket.create_server(("127.0.0.1", 0))
     with listening, socket.create_connection(listening.getsockname()[:2]) as far:
         near, _ = listening.accept()
@@ -214,7 +214,7 @@ def _founds(job: Job, file: Path, near: socket.socket, far: socket.socket) -> li
                 header = frames.decode_header(head, checksum)
                 payload = came.read(header.length_bytes)
                 if header.type is Type.FOUND:
-                    found = overlay.decode(frames.Frame(header, payload))
+                    found = messages.decode(frames.Frame(header, payload))
                     assert isinstance(found, Found)
                     told.append(found)
                 elif header.block == _BLOCKS - 1:

@@ -10,7 +10,7 @@ import pytest
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Gateway
 from stageout.overlay.operations import Session
-from stageout.wire.overlay import Message, Operation
+from stageout.overlay.wire.messages import Message, Operation
 
 
 def test_nothing_waits_for_what_was_lost_with_the_records(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from stageout.core.sockets import Segments
 from stageout.overlay.sockets import FAR_CONNECTIONS, FIRST_CONNECTIONS, LONG_S, Sockets
+from stageout.overlay.tcp import Segments
 
 LINK = 12.5e6
 _LOOK_S = 0.25

@@ -19,11 +19,11 @@ from overlay_router.data.jobs import Job
 from overlay_router.data.loans import Lent, Loan, Loans
 from overlay_router.data.receiving import Gate, Receiver
 from overlay_router.data.teller import Teller
-from stageout.core.sockets import fill
 from stageout.overlay.sending import Sending
-from stageout.wire import blocks, frames
-from stageout.wire.frames import Type
-from stageout.wire.overlay import BLOCK_BYTES, Operation
+from stageout.overlay.tcp import fill
+from stageout.overlay.wire import blocks, frames
+from stageout.overlay.wire.frames import Type
+from stageout.overlay.wire.messages import BLOCK_BYTES, Operation
 from tests.unit.test_overlay_loans import _lends
 from tests.unit.test_overlay_ring import DIGEST, _sending, _Told
 

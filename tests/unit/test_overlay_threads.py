@@ -26,9 +26,9 @@ from stageout.core.errors import ErrorClass
 from stageout.core.pools import Pool
 from stageout.core.threads import NoThread
 from stageout.overlay.channel import Gateway
-from stageout.wire import frames, overlay
-from stageout.wire.frames import Decoder
-from stageout.wire.overlay import Leased, Operation, Pack, Refuse
+from stageout.overlay.wire import frames, messages
+from stageout.overlay.wire.frames import Decoder
+from stageout.overlay.wire.messages import Leased, Operation, Pack, Refuse
 
 _start = threading.Thread.start
 
@@ -62,7 +62,7 @@ def test_a_worker_without_a_thread_for_a_job_refuses_it(kind: str, tmp_path: Pat
     assert (problem.tid, problem.errno, ended.ended) == (7, errno.EAGAIN, "site")
     decoder = Decoder(frames.checksums()[job.checksum])
     decoder.feed(said)
-    told = [overlay.decode(frame) for frame in decoder.frames()]
+    told = [messages.decode(frame) for frame in decoder.frames()]
     if kind in ("relay", "tls"):
         assert told == []
         return
@@ -137,7 +137,7 @@ def test_a_lease_that_nobody_can_watch_is_given_back(monkeypatch: pytest.MonkeyP
 
 
 def test_what_finds_no_thread_of_a_pool_is_not_done_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever gave it gives it again, and would have it done twice."""
+    """The giver gives it again, and would have it done twice."""
     done, free = list[str](), threading.Event()
     with Pool(2) as pool:
         monkeypatch.setattr(threading.Thread, "start", _start)

@@ -88,6 +88,6 @@ def test_what_cannot_be_removed_holds_up_nothing_else(
         trash.remove("first")
         trash.remove("second")
         wait_for(lambda: [path.name for path in place.iterdir()] == ["first"], "the second to be removed")
-        assert "data-not-removed" in caplog.text
+        assert "data-cleanup-failed" in caplog.text
         trash.remove_all()
         wait_for(lambda: not any(place.iterdir()), "the first to be removed")

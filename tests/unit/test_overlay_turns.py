@@ -1,4 +1,4 @@
-"""Whose fetch begins next: places are shared among keys, and some are kept for who comes later."""
+"""The order of fetches: places are shared among keys, and some are kept for later ones."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ import pytest
 
 from overlay_router.rules.states import Outcome, Result
 from stageout.core import durable
+from stageout.overlay.wire.messages import Custody, Open, Opened
 from stageout.wire.deposits import MOST_EXPIRES_AFTER_S
-from stageout.wire.overlay import Custody, Open, Opened
 from tests.unit.test_overlay_custodian import BLOCK, EXPIRES, ORIGIN, PEER, TERMINAL, Spooling, _Death, _faulty
 from tests.unit.test_overlay_pack_custody import FILES, pack
 
@@ -86,7 +86,7 @@ def test_what_an_older_database_does_not_know_is_set_aside_and_goes_back_with_th
     assert in_custody(spooling) == [1]
     assert unknown(spooling) == sorted([PACK, str(tid)])
     assert (spooling.home / "unknown" / str(tid)).read_bytes() == b"two2"
-    lines = [line for line in caplog.text.splitlines() if " custody-unknown " in line]
+    lines = [line for line in caplog.text.splitlines() if " unknown-custody-found " in line]
     assert [(f"directory={spooling.home / 'unknown'}" in line, "put the newest" in line) for line in lines] == [
         (True, True)
     ] * 2, "one for packs, one for other files"
@@ -135,7 +135,7 @@ def test_what_has_its_end_is_removed_as_before(spooling: Spooling, caplog: pytes
     spooling.restart()
     assert (spooling.files(), [*(spooling.home / ".stageout/packs").iterdir()]) == (0, [])
     assert unknown(spooling) == []
-    assert "custody-unknown" not in caplog.text
+    assert "unknown-custody-found" not in caplog.text
 
 
 def test_nothing_is_written_over_in_unknown(spooling: Spooling) -> None:
@@ -170,7 +170,7 @@ def test_it_is_removed_when_whatever_it_was_has_expired(spooling: Spooling, capl
     spooling.clock.now_s += 3600
     spooling.one.expire(())
     assert unknown(spooling) == []
-    assert f"custody-unknown-removed files=1 first={PACK}" in caplog.text
+    assert f"unknown-custody-deleted files=1 first={PACK}" in caplog.text
 
 
 def test_where_it_cannot_be_set_aside_it_stays(spooling: Spooling, monkeypatch: pytest.MonkeyPatch) -> None:

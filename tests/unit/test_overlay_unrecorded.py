@@ -13,8 +13,8 @@ import pytest
 from overlay_router.local.store import Settled
 from overlay_router.local.tree import Tree
 from stageout.core import durable
-from stageout.wire import overlay
-from stageout.wire.overlay import Open, Operation
+from stageout.overlay.wire import messages
+from stageout.overlay.wire.messages import Open, Operation
 from tests.unit.test_overlay_destination import BLOCK, EXPIRES, ORIGIN, PEER, Router, home, op
 
 __all__ = ["home"]
@@ -119,7 +119,7 @@ def test_data_of_the_dead_make_room_for_the_record_of_their_end(
 ) -> None:
     later = Open(ORIGIN, 1, "f", 2 * BLOCK, BLOCK, EXPIRES + 100)
     opened = router.place.open(replace(later, expires=EXPIRES), PEER).message
-    assert isinstance(opened, overlay.Opened)
+    assert isinstance(opened, messages.Opened)
     router.place.staged(opened.tid, [(0, b"d" * 16)])
     router.now = EXPIRES + 1
     with monkeypatch.context() as full:
@@ -128,7 +128,7 @@ def test_data_of_the_dead_make_room_for_the_record_of_their_end(
             router.place.expire()
         assert router.leftovers() == []
     again = router.place.open(later, PEER).message
-    assert isinstance(again, overlay.Opened)
+    assert isinstance(again, messages.Opened)
     assert again.staged == (), "its data are gone"
     router.place.expire()
     assert (router.leftovers(), router.store.transfers()) == ([], [])

@@ -1,4 +1,4 @@
-"""What the connections of a get are asked for, and when there are more of them."""
+"""The questions to the connections of a get, and when there are more of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from stageout.overlay import way_back
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.receiving import Download, Receiving
-from stageout.wire.blocks import PART_BYTES
-from stageout.wire.overlay import BLOCK_BYTES, Found
+from stageout.overlay.wire.blocks import PART_BYTES
+from stageout.overlay.wire.messages import BLOCK_BYTES, Found
 
 GATEWAY = Gateway("host", 1, "key", b"secret", timeout_s=2.0)
 

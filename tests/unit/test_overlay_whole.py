@@ -1,4 +1,4 @@
-"""What ends under a name is what was sent, whatever disks do and whoever sends parts late."""
+"""The file under a name in the end is the one that was sent, whatever disks do and however late parts come."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay import finding
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Upload
-from stageout.wire.blocks import PART_BYTES
-from stageout.wire.frames import digests
-from stageout.wire.overlay import Cancel, Message, Open, Opened, Operation
+from stageout.overlay.wire.blocks import PART_BYTES
+from stageout.overlay.wire.frames import digests
+from stageout.overlay.wire.messages import Cancel, Message, Open, Opened, Operation
 
 GATEWAY = Gateway("host", 1, "key", b"secret")
 ORDER = Operation("0a" * 16, 1, "publish", "f", 99)

@@ -1,4 +1,4 @@
-"""What a job, or whoever calls, asks of the links, and how much of it is allowed."""
+"""The demand of a job, or of another caller, on the links, and how much of it is allowed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from stageout.overlay import settings
 from stageout.overlay.channel import Gateway
 from stageout.overlay.client import allowed, deposit_order
 from stageout.overlay.settings import connections_of
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.capability import Credential, issue
+from stageout.overlay.wire.messages import decode, encode
 from stageout.plugin.api import Context
 from stageout.protocols.overlay.abilities import ABILITIES
 from stageout.protocols.overlay.protocol import _connections, _gateway, _wishes
-from stageout.wire import frames
-from stageout.wire.capability import Credential, issue
-from stageout.wire.overlay import decode, encode
 
 
 class _Context:

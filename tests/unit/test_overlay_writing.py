@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stageout.overlay import writing
+from stageout.overlay.wire.messages import BLOCK_BYTES
 from stageout.overlay.writing import LARGE_BYTES, STEP_BYTES, Writing
-from stageout.wire.overlay import BLOCK_BYTES
 
 STEP_BLOCKS = STEP_BYTES // BLOCK_BYTES
 

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from manager_site import SCHEDD, Site, made, run
 
-from sandbox_manager import pipeline
-from sandbox_manager.intake import Handoff, Refusal
+from sandbox_manager.intake.acceptance import Handoff, Refusal
 from sandbox_manager.rules import read_rules
+from sandbox_manager.transfer import runner
 from stageout.core import durable
 from stageout.core.children import MOVER_MARK
 from stageout.core.config import mapping_settings
@@ -70,21 +70,21 @@ def test_nothing_is_sent_before_the_agent_s_word_and_everything_after_it(site: S
             receipt = await node.hand_off({"copy://h/ok/a": b"aaa", "copy://h/ok/b": b""})
             assert (receipt.files, receipt.size_bytes, receipt.manager_name) == (2, 3, "manager@ep")
             assert node.state() is State.ACCEPTED
-            await asyncio.sleep(0.3)
-            assert site.calls() == []
+            await node.deliver_another()
+            assert (node.state(), site.delivered()) == (State.ACCEPTED, ["later"])
             await node.confirm(receipt)
             box = await node.until_state(State.RELEASED)
             assert (box.files_total, box.files_left, box.bytes_left) == (2, 0, 0)
             assert node.pipeline.admission.space.used_bytes == 0
-            assert sorted(site.delivered()) == ["a", "b"]
+            assert sorted(site.delivered()) == ["a", "b", "later"]
             assert (site.base / "dest/a").read_bytes() == b"aaa"
             assert held(site) == []
-            assert node.pipeline.book.registry.bytes_at_risk == 0
+            assert node.pipeline.store.registry.bytes_at_risk == 0
             await node.order(Action.FORGET)
             await until(lambda: node.box() is None, "the record to go")
 
     run(story())
-    assert len(site.calls()) == 1
+    assert len(site.calls()) == 2
 
 
 def test_one_call_for_files_of_several_jobs(site: Site) -> None:
@@ -125,13 +125,13 @@ def test_a_released_run_with_a_stray_hand_off_is_left_alone(site: Site, monkeypa
             await node.until_state(State.RELEASED)
             await until(lambda: held(site) == [], f"the spool to be empty; stray is {stray.ticket}")
             writes = Counter[str]()
-            write = node.pipeline.book.ledger.write
+            write = node.pipeline.store.ledger.write
 
             async def counted(change: Any, *labels: str) -> Any:
                 writes.update(labels)
                 return await write(change, *labels)
 
-            monkeypatch.setattr(node.pipeline.book.ledger, "write", counted)
+            monkeypatch.setattr(node.pipeline.store.ledger, "write", counted)
             await asyncio.sleep(0.5)
             assert writes["record-released"] < 3, f"{writes} in half a second"
 
@@ -139,12 +139,12 @@ def test_a_released_run_with_a_stray_hand_off_is_left_alone(site: Site, monkeypa
 
 
 def test_a_batch_is_given_back_when_the_disk_takes_records_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "_AGAIN_S", 0.1)
+    monkeypatch.setattr(runner, "_AGAIN_S", 0.1)
 
     async def story() -> None:
         async with site.manager(moving=False) as node:
             await node.confirm(await node.hand_off({"copy://h/ok/a": b"a"}))
-            write, refused = node.pipeline.book.write, 3
+            write, refused = node.pipeline.store.write, 3
 
             async def full_for_a_while(change: Any, *labels: str) -> Any:
                 nonlocal refused
@@ -153,7 +153,7 @@ def test_a_batch_is_given_back_when_the_disk_takes_records_again(site: Site, mon
                     raise OSError(errno.ENOSPC, "No space left on device")
                 return await write(change, *labels)
 
-            monkeypatch.setattr(node.pipeline.book, "write", full_for_a_while)
+            monkeypatch.setattr(node.pipeline.store, "write", full_for_a_while)
             moving = asyncio.ensure_future(node.pipeline.run())
             await node.until_state(State.RELEASED)
             moving.cancel()
@@ -209,9 +209,8 @@ def test_pause_and_resume(site: Site) -> None:
             receipt = await node.hand_off({"copy://h/ok/a": b"x"})
             await node.order(Action.PAUSE)
             await node.confirm(receipt)
-            await asyncio.sleep(0.3)
-            assert node.state() is State.CONFIRMED
-            assert site.calls() == []
+            await node.deliver_another()
+            assert (node.state(), site.delivered()) == (State.CONFIRMED, ["later"])
             await node.order(Action.RESUME)
             await node.until_state(State.RELEASED)
 
@@ -269,7 +268,7 @@ def test_a_data_slot_has_a_depth(site: Site) -> None:
 def test_an_agent_that_falls_silent_counts_as_gone(site: Site) -> None:
     async def story() -> None:
         async with site.manager(moving=False) as node:
-            node.agents.fresh_s = -1
+            node.agents.timeout_s = -1
             assert f"schedd {SCHEDD}" in refusal(node)
 
     run(story())
@@ -390,6 +389,26 @@ def test_attempts_end_in_a_failure_that_says_how_many(site: Site) -> None:
     run(story())
 
 
+@pytest.mark.parametrize("part", ["batch.BatchRun.run", "runner.Delivery._prepared", "runner.Delivery._decide"])
+def test_an_error_of_the_manager_is_an_attempt(site: Site, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    site.knobs["STAGEOUT_ATTEMPTS"] = "2"
+    monkeypatch.setattr(runner, "_AGAIN_S", 0.1)
+
+    def fail(*given: Any) -> None:
+        raise ValueError("odd")
+
+    monkeypatch.setattr(f"sandbox_manager.transfer.{part}", fail)
+
+    async def story() -> None:
+        async with site.manager() as node:
+            await node.confirm(await node.hand_off({"copy://h/ok/a": b"x"}))
+            box = await node.until_state(State.FAILED)
+            assert "the manager cannot send this file: ValueError('odd')" in box.reason
+            assert (box.attempts, box.error_code) == (2, ErrorClass.UNKNOWN.code)
+
+    run(story())
+
+
 def test_a_plugin_s_word_is_not_lost_among_failures(site: Site) -> None:
     async def story() -> None:
         async with site.manager() as node:
@@ -434,8 +453,8 @@ def test_a_ledger_that_cannot_be_written_accepts_nothing(site: Site, monkeypatch
 )
 def test_a_step_that_fails_is_done_again(site: Site, monkeypatch: pytest.MonkeyPatch, label: str) -> None:
     armed = site.flag("armed")
-    monkeypatch.setattr("sandbox_manager.pipeline._AGAIN_S", 0.1)
-    monkeypatch.setattr("sandbox_manager.releases._AGAIN_S", 0.1)
+    monkeypatch.setattr("sandbox_manager.transfer.runner._AGAIN_S", 0.1)
+    monkeypatch.setattr("sandbox_manager.custody.releases._AGAIN_S", 0.1)
 
     async def story() -> None:
         async with site.manager() as node:
@@ -481,15 +500,15 @@ def test_a_restart_remembers_which_server_is_away_and_why(site: Site) -> None:
 
     async def after() -> None:
         async with site.manager(moving=False) as node:
-            (away,) = node.pipeline.breakers.troubles()
+            (away,) = node.pipeline.scheduler.breakers.troubles()
             assert (away.server, away.circuit, away.reason) == ("copy://h", "open", "connection refused")
             site.flag("down", up=False)
             moving = asyncio.ensure_future(node.pipeline.run())
             await node.until_state(State.RELEASED)
-            assert node.pipeline.breakers.troubles() == []
+            assert node.pipeline.scheduler.breakers.troubles() == []
             moving.cancel()
         async with site.manager(moving=False) as node:
-            assert node.pipeline.breakers.troubles() == []
+            assert node.pipeline.scheduler.breakers.troubles() == []
 
     site.flag("down")
     run(before())
@@ -602,7 +621,7 @@ def test_deadlines_pass_while_it_runs(site: Site) -> None:
 
             async def house_at(passed_s: float) -> None:
                 node.clock.ahead_s = passed_s
-                await node.pipeline.keep_house()
+                await node.pipeline.run_housekeeping()
 
             await house_at(900)
             assert node.state() is State.ACCEPTED and not (node.box() or site).reason  # type: ignore[union-attr]
@@ -618,7 +637,7 @@ def test_deadlines_pass_while_it_runs(site: Site) -> None:
             await until(lambda: node.box() is None, "the record to go")
             node.pipeline.rules = replace(node.pipeline.rules, retention_s=-10)
             await node.pipeline.forget_old_jobs()
-            assert node.pipeline.book.registry.newest_run(node.facts().run.job) == 0
+            assert node.pipeline.store.registry.newest_run(node.facts().run.job) == 0
 
     run(story())
 
@@ -636,7 +655,7 @@ def test_the_time_to_give_up_counts_from_a_retry(site: Site) -> None:
                 await node.order(Action.RETRY)
                 await until(lambda calls=calls: len(site.calls()) > calls, "the next attempt")  # type: ignore[misc]
                 await node.until_state(State.RETRY_WAIT)
-                await node.pipeline.keep_house()
+                await node.pipeline.run_housekeeping()
                 assert node.state() is State.RETRY_WAIT
 
     run(story())
@@ -647,7 +666,7 @@ def test_output_whose_turn_comes_late_is_sent_all_the_same(site: Site) -> None:
         async with site.manager(moving=False) as node:
             await node.confirm(await node.hand_off({"copy://h/ok/a": b"x"}))
             node.clock.ahead_s = 80 * 3600.0
-            await node.pipeline.keep_house()
+            await node.pipeline.run_housekeeping()
             assert node.state() is State.CONFIRMED
             moving = asyncio.ensure_future(node.pipeline.run())
             await node.until_state(State.RELEASED)
@@ -665,7 +684,7 @@ def test_an_end_stops_the_plugin_of_its_own_batch_and_no_other(site: Site) -> No
             assert box is not None
             for name, sandboxes in (("its own", {box.id}), ("another", {box.id + 1})):
                 batch: Any = SimpleNamespace(sandboxes=sandboxes, stop=partial(stopped.append, name))
-                node.pipeline._running[len(node.pipeline._running)] = batch
+                node.pipeline.custody.running.add(batch)
             await node.confirm(receipt)
             assert stopped == []
             await node.order(Action.CANCEL)
@@ -711,7 +730,7 @@ def test_killed_while_it_syncs_it_believes_only_an_answer_that_it_has_recorded(
     async def again() -> None:
         async with site.manager() as node:
             assert node.state() is left
-            await until(lambda: not node.pipeline._syncs._is_running, "its sync")
+            await until(lambda: not node.pipeline.custody.syncs._is_running, "its sync")
             assert node.state() is left
 
     run(again())
@@ -726,10 +745,10 @@ def test_killed_at_any_step_it_delivers_once_and_whole(site: Site, label: str, w
         async with site.manager() as node:
             durable._faults.update(durable.parse_faults(f"{label}={what}"))
             receipt = await node.hand_off({"copy://h/ok/a": b"aaa", "copy://h/ok/b": b"b"})
-            await until(lambda: not node.pipeline._syncs._is_running, "its sync")
+            await until(lambda: not node.pipeline.custody.syncs._is_running, "its sync")
             await node.confirm(receipt)
             await node.until_state(State.RELEASED)
-            await asyncio.sleep(5)
+            await asyncio.sleep(60)  # it dies sooner
 
     child = os.fork()
     if child == 0:

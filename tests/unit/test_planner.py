@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_slots import LIMITS, TEMPLATE
 
-from sandbox_manager.backlog import Backlog, order
-from sandbox_manager.breaker import Flow
-from sandbox_manager.planner import BatchPlan, Load, Scene, plan
+from sandbox_manager.custody.backlog import Backlog, order
+from sandbox_manager.rules import Limits
 from sandbox_manager.sandbox import OCCUPYING, Destination, Sandbox, SlotKey, Waiting, occupant_of
-from sandbox_manager.shares import FILE_BYTES, HALF_LIFE_S, Shares
-from sandbox_manager.slots import Limits, Places
+from sandbox_manager.scheduling.breaker import Flow
+from sandbox_manager.scheduling.planner import BatchPlan, Load, PlanInput, plan
+from sandbox_manager.scheduling.shares import FILE_BYTES, HALF_LIFE_S, Shares
+from sandbox_manager.scheduling.slots import SlotUsage
 from stageout.core.states import State
 from stageout.wire.custody import Run
 
@@ -49,12 +50,12 @@ class Node:
 
     def plan(self) -> list[BatchPlan]:
         occupants = [(occupant_of(box), 1) for box in self.boxes.values() if box.state in OCCUPYING]
-        scene = Scene(
-            self.places, Places(occupants, self.places, self.limits), self.limits, self.load,
+        inputs = PlanInput(
+            self.places, SlotUsage(occupants, self.places, self.limits), self.limits, self.load,
             lambda server: Flow.NONE if server in self.dead else Flow.ALL,
             lambda owner: self.shares.of(owner, self.tick), 0,
         )  # fmt: skip
-        batches = plan(self.backlog, scene)
+        batches = plan(self.backlog, inputs)
         for batch in batches:
             for part in batch.parts:
                 self._keep(replace(self.boxes[part.sandbox], state=State.MOVING))
@@ -189,7 +190,7 @@ def test_everything_is_sent_once_within_all_bounds(
     )
 )
 def test_lanes_are_what_a_sort_would_give(changes: list[tuple[int, int, int, int, State]]) -> None:
-    """Puts and drops in any order leave the lanes as if they had been made anew."""
+    """Puts and drops in any order leave the queues as if they had been made anew."""
     deadlines = {number: float(number * 37 % 11) for number in range(9)}
     backlog, boxes = Backlog(lambda box: deadlines[box.id]), {}
     for now, (number, priority, size_bytes, ready_at, state) in enumerate(changes):
@@ -200,17 +201,17 @@ def test_lanes_are_what_a_sort_would_give(changes: list[tuple[int, int, int, int
         )  # fmt: skip
         boxes[number] = box
         backlog.put(box)
-        for lane in backlog.lanes.values():
-            lane.wake(now)
+        for queue in backlog.queues.values():
+            queue.wake(now)
     sends = {State.CONFIRMED, State.LEASED, State.MOVING, State.RETRY_WAIT}
     listed = [box for box in boxes.values() if box.state in sends and box.waiting and not box.paused]
     due = sorted((box for box in listed if box.waiting[0].ready_at <= 60), key=order)
     urgent = sorted((box for box in due if deadlines[box.id] < 5), key=lambda box: (deadlines[box.id], box.id))
     expected = [box.id for box in urgent] + [box.id for box in due if box not in urgent]
-    for lane in backlog.lanes.values():
-        lane.wake(60)
-    assert [box.id for lane in backlog.lanes.values() for box, _ in lane.due(5)] == expected
-    assert sum(map(len, backlog.lanes.values())) == len(listed)
+    for queue in backlog.queues.values():
+        queue.wake(60)
+    assert [box.id for queue in backlog.queues.values() for box, _ in queue.due(5)] == expected
+    assert sum(map(len, backlog.queues.values())) == len(listed)
     assert backlog.waiting_for(frozenset({1})) == sorted(box.id for box in listed)
 
 

@@ -1,34 +1,41 @@
-"""docs/PLUGINS.md says what the code does."""
+"""The pages for authors of plugins show what the template and the suite have."""
 
+import os
 import re
+import runpy
 from pathlib import Path
 
-from stageout.core.errors import ErrorClass
+import pytest
+
+from stageout.cli.plugin_new import write
 from stageout.testing.conformance_rules import RULES
+from tests.unit.test_documents import reference
 
-ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "PLUGINS.md").read_text()
-
-
-def error_table() -> str:
-    """The table as it must stand in the document."""
-    lines = ["| class | code | ErrorType | FailureType | what next | exit status alone |", "|---|---|---|---|---|---|"]
-    for kind in ErrorClass:
-        row = kind.value
-        status = 11 if kind.retryable else 1
-        cells = [f"`{kind.name}`", row.code, row.error_type, row.failure_type or "", row.advice.value, status]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "plugin/write.md").read_text()
 
 
-def test_error_table():
-    assert error_table() in TEXT, "put this table into docs/PLUGINS.md:\n" + error_table()
+@pytest.mark.parametrize("block", re.findall(r"^```python\n(.*?)^```$", PAGE, re.S | re.M))
+def test_code_is_that_of_the_template(block, tmp_path):
+    assert any(block in path.read_text() for path in write("tape", tmp_path))
 
 
-def test_example_is_the_tested_one():
-    assert (ROOT / "examples" / "mounted_plugin").read_text() in TEXT
+def test_what_the_template_verifies_is_on_the_disk(tmp_path, monkeypatch):
+    write("tape", tmp_path)
+    copy = runpy.run_path(str(tmp_path / "tape_protocol.py"))["copy"]
+    (tmp_path / "source").write_bytes(b"abc")
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
+    assert copy(tmp_path / "source", tmp_path / "target").verified == "size"
+    assert synced == [(tmp_path / "target").stat().st_ino]
+
+
+def test_files_of_the_template_are_listed(tmp_path):
+    listed = set(re.findall(r"^\| `(\S+)` \|", PAGE, re.M))
+    assert {path.name for path in write("tape", tmp_path)} <= listed
 
 
 def test_rules_are_listed():
-    listed = dict(re.findall(r"^\| `([a-z0-9-]+)` \| (must|should) \|", TEXT, re.M))
+    page = reference.fill((DOCS / "reference/conformance.md").read_text())
+    listed = dict(re.findall(r"^\| \[`([a-z0-9-]+)`\]\S+ \| (must|should) \|", page, re.M))
     assert listed == {rule.name: rule.level for rule in RULES}

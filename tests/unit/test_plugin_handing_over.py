@@ -14,13 +14,13 @@ import json, os, sys, types
 from collections import namedtuple
 
 Offer = namedtuple("Offer", "accepted reason receipt code", defaults=("NoAgent",))
-Carried = namedtuple("Carried", "surroundings contents")
+Carried = namedtuple("Carried", "context contents")
 
 def offer(requests, plugin, carried=None):
     with open(os.environ["OFFERS"], "a") as file:
         file.write(json.dumps([requests, plugin]) + "\\n")
     if carried:
-        given = carried.surroundings
+        given = carried.context
         names = [[item.file_name, item.size_bytes] for item in given.credentials]
         told = [names, [content.decode() for content in carried.contents], given.job_ad, given.plugin_data]
         with open(os.environ["OFFERS"] + ".carried", "w") as file:
@@ -101,7 +101,7 @@ def test_never_offered(bench, client, tmp_path):
 
 
 def carried(bench, tmp_path, *wanted: str, status: bool = True):
-    """What goes along with these uploads."""
+    """The items that go along with these uploads."""
     (tmp_path / "offers.carried").unlink(missing_ok=True)
     for index in range(len(wanted)):
         (bench.scratch / f"f{index}").write_bytes(b"12345")
@@ -171,7 +171,7 @@ def test_data_and_attributes_go_along(bench, client, tmp_path):
 
 
 def test_without_a_client_uploads_go_on(bench):
-    """Whatever the hand-off client does, or not being installed at all."""
+    """The hand-off client may do anything, or not be installed at all."""
     bench.environment["PYTHONPATH"] = f"{bench.scratch.parent}:{ROOT}"
     (bench.scratch.parent / "sitecustomize.py").write_text("import sys; sys.modules['stageout.handoff.client'] = None")
     (ad,) = bench.upload("ok").ads

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stageout.core.classads import parse_ad, unparse_ad
+from stageout.core.classad_parser import parse_ad
+from stageout.core.classads import unparse_ad
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.api import Outcome, Request
 from stageout.plugin.outfile import PAGE_BYTES, OutFile, roomy_slots, tight_slots

@@ -14,7 +14,7 @@ from stageout.testing.starter import PluginError, PluginTable, installed, query
 
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
-# What an interpreter has loaded anyway depends on its site-packages; these must not come through us.
+# The modules that an interpreter has loaded anyway depend on its site-packages; these must not come through us.
 HEAVY = """
     argparse asyncio classad2 concurrent.futures ctypes dataclasses email enum http inspect json logging pathlib pycurl
     re requests socket ssl subprocess tenacity threading typing urllib.parse

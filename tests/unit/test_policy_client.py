@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from policy_site import TOKENS, Service
 
-from sandbox_manager import grants as grants_module
-from sandbox_manager.grants import Grants
-from sandbox_manager.policy_client import (
+from sandbox_manager.scheduling import grants as grants_module
+from sandbox_manager.scheduling.grants import Grants
+from sandbox_manager.scheduling.policy_client import (
     Address,
     Lease,
     NoLeaseError,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import ssl
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
@@ -16,7 +18,11 @@ import trustme
 from openapi_spec_validator import validate
 from policy_site import TOKENS, Service
 
-from policy_service import daemon
+from policy_service import daemon, views
+from policy_service.model import Lease
+from stageout.core.metrics import METRICS
+from stageout.core.metrics_server import rendered
+from tests.harness.ports import free_ports
 from tests.polling import wait_for
 
 Start = Callable[..., Service]
@@ -297,6 +303,39 @@ def test_metrics_are_prometheus_text(start: Start) -> None:
         assert f"stageout_policy_{expected}\n" in answer.text
 
 
+def test_a_port_of_their_own_for_metrics(start: Start) -> None:
+    first, second = free_ports(2)
+    service = start(METRICS_PORT=first)
+
+    def scrape(port: int) -> str:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            return str(answer.read().decode())
+        return ""
+
+    service.ask("GET", "/v1/leases", owner="")
+    text = wait_for(lambda: scrape(first), "the port")
+    declared = {name for name, metric in METRICS.items() if metric.part in ("policy", "all")}
+    assert {name for name in declared if f"# TYPE {name} " in text} == declared
+    assert 'stageout_policy_refusals_total{status="401"} 1.0' in text
+    assert 'stageout_build_info{daemon="stageout-policy-service",version=' in text
+    assert "process_resident_memory_bytes" in text
+    service.stop()
+    service.knobs["METRICS_PORT"] = str(second)
+    service.start()
+    wait_for(lambda: scrape(second), "the other port")
+    assert not scrape(first)
+
+
+def test_pairs_of_sites_in_metrics_are_bounded() -> None:
+    leases = tuple(
+        (Lease(str(number), "cms", "m", f"s{number}", "d", number, 0, 1, 1, 0.0), 1.0) for number in range(1, 61)
+    )
+    snapshot = views.LeaseSnapshot(leases, 128, "greedy", (), True, True, 0)
+    text = rendered(views.readings(snapshot, {}), with_process=False).decode()
+    assert text.count("stageout_policy_streams_granted{") == 51
+    assert f'stageout_policy_streams_granted{{destination="other",source="other"}} {sum(range(1, 11))}.0' in text
+
+
 def test_the_page_shows_who_has_what(start: Start) -> None:
     service = start(INITIAL=8, MAX_PAIR=8)
     assert "Nobody has streams" in service.ask("GET", "/", owner="").text
@@ -322,7 +361,7 @@ def test_tokens_are_read_again_on_reconfig_and_a_bad_file_is_refused(start: Star
     assert service.ask("GET", "/v1/leases").status == 401
     service.tokens.write_text("cms short\n")
     service.signal(signal.SIGHUP)
-    wait_for(lambda: "reconfig-refused" in service.log.read_text(), "the bad file is refused")
+    wait_for(lambda: "configuration-refused" in service.log.read_text(), "the bad file is refused")
     assert service.send("GET", "/v1/leases", None, headers).status == 200
     assert "short" not in service.log.read_text().replace("is shorter than", "")
 
@@ -369,11 +408,9 @@ def test_what_cannot_be_used_is_said_at_the_start(
     """Here without a process of its own: those below show that what the program says and ends with is the same."""
     for name, value in Service(tmp_path, **knobs).settings.items():  # type: ignore[arg-type]
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(daemon.Daemon, "run", lambda self: pytest.fail("it was started"))
-    with pytest.raises(SystemExit) as ended:
-        daemon.main(["--alone"])
+    monkeypatch.setattr(daemon.Daemon, "serve", lambda *_: pytest.fail("it was started"))
+    assert daemon.main(["--alone"]) == status
     assert says in capsys.readouterr().err
-    assert ended.value.code == status
 
 
 def test_tokens_open_to_all_are_refused(tmp_path: Path) -> None:

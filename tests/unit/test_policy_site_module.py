@@ -13,7 +13,7 @@ import pytest
 from policy_site import ROOT_DIR, Service
 
 from policy_service.operations import OPERATIONS
-from policy_service.site_policy import PolicyError, SitePolicy, fault, open_policy, trial_cases
+from policy_service.site_policy import PolicyError, SitePolicy, find_fault, open_policy, trial_cases
 from stageout.tuning.policies import BUILT_IN, Grant, Limits
 from tests.descriptors import many_open
 from tests.polling import wait_for
@@ -66,7 +66,7 @@ def test_a_changed_module_counts_after_reconfig_and_a_bad_one_is_refused(service
     os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))  # in the same second, with the same size
     assert service.lease("before")["streams"] == 2
     service.signal(signal.SIGHUP)
-    wait_for(lambda: " reconfig policy=" in service.log.read_text(), "it is reloaded")
+    wait_for(lambda: " configuration-reloaded" in service.log.read_text(), "it is reloaded")
     assert service.lease("after")["streams"] == 3
     _write(tmp_path / "site.py", "def grant(asker, grants, limits): return 1 / 0")
     service.signal(signal.SIGHUP)
@@ -131,17 +131,17 @@ def test_a_missing_module_and_an_unknown_name_are_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
 def test_our_own_policies_pass_the_trial(name: str) -> None:
     for asker, grants, limits in trial_cases():
-        assert fault(asker, grants, limits, BUILT_IN[name](asker, grants, limits)) == ""
+        assert find_fault(asker, grants, limits, BUILT_IN[name](asker, grants, limits)) == ""
 
 
 def test_what_counts_as_a_fault() -> None:
     limits, asker = Limits(4, 4, 10, 8), Grant("me", 4, 8)
     grants = [asker, Grant("they", 4, 8)]
-    assert fault(asker, grants, limits, 6) == ""
-    assert "only 6" in fault(asker, grants, limits, 7)
+    assert find_fault(asker, grants, limits, 6) == ""
+    assert "only 6" in find_fault(asker, grants, limits, 7)
     crowded = [asker, Grant("they", 20, 8)]
-    assert fault(asker, crowded, limits, 4) == ""
-    assert "only 4" in fault(asker, crowded, limits, 5)
+    assert find_fault(asker, crowded, limits, 4) == ""
+    assert "only 4" in find_fault(asker, crowded, limits, 5)
 
 
 def test_settings_of_htcondor_and_its_reconfig(tmp_path: Path) -> None:
@@ -157,14 +157,14 @@ def test_settings_of_htcondor_and_its_reconfig(tmp_path: Path) -> None:
 
     configure(**{"P1.STAGEOUT_POLICY_INITIAL": "7"})
     service.environment = {"CONDOR_CONFIG": str(config), **{name: "" for name in os.environ if "_CONDOR_" in name}}
-    service.log = tmp_path / "StageoutPolicyLog"
+    service.log = tmp_path / "P1StageoutPolicyLog"
     try:
         service.start(["-local-name", "P1", "-f"])
         assert service.lease("a")["streams"] == 7
         assert (tmp_path / "spool" / "stageout_policy" / "policy.sqlite").is_file()
         configure(STAGEOUT_POLICY_INITIAL="5")
         service.signal(signal.SIGHUP)
-        wait_for(lambda: " reconfig " in service.log.read_text(), "it is reloaded")
+        wait_for(lambda: " configuration-reloaded" in service.log.read_text(), "it is reloaded")
         assert service.lease("b")["streams"] == 5
         configure(STAGEOUT_POLICY_INITIAL="-5")
         service.signal(signal.SIGHUP)
@@ -175,7 +175,8 @@ def test_settings_of_htcondor_and_its_reconfig(tmp_path: Path) -> None:
 
 
 def test_the_example_in_the_documentation_is_a_good_policy(tmp_path: Path) -> None:
-    [example] = re.findall(r"```python\n(.*?)```", (ROOT_DIR / "docs" / "TUNING.md").read_text(), re.DOTALL)
+    page = (ROOT_DIR / "docs/administrator/policy-service.md").read_text()
+    [example] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     policy = SitePolicy(_write(tmp_path / "site.py", example))
     limits = Limits(4, 4, 100, 50)
     for owner, streams in (("test", 8), ("cms", 50)):
@@ -191,7 +192,7 @@ def test_a_service_with_many_connections_hears_its_module(tmp_path: Path) -> Non
 
 
 def test_every_policy_and_operation_is_in_the_documentation() -> None:
-    text = (ROOT_DIR / "docs" / "TUNING.md").read_text()
+    text = (ROOT_DIR / "docs/administrator/policy-service.md").read_text()
     assert all(f"| `{name}` |" in text for name in BUILT_IN)
     paths = {one.path.replace("{lease}", "ID") for one in OPERATIONS}
     assert all(f"{path}`" in text for path in paths)

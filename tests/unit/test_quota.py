@@ -10,7 +10,7 @@ import pytest
 from manager_site import Site, made, run
 from test_pipeline import refusal
 
-from sandbox_manager.intake import Refusal
+from sandbox_manager.intake.acceptance import Refusal
 from sandbox_manager.sandbox import NAME_BYTES
 from stageout.core.states import State
 from stageout.wire.custody import Action

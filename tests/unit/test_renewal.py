@@ -18,13 +18,13 @@ from handoff_site import BOB, Child, needs_root
 from manager_site import AGENT, SCHEDD, Node, Site, made, run
 from test_credentials import ended, holding, jwt, proxy
 
-from sandbox_manager import lookups
-from sandbox_manager.fetch import Fetcher, NotReached, post
+from sandbox_manager.custody import queries
+from sandbox_manager.report.credential_fetch import Fetcher, NotReached, post
 from sandbox_manager.sandbox import SyncState
-from schedd_agent.credentials import Keeper, Owner, services_of
-from schedd_agent.model import Record, Ticket
-from schedd_agent.port import Certificate, Port, addresses_of
-from schedd_agent.reader import Direct, NoCredential, open_reader
+from schedd_agent.credential_reader import LocalCredentialReader, NoCredential, open_reader
+from schedd_agent.credential_server import Certificate, CredentialServer, addresses_of
+from schedd_agent.credentials import CredentialIssuer, CredentialOwner, services_of
+from schedd_agent.model import RunRecord, Ticket
 from stageout.core.config import ConfigError, mapping_settings
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
@@ -51,15 +51,15 @@ class World:
         (self.tokens / "alice").mkdir(parents=True)
         self.token = self.tokens / "alice" / "team.use"
         self.token.write_bytes(b"fresh")
-        self.owner = Owner("alice", 4, 2, "", services_of("box, team*read other team"))
+        self.owner = CredentialOwner("alice", 4, 2, "", services_of("box, team*read other team"))
         self.ticket = Ticket("t" * 32, MANAGER, KEY.public, 1, 1)
-        self.reader = Direct(self.tokens)
+        self.reader = LocalCredentialReader(self.tokens)
 
-    def keeper(self, certificate: str = "c1") -> Keeper:
-        return Keeper(
+    def keeper(self, certificate: str = "c1") -> CredentialIssuer:
+        return CredentialIssuer(
             SCHEDD,
             certificate,
-            lambda *run: Record((self.ticket,)) if run in ((JOB, 2, "alice"), (JOB, 2, "")) else None,
+            lambda *run: RunRecord((self.ticket,)) if run in ((JOB, 2, "alice"), (JOB, 2, "")) else None,
             lambda names: {JOB: self.owner} if JOB in names else {},
             self.reader,
         )
@@ -118,7 +118,7 @@ def test_only_of_the_run_that_is_completed(world: World, change: dict[str, Any])
 
 @pytest.mark.parametrize("how", [{"agent": "other-ap"}, {"seen": "c2"}])
 def test_a_request_made_for_somebody_else_is_no_use(world: World, how: dict[str, str]) -> None:
-    """Whoever was taken for the agent cannot pass the request on."""
+    """A daemon that was taken for the agent cannot pass the request on."""
     with pytest.raises(BadRenewal):
         world.keeper().answer(asked(ASK, **how))
 
@@ -133,7 +133,7 @@ def public_directory() -> Iterator[Path]:
 
 def test_a_proxy_is_read_only_if_it_is_the_owners(world: World, public_directory: Path, monkeypatch: Any) -> None:
     account = type("Account", (), {"pw_uid": 64001, "pw_gid": 64001})
-    monkeypatch.setattr("schedd_agent.reader.pwd.getpwnam", lambda name: account)
+    monkeypatch.setattr("schedd_agent.credential_reader.pwd.getpwnam", lambda name: account)
     folder = public_directory
     path = folder / "x509"
     path.write_bytes(proxy(60))
@@ -207,7 +207,7 @@ async def open_port(keeper: Any, certificate: Certificate) -> Any:
         return found
 
     number = free_port()
-    port = Port("127.0.0.1", number, certificate, respond)
+    port = CredentialServer("127.0.0.1", number, certificate, respond)
     await port.open()
     try:
         yield f"https://127.0.0.1:{number}"
@@ -317,7 +317,7 @@ def test_a_credential_near_its_end_is_renewed_while_its_output_waits(site: Site,
                 await node.confirm(receipt, facts=facts)
             await heard(node, url, certificate.digest).round()
             assert [ask.job.split("#")[1] for ask in keeper.asks] == ["1.0"]
-            held = await node.ledger.read(lookups.tickets_with_credentials)
+            held = await node.ledger.read(queries.tickets_with_credentials)
             assert len({item.digest for item in held}) == 2
             assert all(item.expires_at > node.clock.wall_s() + 70_000 for item in held)
 
@@ -352,10 +352,13 @@ def test_a_manager_that_dies_at_the_record_of_a_renewed_credential_finds_it_out(
         async with site.manager(moving=False) as node:
             receipt = await node.hand_off({"copy://h/ok/f": b"1"}, credentials={"team": jwt(600).encode()})
             await node.confirm(receipt)
-            while (await node.ledger.read(lookups.kept_tickets))[receipt.ticket][1] is not SyncState.DONE:
-                await asyncio.sleep(0.01)  # a death in the middle of the sync would be a loss
-            (held,) = await node.ledger.read(lookups.tickets_with_credentials)
-            await node.pipeline.renewal.put(held.ticket, held.credentials[0], fresh.encode())
+
+            async def is_on_disk() -> bool:
+                return (await node.ledger.read(queries.kept_tickets))[receipt.ticket][1] is SyncState.DONE
+
+            await until(is_on_disk, "the sync: a death in its middle would be a loss")
+            (held,) = await node.ledger.read(queries.tickets_with_credentials)
+            await node.pipeline.custody.renewal.put(held.ticket, held.credentials[0], fresh.encode())
 
     faults = {"STAGEOUT_FAULTS": f"record-renewed={when}"}
     assert Child(lambda: run(renew()), os.geteuid(), env=faults).result() is None, "it has not died"
@@ -366,7 +369,7 @@ def test_a_manager_that_dies_at_the_record_of_a_renewed_credential_finds_it_out(
 
     async def known() -> None:
         async with site.manager(moving=False) as node:
-            (held,) = await node.ledger.read(lookups.tickets_with_credentials)
+            (held,) = await node.ledger.read(queries.tickets_with_credentials)
             (credential,) = held.credentials
             assert credential.digest == sha256(fresh.encode()).hexdigest()
             assert credential.expires_at > node.clock.wall_s() + 80_000

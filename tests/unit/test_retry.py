@@ -6,20 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from sandbox_manager.retry import RetryRules, Verdict, judge
+from sandbox_manager.rules import RetryRules
 from sandbox_manager.sandbox import FileState
+from sandbox_manager.scheduling.retry import Verdict, decide_retry
 from stageout.core.errors import ErrorClass
 from stageout.movers.results import Failure
 
-RULES = RetryRules(attempts=3, first_s=20.0, longest_s=1800.0, give_up_s=3600.0)
+RULES = RetryRules(attempts=3, initial_delay_s=20.0, max_delay_s=1800.0, delivery_timeout_s=3600.0)
 NOW = 1_000_000
 
 
-def _judged(
+def _verdict(
     kind: ErrorClass, attempts: int = 0, waited_s: int = 0, rules: RetryRules = RULES, retry_after_s: float = 0
 ) -> Verdict:
     failure = Failure(kind, "it failed", retry_after_s)
-    return judge(rules, failure, attempts, 0, NOW - waited_s, NOW, spread=lambda: 1.0)
+    return decide_retry(rules, failure, attempts, 0, NOW - waited_s, NOW, spread=lambda: 1.0)
 
 
 @pytest.mark.parametrize(
@@ -33,24 +34,24 @@ def _judged(
     ],
 )
 def test_what_a_person_must_mend_is_not_tried_again(kind: ErrorClass) -> None:
-    assert _judged(kind).state is FileState.FAILED
+    assert _verdict(kind).state is FileState.FAILED
 
 
 def test_the_last_attempt_is_the_last() -> None:
-    states = [_judged(ErrorClass.SERVER_ERROR, attempts).state for attempts in range(4)]
+    states = [_verdict(ErrorClass.SERVER_ERROR, attempts).state for attempts in range(4)]
     assert states == [FileState.WAITING, FileState.WAITING, FileState.FAILED, FileState.FAILED]
 
 
 def test_waits_double_up_to_the_longest() -> None:
-    rules = replace(RULES, attempts=0, give_up_s=1e9)
-    waits = [_judged(ErrorClass.SERVER_ERROR, attempts, rules=rules).next_attempt - NOW for attempts in range(9)]
+    rules = replace(RULES, attempts=0, delivery_timeout_s=1e9)
+    waits = [_verdict(ErrorClass.SERVER_ERROR, attempts, rules=rules).next_attempt - NOW for attempts in range(9)]
     assert waits == [20, 40, 80, 160, 320, 640, 1280, 1800, 1800]
 
 
 def test_a_server_that_asks_for_time_gets_it() -> None:
-    assert _judged(ErrorClass.SERVER_ERROR, retry_after_s=900).next_attempt == NOW + 900
+    assert _verdict(ErrorClass.SERVER_ERROR, retry_after_s=900).next_attempt == NOW + 900
 
 
 def test_it_ends_when_the_time_is_over() -> None:
-    assert _judged(ErrorClass.SERVER_ERROR, waited_s=3590).next_attempt == NOW + 10, "a last chance"
-    assert _judged(ErrorClass.SERVER_ERROR, waited_s=3600).state is FileState.FAILED
+    assert _verdict(ErrorClass.SERVER_ERROR, waited_s=3590).next_attempt == NOW + 10, "a last chance"
+    assert _verdict(ErrorClass.SERVER_ERROR, waited_s=3600).state is FileState.FAILED

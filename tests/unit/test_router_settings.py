@@ -1,4 +1,4 @@
-"""What a router without HTCondor is told about its settings."""
+"""The messages for a router without HTCondor about its settings."""
 
 from __future__ import annotations
 
@@ -108,12 +108,13 @@ def test_a_key_is_made_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixt
 _SIGNALLED_AT_ONCE = """
 import os, signal, sys
 from overlay_router import daemon
-say, answers = daemon.log.event, {"started": signal.SIGHUP, "reconfigured": signal.SIGTERM}
+from stageout.core import log
+say, answers = log.event, {"daemon-started": signal.SIGHUP, "configuration-reloaded": signal.SIGTERM}
 def event(name, *more, **facts):
     say(name, *more, **facts)
     if name in answers:
         os.kill(os.getpid(), answers[name])
-daemon.log.event = event
+log.event = event
 sys.exit(daemon.main(["--alone"]))
 """
 
@@ -128,4 +129,4 @@ def test_whoever_reads_that_it_has_started_may_have_it_read_its_keys_again(tmp_p
     command = [sys.executable, "-c", _SIGNALLED_AT_ONCE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert re.search(" started .* reconfigured .* stopped", done.stderr, re.DOTALL)
+    assert re.search(" daemon-started .* configuration-reloaded.* daemon-stopped", done.stderr, re.DOTALL)

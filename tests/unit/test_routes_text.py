@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageout.wire.route import BadRoute, address, addresses, parse_routes, shown, written
+from stageout.overlay.wire.route import BadRoute, address, addresses, parse_routes, shown, written
 
 
 def test_routes_are_read_in_order() -> None:

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from sandbox_manager.ads import sandbox_report
-from sandbox_manager.backlog import Backlog
-from sandbox_manager.breaker import Flow
-from sandbox_manager.planner import BatchPlan, Load, Part, Scene, plan
-from sandbox_manager.registry import Registry
-from sandbox_manager.retry import UNREACHABLE, RetryRules, Verdict, judge
+from sandbox_manager.custody.backlog import Backlog
+from sandbox_manager.custody.registry import Registry
+from sandbox_manager.report.reporter import sandbox_report
+from sandbox_manager.rules import Limits, RetryRules
 from sandbox_manager.sandbox import (
     OCCUPYING,
     Destination,
@@ -24,8 +22,11 @@ from sandbox_manager.sandbox import (
     Waiting,
     occupant_of,
 )
-from sandbox_manager.slots import Limits, Places, is_stuck, places_free
-from stageout.core.errors import Advice, ErrorClass
+from sandbox_manager.scheduling.breaker import Flow
+from sandbox_manager.scheduling.planner import BatchPlan, Load, Part, PlanInput, plan
+from sandbox_manager.scheduling.retry import Verdict, decide_retry
+from sandbox_manager.scheduling.slots import SlotUsage, is_stuck, places_free
+from stageout.core.errors import UNREACHABLE, Advice, ErrorClass
 from stageout.core.states import State
 from stageout.movers.results import Failure
 from stageout.movers.schemes import method_of, split_url
@@ -33,7 +34,7 @@ from stageout.wire.custody import Run
 
 LIMITS = Limits(
     active=1, depth=2, cpus=4, movers=4, movers_per_server=2, movers_per_owner=4, batch_files=10, batch_bytes=1000,
-    urgent_s=100,
+    urgent_window_s=100,
 )  # fmt: skip
 PLACES = {
     1: Destination("/p", "https", "one"),
@@ -70,8 +71,8 @@ def planned(
     backlog = Backlog(deadline)
     for item in boxes:
         backlog.put(item)
-    places = Places(occupants_of(boxes), PLACES, limits)
-    return plan(backlog, Scene(PLACES, places, limits, load or Load(), flow, share, NOW, batch_files))
+    places = SlotUsage(occupants_of(boxes), PLACES, limits)
+    return plan(backlog, PlanInput(PLACES, places, limits, load or Load(), flow, share, NOW, batch_files))
 
 
 def occupants_of(boxes: Iterable[Sandbox]) -> list[tuple[Occupant, int]]:
@@ -243,6 +244,11 @@ def test_a_paused_sandbox_says_so_and_promises_no_attempt(state: State, at: int,
     assert (said.reason, said.next_attempt_at) == (reason, at)
 
 
+def test_the_limit_of_attempts_stays_and_those_that_do_not_count_are_apart() -> None:
+    said = sandbox_report(box(1, state=State.RETRY_WAIT, attempts=5, excused=3), 20, ())
+    assert (said.attempts, said.excused, said.attempts_limit) == (5, 3, 20)
+
+
 def test_paused_sandboxes_wait_and_hold_no_place() -> None:
     paused = box(1, slot=7, paused=True)
     assert sent(planned(paused, box(2, slot=7))) == [[2]]
@@ -291,10 +297,10 @@ def test_registry_keeps_its_lists_apart() -> None:
     registry = Registry()
     registry.put(box(1))
     registry.put(box(2, state=State.ACCEPTED))
-    assert [set(lane) for lane in registry.backlog.lanes.values()] == [{1}]
+    assert [set(queue) for queue in registry.backlog.queues.values()] == [{1}]
     assert sum(count for _, count in registry.occupying()) == 2
     registry.put(box(1, state=State.RELEASED))
-    assert not registry.backlog.lanes
+    assert not registry.backlog.queues
     assert sum(count for _, count in registry.occupying()) == 1
     assert registry.bytes_at_risk == 10
     registry.drop(2)
@@ -318,7 +324,7 @@ def test_urls(url: str, scheme: str, host: str, method: str) -> None:
 
 # ---- when again -----------------------------------------------------------------------------------------------------
 
-RULES = RetryRules(attempts=5, first_s=20, longest_s=1800, give_up_s=1000)
+RULES = RetryRules(attempts=5, initial_delay_s=20, max_delay_s=1800, delivery_timeout_s=1000)
 
 
 def verdict(
@@ -326,7 +332,7 @@ def verdict(
     **more: Any,
 ) -> Any:  # fmt: skip
     failure = Failure(kind, "words", **more)
-    return judge(RULES, failure, attempts, excused, accepted_at, NOW, lambda: 1.0, renewable)
+    return decide_retry(RULES, failure, attempts, excused, accepted_at, NOW, lambda: 1.0, renewable)
 
 
 @pytest.mark.parametrize("kind", ErrorClass)
@@ -340,8 +346,8 @@ def test_waits_double_up_to_the_longest() -> None:
     waits = [verdict(ErrorClass.STALLED, attempts).next_attempt - NOW for attempts in range(4)]
     assert waits == [20, 40, 80, 160]
     assert verdict(ErrorClass.STALLED, 3, accepted_at=NOW + 10000).next_attempt - NOW == 160
-    long = RetryRules(attempts=0, first_s=20, longest_s=1800, give_up_s=1e9)
-    assert judge(long, Failure(ErrorClass.STALLED, ""), 500, 0, NOW, NOW, lambda: 1.0).next_attempt == NOW + 1800
+    long = RetryRules(attempts=0, initial_delay_s=20, max_delay_s=1800, delivery_timeout_s=1e9)
+    assert decide_retry(long, Failure(ErrorClass.STALLED, ""), 500, 0, NOW, NOW, lambda: 1.0).next_attempt == NOW + 1800
 
 
 def test_the_server_s_own_wait_is_kept() -> None:

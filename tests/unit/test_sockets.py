@@ -1,4 +1,4 @@
-"""What leaves a socket is what was to leave, whatever the kernel takes at once."""
+"""The bytes that leave a socket are those that were to leave, whatever the kernel takes at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from overlay_router.data import sending
 from overlay_router.data.jobs import Job
 from overlay_router.data.known import Digests
-from stageout.core import sockets
+from stageout.overlay import tcp
 
 _HEAD = b"h" * 32
 
@@ -26,7 +26,7 @@ def data(tmp_path: Path) -> bytes:
 
 
 def _sent(path: Path, data: bytes, offset: int, unread: bool = False) -> bytes:
-    """What comes out of the other end."""
+    """The bytes at the other end."""
     near, far = socket.socketpair()
     received = bytearray()
 
@@ -39,9 +39,9 @@ def _sent(path: Path, data: bytes, offset: int, unread: bool = False) -> bytes:
     try:
         with near, path.open("rb") as file:
             if unread:
-                sockets.send_unread(near, _HEAD, file.fileno(), offset, len(data) - offset)
+                tcp.send_unread(near, _HEAD, file.fileno(), offset, len(data) - offset)
             else:
-                sockets.send_from(near, _HEAD, file.fileno(), offset, memoryview(data)[offset:])
+                tcp.send_from(near, _HEAD, file.fileno(), offset, memoryview(data)[offset:])
     finally:
         reader.join()
         far.close()
@@ -79,7 +79,7 @@ def test_a_file_that_was_cut_is_said_and_not_waited_for(tmp_path: Path, data: by
     ("took_s", "waits_bytes"), [(0.0, 4 << 20), (0.001, 4 << 20), (0.005, 1 << 20), (0.08, 1 << 18)]
 )
 def test_what_may_wait_in_the_kernel_is_what_leaves_in_five_milliseconds(took_s: float, waits_bytes: int) -> None:
-    assert sockets.unsent_bytes(1 << 20, took_s) == waits_bytes
+    assert tcp.unsent_bytes(1 << 20, took_s) == waits_bytes
 
 
 def test_a_router_lets_more_wait_for_who_takes_blocks_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,10 +105,10 @@ def test_what_has_arrived_counts_whether_it_was_read_or_not() -> None:
     with near, far:
         near.sendall(bytes(10_000))
         assert far.recv(10_000, socket.MSG_WAITALL | socket.MSG_PEEK)
-        arrived_bytes = sockets.arrived_bytes(far)
+        arrived_bytes = tcp.arrived_bytes(far)
         assert arrived_bytes is not None
         assert arrived_bytes >= 10_000
-    assert sockets.arrived_bytes(far) is None
+    assert tcp.arrived_bytes(far) is None
     one, other = socket.socketpair()
     with one, other:
-        assert sockets.arrived_bytes(one) is None
+        assert tcp.arrived_bytes(one) is None

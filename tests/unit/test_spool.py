@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from handoff_site import ALICE, ROOT, Child, needs_root
 
-from sandbox_manager.spool import HeldFile, NotClaimed, Spool, SpoolError, Synced, printable
+from sandbox_manager.custody.spool import HeldFile, NotClaimed, Spool, SpoolError, Synced, printable
 from stageout.core import durable
 from stageout.wire.handoff import OfferedCredential, OfferedFile, credential_link
 
@@ -228,7 +228,7 @@ def test_more_names_than_files_are_not_taken(spool: Spool) -> None:
 
 
 def test_a_credential_of_another_user_is_not_taken(spool: Spool) -> None:
-    """Who owns a directory can rename what others have put there."""
+    """The owner of a directory can rename entries that others have put there."""
     link = spool.prepare_intake(TICKET, USER, USER) / credential_link(0)
     link.write_bytes(b"key")
     os.chown(link, USER, USER)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from sandbox_manager.credentials import BadCredential
-from sandbox_manager.guests import Full
-from sandbox_manager.intake import Refused
-from sandbox_manager.peers import NotIdentified
-from sandbox_manager.spool import NotClaimed
+from sandbox_manager.custody.credentials import BadCredential
+from sandbox_manager.custody.spool import NotClaimed
+from sandbox_manager.intake.acceptance import Refused
+from sandbox_manager.intake.client_limits import Full
+from sandbox_manager.intake.peers import NotIdentified
 from stageout.cli import status
 from stageout.cli.history import details, entry
 from stageout.cli.render import job_details
@@ -30,9 +30,17 @@ from tests.unit.test_cli_jobs import job
 
 ROOT = Path(__file__).parents[2]
 CODES = {cause.code for cause in CAUSES}
-_PLACES = ("sandbox_manager/*.py", "stageout/handoff/*.py", "stageout/plugin/*.py")
+_PLACES = ("sandbox_manager/**/*.py", "stageout/handoff/*.py", "stageout/plugin/*.py")
 #: Calls that refuse a hand-off -> position of the code among their arguments.
-_REFUSING = {"Refused": 1, "NotIdentified": 1, "NotClaimed": 1, "BadCredential": 1, "Full": 1, "No": 1, "Reason": 0}
+_REFUSING = {
+    "Refused": 1,
+    "NotIdentified": 1,
+    "NotClaimed": 1,
+    "BadCredential": 1,
+    "Full": 1,
+    "HandoffRefused": 1,
+    "Reason": 0,
+}
 
 
 def _refusals() -> Iterator[tuple[str, str, ast.expr | None]]:
@@ -42,7 +50,7 @@ def _refusals() -> Iterator[tuple[str, str, ast.expr | None]]:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _REFUSING:
                 at = _REFUSING[node.func.id]
                 code = node.args[at] if len(node.args) > at else None
-                yield f"{path.name}:{node.lineno}", node.func.id, code
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", node.func.id, code
 
 
 def test_every_refusal_has_a_code_of_the_table() -> None:
@@ -53,12 +61,12 @@ def test_every_refusal_has_a_code_of_the_table() -> None:
     # A custody's refusal is a Reason, which brings its code; the other classes have one of their own.
     without = {ast.unparse(ast.parse(_line(place))) for place, name, code in found if name == "Refused" and not code}
     assert without == {"raise Refused(reservation.reason)", "raise Refused(sending_s.reason)"}
-    assert [place for place, name, code in found if name in ("No", "Reason") and code is None] == []
+    assert [place for place, name, code in found if name in ("HandoffRefused", "Reason") and code is None] == []
 
 
 def _line(place: str) -> str:
     name, _, number = place.partition(":")
-    return (ROOT / "sandbox_manager" / name).read_text().splitlines()[int(number) - 1].strip()
+    return (ROOT / name).read_text().splitlines()[int(number) - 1].strip()
 
 
 def test_classes_of_refusals_have_codes_of_the_table() -> None:
@@ -93,7 +101,7 @@ def test_every_code_of_the_transform_is_in_the_table_and_on_the_page() -> None:
     text = (ROOT / "condor_config.d/20-stageout-ap.conf").read_text()
     (line,) = (line for line in text.splitlines() if "EVALSET StageOutSynchronousCode" in line)
     assert all(map(sentence_of, re.findall('"([A-Za-z]+)"', line)))
-    page = (ROOT / "docs/SYNCHRONOUS.md").read_text().partition("## Codes")[2]
+    page = (ROOT / "docs/user/synchronous.md").read_text().partition("## Codes")[2]
     assert Counter(re.findall(r"^\| `(\w+)` \|", page, re.M)) == Counter(cause.code for cause in CAUSES)
 
 
@@ -142,7 +150,7 @@ def test_status_and_history_show_code_and_sentence() -> None:
     (row,) = explained(merge([one], []), {str(one.id): why(one, records)})
     for lines in (job_details(row, 0.0), details(entry(one, records))):
         text = "\n".join(lines)
-        assert reason in text and "SlotFull" in text and "Synchronous" in text
+        assert reason in text and "SlotFull" in text and "synchronous" in text
     (shown,) = as_json([row], 0.0)["jobs"]
     assert (shown["synchronous_code"], shown["reason"]) == ("SlotFull", reason)
 
@@ -158,6 +166,6 @@ def test_records_are_read_once_while_one_watches() -> None:
     queue: Any = SimpleNamespace(jobs=lambda wanted: (jobs, []), output_records=output_records)
     causes: dict[Any, Why] = {}
     for _ in range(2):
-        rows = status._look(queue, SimpleNamespace(), [jobs[0].id], None, causes).rows  # type: ignore[arg-type]
+        rows = status.look(queue, SimpleNamespace(), [jobs[0].id], None, causes).rows  # type: ignore[arg-type]
         assert [row.synchronous_code for row in rows] == ["Stopping", "Stopping", ""]
     assert asked == ["12"]

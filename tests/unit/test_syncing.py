@@ -6,13 +6,15 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sandbox_manager import syncing
-from sandbox_manager.spool import Synced
-from sandbox_manager.syncing import Syncs
+from sandbox_manager.custody import syncing
+from sandbox_manager.custody.spool import Synced
+from sandbox_manager.custody.syncing import Syncs
+from tests.polling import until
 
 MB = 1024 * 1024
 
@@ -69,7 +71,8 @@ def run(
         tasks: list[asyncio.Task[Any]] = []
         with ThreadPoolExecutor(1) as thread:
             add = lambda work: tasks.append(asyncio.ensure_future(work))  # noqa: E731
-            syncs = Syncs(disk, thread, begin, record, add)  # type: ignore[arg-type]
+            records, background = SimpleNamespace(begin=begin, record=record), SimpleNamespace(run=add)
+            syncs = Syncs(disk, thread, records, background)  # type: ignore[arg-type]
             await work(syncs, recorded)
             stop = asyncio.ensure_future(syncs.stop()) if stopping else asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -84,8 +87,7 @@ def run(
 async def first_then(syncs: Syncs, disk: Disk, *others: tuple[str, int]) -> None:
     """The others come in while the first is being synced."""
     syncs.add("first", 1)
-    while not disk.groups:
-        await asyncio.sleep(0.001)
+    await until(lambda: disk.groups, "the first sync")
     for ticket, size_bytes in others:
         syncs.add(ticket, size_bytes)
 
@@ -128,8 +130,7 @@ def test_what_could_not_be_tried_is_tried_again(monkeypatch: pytest.MonkeyPatch)
     async def work(syncs: Syncs, recorded: list[list[str]]) -> None:
         disk.may_go.release(2)
         syncs.add("a", 1)
-        while ["a"] not in recorded:
-            await asyncio.sleep(0.001)
+        await until(lambda: ["a"] in recorded, "the record")
 
     assert run(disk, work) == [["begins", "a"], ["begins", "a"], ["a"]]
 
@@ -154,8 +155,7 @@ def test_one_that_comes_when_all_was_done_is_synced_too() -> None:
     async def work(syncs: Syncs, recorded: list[list[str]]) -> None:
         disk.may_go.release()
         syncs.add("a", 1)
-        while ["a"] not in recorded:
-            await asyncio.sleep(0.001)
+        await until(lambda: ["a"] in recorded, "the record")
         for _ in range(5):
             await asyncio.sleep(0)
         syncs.add("b", 1)

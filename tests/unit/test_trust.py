@@ -1,4 +1,4 @@
-"""Who may say what: keys, signatures, and every attempt to speak for somebody else."""
+"""The rights to speak: keys, signatures, and every attempt to speak for somebody else."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox_manager.agents import AgentBook
-from sandbox_manager.ledger import Ledger
-from sandbox_manager.trust import AgentKeys, Gatekeeper, read_listed
+from sandbox_manager.custody.ledger import Ledger
+from sandbox_manager.intake.agents import AgentTable
+from sandbox_manager.report.trust import AgentKeys, OrderVerifier, read_listed
 from stageout.core import signing
 from stageout.core.config import ConfigError
 from stageout.core.signing import BadSignature, KeyUnusable, SigningKey, Vouch, check, load_key, load_or_make_key
@@ -117,8 +117,8 @@ class Gate:
     def __init__(self, listed: Mapping[str, str] | None = None) -> None:
         self.clock = Ticks()
         self.keys = AgentKeys(self.clock, listed or {})
-        self.agents = AgentBook(self.clock, 180, self.keys.claimed)
-        self.gate = Gatekeeper("m1", MANAGER.public, self.agents, self.keys)
+        self.agents = AgentTable(self.clock, 180, self.keys.claimed)
+        self.gate = OrderVerifier("m1", MANAGER.public, self.agents, self.keys)
 
     def take(self, *ads: dict[str, Any], held: frozenset[str] = frozenset()) -> list[OrderSheet]:
         return self.gate.sheets(ads, held)

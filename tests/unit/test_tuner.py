@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox_manager.tuner import Flight, Target, Tuner, TuningRules, places_used, read_tuning
+from sandbox_manager.rules import TuningRules, read_tuning
+from sandbox_manager.scheduling.tuner import ActiveTransfer, Target, Tuner, places_used
 from stageout.core.config import ConfigError, mapping_settings
 from stageout.core.profiles import Best, Profile, save
 from stageout.tuning.adaptive import Knobs
@@ -18,7 +19,7 @@ from stageout.tuning.adaptive import Knobs
 MB = 1_000_000
 KNOBS = Knobs(initial=4, maximum=16, parallelism=4, delay=4, increment=1, threshold=1.0)
 WEB = Target("https://dest", several=True)
-GRID = Target("gsiftp://dest", several=True, in_parts=True)
+GRID = Target("gsiftp://dest", several=True, multi_stream=True)
 STOCK = Target("https://dest", several=False)
 
 
@@ -66,37 +67,39 @@ def _tuner(
 
 def test_without_a_service_the_nodes_own_limits_count() -> None:
     tuner, _ = _tuner()
-    flight = tuner.start(WEB, "alice", files=100)
-    assert (flight.concurrency, flight.parallelism) == (15, 1)
+    transfer = tuner.start(WEB, "alice", files=100)
+    assert (transfer.concurrency, transfer.parallelism) == (15, 1)
     assert tuner.room(WEB, "alice") == 0
     assert tuner.room(WEB, "bob") == 1
-    tuner.end(flight)
+    assert tuner.report("https://dest").state == "fixed"
+    tuner.end(transfer)
     assert tuner.room(WEB, "alice") == 15
 
 
 def test_a_plugin_that_does_not_heed_the_environment_counts_as_one_file_and_one_stream() -> None:
     tuner, _ = _tuner()
-    flight = tuner.start(STOCK, "alice", files=100)
-    assert flight.streams == 1
+    transfer = tuner.start(STOCK, "alice", files=100)
+    assert transfer.streams == 1
 
 
 def test_streams_of_each_file_only_for_plugins_that_send_in_parts() -> None:
     tuner, _ = _tuner(grants=Granted(32))
-    flight = tuner.start(GRID, "alice", files=100)
-    assert (flight.concurrency, flight.parallelism) == (7, 4)
-    assert tuner.start(replace(GRID, in_parts=False), "bob", files=9).parallelism == 1
+    transfer = tuner.start(GRID, "alice", files=100)
+    assert (transfer.concurrency, transfer.parallelism) == (7, 4)
+    assert tuner.start(replace(GRID, multi_stream=False), "bob", files=9).parallelism == 1
 
 
 def test_a_grant_below_one_file_moves_one_with_fewer_streams() -> None:
     tuner, _ = _tuner(grants=Granted(3))
-    flight = tuner.start(GRID, "alice", files=5)
-    assert flight.streams == 3
+    transfer = tuner.start(GRID, "alice", files=5)
+    assert transfer.streams == 3
     assert tuner.room(GRID, "bob") == 0
 
 
 def test_nothing_granted_means_nothing_starts() -> None:
     tuner, _ = _tuner(grants=Granted(0))
     assert tuner.room(WEB, "alice") == 0
+    assert tuner.report("https://dest").state == "no-grant"
 
 
 def test_another_owner_may_begin_beside_a_batch_that_takes_all_that_the_controller_wants() -> None:
@@ -132,12 +135,12 @@ def test_one_more_beside_files_that_take_very_long() -> None:
     assert tuner.room(WEB, "alice") == 0
 
 
-def _round(tuner: Tuner, clock: Hands, took_s: float, size_bytes: int = 10 * MB) -> Flight:
+def _round(tuner: Tuner, clock: Hands, took_s: float, size_bytes: int = 10 * MB) -> ActiveTransfer:
     """One call that fills what it is given: each of its files takes as long."""
-    flight = tuner.start(WEB, "alice", files=KNOBS.maximum - 1)
+    transfer = tuner.start(WEB, "alice", files=KNOBS.maximum - 1)
     clock.now += took_s
-    tuner.end(flight, [size_bytes] * flight.concurrency)
-    return flight
+    tuner.end(transfer, [size_bytes] * transfer.concurrency)
+    return transfer
 
 
 def test_the_controller_steps_after_so_many_files_and_says_why() -> None:
@@ -145,13 +148,13 @@ def test_the_controller_steps_after_so_many_files_and_says_why() -> None:
     assert _round(tuner, clock, 1.0).concurrency == 4
     [report] = tuner.reports()
     assert (report.rate_mb_s, report.files_at_once) == (40.0, 4)
-    assert "First measurement" in report.reason
+    assert "First measurement" in report.reason and report.state == "kept"
     _round(tuner, clock, 0.5)
     [report] = tuner.reports()
     assert (report.rate_mb_s, report.files_at_once) == (80.0, 5)
-    assert report.reason == "The rate rose from 40 to 80: 4 to 5."
+    assert (report.reason, report.state) == ("The rate rose from 40 to 80: 4 to 5.", "raised")
     _round(tuner, clock, 2.0)
-    assert tuner.level("https://dest") == 4
+    assert (tuner.level("https://dest"), tuner.report("https://dest").state) == (4, "lowered")
 
 
 def test_a_step_is_judged_by_what_began_after_it() -> None:
@@ -167,21 +170,21 @@ def test_a_step_is_judged_by_what_began_after_it() -> None:
 def test_places_that_stay_empty_are_no_measurement() -> None:
     tuner, clock = _tuner("running")
     for _ in range(4):
-        flight = tuner.start(WEB, "alice", files=1)
+        transfer = tuner.start(WEB, "alice", files=1)
         clock.now += 1.0
-        tuner.end(flight, [10 * MB])
+        tuner.end(transfer, [10 * MB])
     [report] = tuner.reports()
-    assert report.reason == "Only 1.0 of 4 places were used: no measurement."
+    assert (report.reason, report.state) == ("Only 1.0 of 4 places were used: no measurement.", "unmeasured")
     assert report.rate_mb_s == 0
 
 
 def test_calls_that_failed_tell_nothing_about_the_rate() -> None:
     tuner, clock = _tuner("running")
     for _ in range(9):
-        flight = tuner.start(WEB, "alice", files=9)
+        transfer = tuner.start(WEB, "alice", files=9)
         clock.now += 1.0
-        tuner.end(flight)
-        tuner.end(flight, [10 * MB] * 9)
+        tuner.end(transfer)
+        tuner.end(transfer, [10 * MB] * 9)
     assert tuner.reports()[0].rate_mb_s == 0
 
 
@@ -235,16 +238,16 @@ def test_streams_never_pass_the_grant_of_their_start(
     """However calls start and end and grants change: nothing starts above the grant of that moment."""
     grants = Granted(0)
     tuner, clock = _tuner(controller, grants=grants)
-    running: list[Flight] = []
-    for owner, files, in_parts, end, streams in starts:
+    running: list[ActiveTransfer] = []
+    for owner, files, multi_stream, end, streams in starts:
         grants.given = streams
         clock.now += 1
         if end and running:
             tuner.end(running.pop(0), [MB] * files)
-        target = replace(GRID, in_parts=in_parts)
+        target = replace(GRID, multi_stream=multi_stream)
         if tuner.room(target, owner) > 0:
             running.append(tuner.start(target, owner, files))
-            assert sum(flight.streams for flight in running) <= streams
+            assert sum(transfer.streams for transfer in running) <= streams
         elif not running:
             assert streams == 0, "something is granted, nothing runs, and nothing may start"
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stageout.core.eta import work_bytes
 from stageout.tuning.deadlines import (
     LEAST_S,
     MARGIN,
@@ -19,7 +20,6 @@ from stageout.tuning.deadlines import (
     missed,
     stall,
     stalled,
-    work_bytes,
 )
 
 MOST_S = 72_000.0

@@ -184,7 +184,7 @@ def test_never_above_a_maximum_never_negative_no_leak(
 @settings(deadline=None)
 @given(count=st.integers(1, 12), most=st.integers(1, 20), order=st.randoms(use_true_random=True))
 def test_nobody_starves_under_fair_share(count: int, most: int, order: object) -> None:
-    """Whoever goes on asking gets streams within a bounded number of rounds, again and again."""
+    """A client that goes on asking gets streams within a bounded number of rounds, again and again."""
     pair = Pair(Limits(4, 4, most, most), "fair-share")
     clients = [f"c{number}" for number in range(count)]
     waited = dict.fromkeys(clients, 0)

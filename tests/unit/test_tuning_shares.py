@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stageout.tuning.shares import LEAST_RATE, MOST_PRIORITY, Flow, Shares, fill, turn, weights
+from stageout.overlay.tuning.shares import LEAST_RATE, MOST_PRIORITY, Flow, Shares, fill, turn, weights
 
 _STEP_S = 0.1
 _MEASURED = 5

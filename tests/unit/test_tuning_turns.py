@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stageout.tuning.shares import Flow, weights
-from stageout.tuning.turns import AWAY_S, BACK_S, LATE_S, MESSAGE_BYTES, Place, Turns, least_part, piece_bytes
+from stageout.overlay.tuning.shares import Flow, weights
+from stageout.overlay.tuning.turns import AWAY_S, BACK_S, LATE_S, MESSAGE_BYTES, Place, Turns, least_part, piece_bytes
 
 LINE = 12.5e6
 _SECOND_S = 1.0

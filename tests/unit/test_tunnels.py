@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from stageout.core import tls
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.threads import NoThread
-from stageout.overlay import channel
+from stageout.overlay import channel, tls
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -38,7 +38,7 @@ def backup(site: Site, name: str) -> Path:
 
 
 def put_back(site: Site, copy: Path) -> None:
-    """The steps that docs/administrator/operations.md gives the administrator."""
+    """The steps that docs/administrator/monitoring.md gives the administrator."""
     for name in ("ledger.sqlite-wal", "ledger.sqlite-shm"):
         (ledger_of(site).parent / name).unlink(missing_ok=True)
     shutil.copy(copy, ledger_of(site))
@@ -74,7 +74,7 @@ def test_output_that_a_restored_ledger_does_not_know_is_kept(site: Site, caplog:
             kept = site.base / "spool" / "unknown" / two
             assert (kept / "0").read_bytes() == b"second"
             assert kept.parent.stat().st_mode & 0o777 == 0o700, "the owner's jobs do not come there"
-            assert node.pipeline.strays.facts() == {"UnknownOutput": 1}
+            assert node.pipeline.custody.orphans.facts() == {"UnknownOutput": 1}
             await node.order(Action.CONFIRM, tickets=[one], files=1)
             await node.until_state(State.RELEASED)
             await node.order(Action.CONFIRM, node.facts("2.0"), [two], 2)
@@ -83,7 +83,7 @@ def test_output_that_a_restored_ledger_does_not_know_is_kept(site: Site, caplog:
 
     run(story())
     assert site.delivered() == ["a"]
-    assert [record.message for record in caplog.records if "output-unknown " in record.message]
+    assert [record.message for record in caplog.records if "unknown-output-found " in record.message]
 
 
 def test_a_run_of_which_one_hand_off_is_unknown_is_lost_at_once(site: Site) -> None:
@@ -184,7 +184,7 @@ def test_only_time_or_a_person_removes_what_was_set_aside(site: Site) -> None:
             node.clock.ahead_s = 2100
             await node.pipeline.forget_old_jobs()
             assert unknown(site) == []
-            assert node.pipeline.strays.facts() == {"UnknownOutput": 0}
+            assert node.pipeline.custody.orphans.facts() == {"UnknownOutput": 0}
 
     run(story())
 
@@ -196,7 +196,7 @@ def test_what_a_person_removed_is_forgotten(site: Site) -> None:
         async with site.manager(moving=False) as node:
             shutil.rmtree(site.base / "spool" / "unknown" / two)
             await node.pipeline.forget_old_jobs()
-            assert node.pipeline.strays.facts() == {"UnknownOutput": 0}
+            assert node.pipeline.custody.orphans.facts() == {"UnknownOutput": 0}
             assert await node.ledger.read(lambda db: db.execute("SELECT * FROM unknown").fetchall()) == []
 
     run(story())
@@ -224,9 +224,9 @@ def test_a_hand_off_on_its_way_to_its_record_is_left_alone(site: Site) -> None:
             place = site.base / "spool" / "sandboxes" / ("1" * 32)
             place.mkdir()
             (place / "0").touch()
-            await node.pipeline.strays.collect()
+            await node.pipeline.custody.orphans.collect()
             assert place.exists() and unknown(site) == []
-            await node.pipeline.strays.collect()
+            await node.pipeline.custody.orphans.collect()
             assert unknown(site) == ["1" * 32]
 
     run(story())

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stageout.wire import frames, overlay
-from stageout.wire.fields import KnownRow, LinkRow, ShareRow
-from stageout.wire.frames import BadFrame, Decoder, Type
+from stageout.overlay.wire import frames, messages
+from stageout.overlay.wire.fields import KnownRow, LinkRow, ShareRow
+from stageout.overlay.wire.frames import BadFrame, Decoder, Type
 
-_DOCUMENT = Path(__file__).parents[2] / "docs" / "WIRE.md"
+_DOCUMENT = Path(__file__).parents[2] / "docs/reference/wire.md"
 _SUMS = list(frames.checksums().values())
 sums = st.sampled_from(_SUMS)
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=40)
-numbers = st.integers(0, overlay.MAX_NUMBER)
+numbers = st.integers(0, messages.MAX_NUMBER)
 addresses = st.builds(
     "{}:{}".format, st.from_regex(r"[a-z0-9]{1,9}(\.[a-z]{1,5})?", fullmatch=True), st.integers(1, 65535)
 )
@@ -53,7 +53,7 @@ _WORDS = {
 _WORDS["attributes"] = st.just(("mode", "size"))
 _WORDS["outcomes"] = st.lists(st.sampled_from(("failed", "stale", "pending")), max_size=4).map(tuple)
 _WORDS["action"] = st.sampled_from(("reserve", "release"))
-_WORDS["block_bytes"] = st.just(overlay.BLOCK_BYTES)
+_WORDS["block_bytes"] = st.just(messages.BLOCK_BYTES)
 _WORDS["kinds"] = st.lists(st.sampled_from(("file", "link")), max_size=4).map(tuple)
 
 
@@ -62,15 +62,15 @@ def _messages(cls: Any) -> st.SearchStrategy[Any]:
     return st.builds(cls, **{name: _WORDS.get(name, _KINDS[hint]) for name, hint in hints.items()})
 
 
-messages = st.one_of([_messages(cls) for cls in overlay.TYPES])
+any_message = st.one_of([_messages(cls) for cls in messages.TYPES])
 
 
 def _encoded(message: Any, checksum: frames.Checksum, number: int = 0) -> bytes:
-    payload = frames.encode_meta(overlay.to_meta(message))
-    return frames.encode_header(overlay.TYPES[type(message)], payload, checksum, number) + payload
+    payload = frames.encode_meta(messages.to_meta(message))
+    return frames.encode_header(messages.TYPES[type(message)], payload, checksum, number) + payload
 
 
-@given(st.lists(messages, max_size=5), sums, st.integers(1, 50))
+@given(st.lists(any_message, max_size=5), sums, st.integers(1, 50))
 def test_messages_come_out_as_they_went_in_however_the_bytes_are_cut(sent: Any, checksum: Any, cut: int) -> None:
     data = b"".join(_encoded(message, checksum) for message in sent)
     decoder, got = Decoder(checksum), []
@@ -79,11 +79,11 @@ def test_messages_come_out_as_they_went_in_however_the_bytes_are_cut(sent: Any, 
         for frame in decoder.frames():
             meta, tail = frames.decode_meta(frame.payload)
             assert not tail
-            got.append(overlay.from_meta(frame.header.type, meta))
+            got.append(messages.from_meta(frame.header.type, meta))
     assert got == sent
 
 
-@given(messages, sums, st.data())
+@given(any_message, sums, st.data())
 def test_no_flipped_bit_goes_unseen(message: Any, checksum: Any, data: Any) -> None:
     whole = bytearray(_encoded(message, checksum))
     bit = data.draw(st.integers(0, len(whole) * 8 - 1))
@@ -104,7 +104,7 @@ def test_any_payload_is_read_or_refused(payload: bytes, kind: Type, checksum: An
     assert frame.payload == payload
     try:
         meta, _ = frames.decode_meta(frame.payload)
-        overlay.from_meta(kind, meta)
+        messages.from_meta(kind, meta)
     except BadFrame:
         pass
 
@@ -125,17 +125,17 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 
 
 @settings(max_examples=200)
-@given(messages, st.data())
+@given(any_message, st.data())
 def test_a_field_of_another_kind_is_refused_or_is_allowed(message: Any, data: Any) -> None:
-    meta = json.loads(json.dumps(overlay.to_meta(message)))
+    meta = json.loads(json.dumps(messages.to_meta(message)))
     name = data.draw(st.sampled_from(sorted(meta)))
     meta[name] = data.draw(json_values)
     try:
-        read = overlay.from_meta(overlay.TYPES[type(message)], meta)
+        read = messages.from_meta(messages.TYPES[type(message)], meta)
     except BadFrame as error:
         assert name in str(error)
         return
-    assert json.loads(json.dumps(overlay.to_meta(read)))[name] == meta[name]
+    assert json.loads(json.dumps(messages.to_meta(read)))[name] == meta[name]
 
 
 def _header(**changes: Any) -> bytes:
@@ -187,45 +187,45 @@ def test_large_frames_come_out_as_they_went_in(cuts: list[int], sizes: list[int]
 
 
 def test_a_frame_that_comes_byte_by_byte_is_no_list_of_bytes() -> None:
-    sent = overlay.Refuse("x" * 4000)
+    sent = messages.Refuse("x" * 4000)
     decoder = Decoder()
     found = []
-    for byte in overlay.encode(sent, decoder.checksum):
+    for byte in messages.encode(sent, decoder.checksum):
         decoder.feed(bytes([byte]))
         assert len(decoder._parts) < 300
-        found += [overlay.decode(frame) for frame in decoder.frames()]
+        found += [messages.decode(frame) for frame in decoder.frames()]
     assert found == [sent]
 
 
 @pytest.mark.parametrize("ranges", [[[3, 2]], [[0, 2], [2, 4]], [[0, 2], [1, 4]], [[1]], [["0", 1]], {}, [[-1, 2]]])
 def test_ranges_must_be_in_order_and_apart(ranges: list[Any] | dict[str, Any]) -> None:
     with pytest.raises(BadFrame, match="staged"):
-        overlay.from_meta(Type.STAGED, {"tid": 1, "staged": ranges})
+        messages.from_meta(Type.STAGED, {"tid": 1, "staged": ranges})
 
 
-@pytest.mark.parametrize("block_bytes", [0, 1, overlay.BLOCK_BYTES - 1, 2 * overlay.BLOCK_BYTES, 2**62])
+@pytest.mark.parametrize("block_bytes", [0, 1, messages.BLOCK_BYTES - 1, 2 * messages.BLOCK_BYTES, 2**62])
 def test_blocks_of_another_size_are_refused_before_anything_is_made_for_them(block_bytes: int) -> None:
-    ask = overlay.Open("1" * 32, 1, "f", 100, block_bytes, 5)
+    ask = messages.Open("1" * 32, 1, "f", 100, block_bytes, 5)
     with pytest.raises(BadFrame, match="blocks have 1048576 bytes"):
-        overlay.from_meta(Type.OPEN, overlay.to_meta(ask))
+        messages.from_meta(Type.OPEN, messages.to_meta(ask))
 
 
 def test_half_a_character_is_refused() -> None:
     with pytest.raises(BadFrame, match="path is not a text"):
-        overlay.from_meta(Type.STAT, {"path": "\ud800"})
+        messages.from_meta(Type.STAT, {"path": "\ud800"})
 
 
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(BadFrame, match="STAGED lacks one of epoch, staged"):
-        overlay.from_meta(Type.STAGED, {"tid": 1})
+        messages.from_meta(Type.STAGED, {"tid": 1})
 
 
 def test_proofs_are_bound_to_side_nonces_and_choice() -> None:
-    hello = overlay.Hello("a", "1" * 32, ("crc32",), ("crc32",), 5, "k")
-    welcome = overlay.Welcome("b", "2" * 32, "crc32", "crc32", 5)
-    other = overlay.Welcome("b", "3" * 32, "crc32", "crc32", 5)
+    hello = messages.Hello("a", "1" * 32, ("crc32",), ("crc32",), 5, "k")
+    welcome = messages.Welcome("b", "2" * 32, "crc32", "crc32", 5)
+    other = messages.Welcome("b", "3" * 32, "crc32", "crc32", 5)
     made = {
-        overlay.proof(key, side, hello, w)
+        messages.proof(key, side, hello, w)
         for key in (b"x", b"y")
         for side in ("hello", "welcome")
         for w in (welcome, other)
@@ -257,7 +257,7 @@ def test_a_party_without_the_package_of_the_fast_checksum_has_the_others(monkeyp
 def test_the_document_has_every_message_with_its_fields() -> None:
     rows = [line.split("|") for line in _DOCUMENT.read_text().splitlines() if line.startswith("| ")]
     table = {row[1].strip(): (row[2].strip(), row[3]) for row in rows if row[2].strip().isdigit()}
-    for cls, kind in overlay.TYPES.items():
+    for cls, kind in messages.TYPES.items():
         number, words = table[kind.name]
         assert int(number) == kind
         names = [word.split("=")[0].split("(")[0].strip() for word in words.split(", ")]
@@ -266,5 +266,5 @@ def test_the_document_has_every_message_with_its_fields() -> None:
 
 def test_a_gateway_asks_for_as_many_places_as_a_call_of_a_plugin_has_files() -> None:
     places = tuple(f"{number:064x}" for number in range(100))
-    for message in (overlay.Lease("h", places, 120), overlay.Leased(tuple(range(100)))):
-        assert overlay.from_meta(overlay.TYPES[type(message)], json.loads(json.dumps(vars(message)))) == message
+    for message in (messages.Lease("h", places, 120), messages.Leased(tuple(range(100)))):
+        assert messages.from_meta(messages.TYPES[type(message)], json.loads(json.dumps(vars(message)))) == message

@@ -1,0 +1,75 @@
+"""Requests for many jobs at a schedd that refuses, or that stops answering."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stageout.cli import condor
+from stageout.cli.exits import Unavailable
+from stageout.cli.jobs import JobId
+
+JOBS = [JobId(7, number) for number in range(1000)]
+
+
+class Bindings:
+    """Bindings with one schedd. :ivar dies_after: edits before it is silent. :ivar refused: jobs that it refuses."""
+
+    def __init__(self) -> None:
+        self.calls, self.dies_after = 0, 10**6
+        self.refused: set[str] = set()
+        self.asked: set[str] = set()
+        self.DaemonType = self.QueryOpt = type("Names", (), {"Schedd": 1, "IncludeClusterAd": 1})
+
+    def Collector(self, _: object) -> Any:
+        return type("Collector", (), {"locate": lambda *_: {"Name": "ap"}})()
+
+    def Schedd(self, _: object) -> Any:
+        return self
+
+    def edit(self, jobs: Any, name: str, value: str) -> int:
+        self.calls += 1
+        wanted = {jobs} if isinstance(jobs, str) else set(jobs)
+        if self.calls > self.dies_after:
+            raise RuntimeError("Unable to commit transaction:")
+        if wanted & self.refused:
+            raise RuntimeError("Unable to commit transaction: not yours")
+        self.asked |= wanted
+        return len(wanted)
+
+    def query(self, *_: object, **__: object) -> list[Any]:
+        if self.calls > self.dies_after:
+            raise RuntimeError("Failed to connect to schedd.")
+        return []
+
+
+@pytest.fixture
+def schedd(monkeypatch: pytest.MonkeyPatch) -> Bindings:
+    made = Bindings()
+    monkeypatch.setattr(condor, "bindings", lambda: made)
+    return made
+
+
+def test_a_refused_job_does_not_stop_the_others(schedd: Bindings) -> None:
+    schedd.refused = {"7.3", "7.500"}
+    refused = condor.Queue().set_requests(JOBS, "retry")
+    assert [str(job) for job, _ in refused] == ["7.3", "7.500"]
+    assert len(schedd.asked) == 998
+
+
+@pytest.mark.parametrize(("edits", "asked"), [(2, 400), (0, 0)])
+def test_a_silent_schedd_is_not_asked_for_each_job(schedd: Bindings, edits: int, asked: int) -> None:
+    schedd.dies_after = edits
+    refused = condor.Queue().set_requests(JOBS, "retry")
+    assert [job for job, _ in refused] == JOBS[asked:]
+    assert all(isinstance(problem, Unavailable) and f"{job}: not confirmed" in str(problem) for job, problem in refused)
+    assert (len(schedd.asked), schedd.calls) == (asked, edits + 1)
+
+
+def test_a_schedd_that_goes_away_between_single_jobs(schedd: Bindings) -> None:
+    schedd.refused, schedd.dies_after = {"7.1"}, 5
+    refused = condor.Queue().set_requests(JOBS, "retry")
+    assert len(refused) == 1000 - len(schedd.asked)
+    assert "not yours" in str(refused[0][1])
+    assert schedd.calls == 6

@@ -1,0 +1,243 @@
+"""``stageout explain``: what is said of a job, and that what is not known is said to be unknown."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stageout.cli import explain, submit_file
+from stageout.cli.exits import CommandError, Unavailable, UnknownJob, UsageError
+from stageout.cli.explain import OK, PROBLEM, UNKNOWN, Line, Subject, decision
+from stageout.cli.outputs import Output, outputs_of
+from stageout.core.classads import ClassAd
+from stageout.core.config import mapping_settings
+from stageout.wire.custody import FlowReport, Report, ServerReport
+
+NOTHING = mapping_settings({})
+
+
+def subject(**attributes: Any) -> Subject:
+    return Subject("a job", ClassAd(attributes), True)
+
+
+def test_outputs_are_named_with_their_urls() -> None:
+    ad = ClassAd(
+        {
+            "OutputDestination": "davs://h/d",
+            "TransferOutput": "a, b,c",
+            "TransferOutputRemaps": "b = https://other/x ; c=kept.txt",
+        }
+    )
+    assert outputs_of(ad) == [Output("b", "https://other/x"), Output("a", "davs://h/d/a")]
+    assert outputs_of(ClassAd({"OutputDestination": "davs://h/d/"})) == [Output("", "davs://h/d/")]
+    assert outputs_of(ClassAd({"TransferOutput": "a"})) == []
+    assert outputs_of(ClassAd({"TransferOutputRemaps": r"a\=b = http://h/x\;y"})) == [Output(r"a\=b", r"http://h/x\;y")]
+
+
+OUT = [Output("a", "davs://h/d/a")]
+
+
+@pytest.mark.parametrize(
+    ("given", "outputs", "kind", "code"),
+    [
+        ({"StageOutGuard": True}, OUT, "hand-off", ""),
+        ({"StageOutGuard": False, "StageOutSynchronousCode": "DagNode"}, OUT, "synchronous", "DagNode"),
+        ({"StageOutGuard": False}, OUT, "synchronous", "NotMarked"),
+        ({"StageOutGuard": True, "TransferPlugins": "davs=my_plugin"}, OUT, "synchronous", "Plugin"),
+        ({"StageOutGuard": True, "TransferPlugins": "a=b; c, davs=my_plugin"}, OUT, "synchronous", "Plugin"),
+        ({"StageOutGuard": True}, [], "none", ""),
+    ],
+)
+def test_the_decision_is_the_access_point_s(given: dict[str, Any], outputs: list[Output], kind: str, code: str) -> None:
+    found = decision(subject(**given), outputs)
+    assert (found[:2], bool(found[2])) == ((kind, code), True)
+
+
+def test_without_transforms_nothing_is_promised() -> None:
+    assert decision(Subject("a job", ClassAd(), False), OUT)[0] == "unknown"
+
+
+def slot(machine: str, methods: str, manager: str = "") -> ClassAd:
+    more = {"StageOutManager": manager} if manager else {}
+    return ClassAd({"Machine": machine, "HasFileTransferPluginMethods": methods, **more})
+
+
+class Silent:
+    """A pool or queue that does not answer, or answers with what it was given."""
+
+    def __init__(self, *ads: ClassAd, heard_at: float = 0) -> None:
+        self._ads, self._heard_at = list(ads), heard_at
+
+    def name(self) -> str:
+        return "schedd"
+
+    def ads(self, *_: object) -> list[ClassAd]:
+        if not self._ads:
+            raise Unavailable("nobody answers")
+        return self._ads
+
+    def agent_heard_at(self, _: str) -> float:
+        return self._heard_at
+
+    delivered_to = ads
+
+
+def lines(outputs: list[Output], pool: Silent, own: dict[str, str] | None = None) -> list[Line]:
+    return list(explain._pool_lines(outputs, pool, pool, own or {}))  # type: ignore[arg-type]
+
+
+def test_a_plugin_of_the_job_itself_counts() -> None:
+    plugin, _ = lines(OUT, Silent(slot("e1", "http")), {"davs": "my_plugin"})
+    assert plugin == Line("plugin", OK, "davs: the job brings my_plugin (transfer_plugins)")
+
+
+@pytest.mark.parametrize(("asks", "is_file", "kind", "number"), [
+    (False, True, "hand-off", 1), (True, True, "hand-off", 0), (False, False, "hand-off", 0), (False, True, "none", 0),
+])  # fmt: skip
+def test_a_submit_file_may_be_a_node_of_a_dag(asks: bool, is_file: bool, kind: str, number: int) -> None:
+    found = list(explain._dag_lines(Subject("a file", ClassAd(), True, is_file, asks), kind))
+    assert len(found) == number
+    assert all(line.name == "dag" and "DagNode" in line.text and "StageOutAsync = true" in line.text for line in found)
+
+
+def test_a_directory_with_the_name_of_a_job_is_no_submit_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("1234").mkdir()
+    queue: Any = type("Empty", (Silent,), {"first_ad": lambda *_: None})()
+    with pytest.raises(UnknownJob):
+        explain._subject("1234", NOTHING, queue)
+
+
+def test_machines_and_managers_of_the_pool_are_counted() -> None:
+    slots = [slot("e1", "http,davs", "m1"), slot("e1", "http,davs", "m1"), slot("e2", "DAVS"), slot("e3", "http")]
+    plugin, agent = lines(OUT, Silent(*slots, heard_at=time.time() - 3))
+    assert (plugin.level, agent.level) == (OK, OK)
+    assert "davs: 2 of 3 machines have one, 1 of them a sandbox manager" in plugin.text
+    plugin, agent = lines([Output("a", "tape://h/a")], Silent(*slots))
+    assert (plugin.level, agent.level) == (PROBLEM, PROBLEM)
+    assert "none of 3 machines has a plugin for tape://" in plugin.text
+    assert "NoAgent" in agent.text
+
+
+def test_a_collector_that_does_not_answer_leaves_it_unknown() -> None:
+    assert [line.level for line in lines(OUT, Silent())] == [UNKNOWN]
+
+
+def test_servers_are_tried_and_nothing_is_sent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        (line,) = explain._server_lines(
+            [Output("a", f"davs://127.0.0.1:{port}/a"), Output("b", f"davs://127.0.0.1:{port}/b")]
+        )
+        assert line.level == OK
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(1) == b""
+    (line,) = explain._server_lines([Output("a", f"davs://127.0.0.1:{port}/a")])
+    assert (line.level, f"127.0.0.1:{port}" in line.text) == (PROBLEM, True)
+    for url in ("file:///a", "globus://uuid/a", "davs://h:port/a"):
+        assert [line.level for line in explain._server_lines([Output("a", url)])] == [UNKNOWN]
+
+
+def credential(ad: ClassAd, url: str, folder: Path | None = None) -> Line:
+    settings = mapping_settings({"SEC_CREDENTIAL_DIRECTORY_OAUTH": str(folder)}) if folder else NOTHING
+    (line,) = explain._credential_lines(ad, [Output("a", url)], settings)
+    return line
+
+
+def test_credentials_and_their_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("_CONDOR_CREDS", raising=False)
+    url = "cms+davs://h/a"
+    missing = credential(ClassAd(), url)
+    assert (missing.level, "use_oauth_services = cms" in missing.text) == (PROBLEM, True)
+    for prefix, name in (("my_service", "my_service"), ("my_service.handle", "my_service")):
+        assert credential(ClassAd(), f"{prefix}+davs://h/a").text.endswith(f"add use_oauth_services = {name}")
+    wants = ClassAd({"OAuthServicesNeeded": "other,cms"})
+    assert credential(wants, url).level == UNKNOWN
+    import pwd
+
+    kept = tmp_path / pwd.getpwuid(os.geteuid()).pw_name
+    kept.mkdir()
+    for end_s, level in ((7200, OK), (-7200, PROBLEM)):
+        claims = base64.urlsafe_b64encode(json.dumps({"exp": time.time() + end_s}).encode()).decode().rstrip("=")
+        (kept / "cms.use").write_text(f"e30.{claims}.c2ln")
+        line = credential(wants, url, tmp_path)
+        assert (line.level, "the token of cms" in line.text) == (level, True)
+    proxy = ClassAd({"x509userproxy": "/tmp/x509up", "x509UserProxyExpiration": int(time.time()) + 60})
+    assert credential(proxy, "davs://h/a").level == OK
+    assert credential(ClassAd({"x509userproxy": "/tmp/x509up"}), "davs://h/a").level == UNKNOWN
+
+
+def test_the_time_comes_from_enough_jobs_or_is_unknown() -> None:
+    def outlook(*seconds: int) -> Line:
+        queue = Silent(*(ClassAd({"Seconds": one, "Bytes": 1 << 20}) for one in seconds))
+        return explain._time_line(OUT, queue)  # type: ignore[arg-type]
+
+    assert (outlook(5, 6).level, "not enough data" in outlook(5, 6).text) == (UNKNOWN, True)
+    assert (outlook().level, outlook().text) == (UNKNOWN, "nobody answers")
+    line = outlook(10, 20, 90)
+    assert line.level == OK
+    assert line.text == "20s after the job's end (median of 3 jobs to this server, 10s to 1m30s, 1.0 MB each)"
+
+
+class Reporting(Silent):
+    """A collector with managers' reports."""
+
+    def __init__(self, *reports: Report) -> None:
+        super().__init__()
+        self._reports = list(reports)
+
+    def reports(self) -> list[Report]:
+        return self._reports
+
+
+def test_nodes_that_send_to_the_server_tell_how_much_moves_at_once() -> None:
+    def lines_of(*reports: Report) -> list[Line]:
+        return list(explain._node_lines(OUT, Reporting(*reports)))  # type: ignore[arg-type]
+
+    assert [(line.name, line.level) for line in lines_of()] == [("streams", UNKNOWN)]
+    flows = (FlowReport("davs://h", 3 << 20, limit=4), FlowReport("davs://other", 1, limit=9))
+    busy = Report("m1", "", 1, 1, {}, 0, flows=flows)
+    idle = Report("m2", "", 1, 1, {}, 0, flows=(FlowReport("davs://h:443", limit=8),))
+    (line,) = lines_of(busy, idle)
+    assert line == Line(
+        "streams", OK, "2 nodes sending to the server now: 4 to 8 files at once for each node, 3.0 MB/s (median)"
+    )
+    away = ServerReport("davs://h", "open", "no route to host", 3, 1, 0)
+    problem, _ = lines_of(Report("m3", "", 1, 1, {}, 0, servers=(away,)))
+    assert problem == Line("server", PROBLEM, "1 node cannot reach davs://h: no route to host")
+
+
+def tool(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_a_submit_file_that_htcondor_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.sub"
+    file.touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CommandError, match="condor_submit is not installed here"):
+        submit_file.first_job(file, mapping_settings({"BIN": "/none"}))
+    tool(tmp_path, "condor_submit", "echo 'Dry-Run job(s)'; echo 'ERROR: no executable' >&2; exit 1")
+    with pytest.raises(CommandError, match=r"does not take .*a\.sub: ERROR: no executable"):
+        submit_file.first_job(file, NOTHING)
+    with pytest.raises(UsageError, match=r"neither a submit file nor a job"):
+        submit_file.first_job(tmp_path / "none.sub", NOTHING)
+
+
+def test_only_the_first_job_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.sub"
+    file.touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    text = r'Dry-Run job(s)\n::checked\nClusterId=1\nProcId=0\nArgs="a = b"\n.\nProcId=1\n.\n2 job(s) dry-run'
+    tool(tmp_path, "condor_submit", f"printf '{text}'")
+    assert submit_file.first_job(file, NOTHING) == 'ClusterId=1\nProcId=0\nArgs="a = b"\n'
+    assert submit_file.transformed("ClusterId=1\n", NOTHING) is None

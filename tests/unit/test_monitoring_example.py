@@ -1,0 +1,80 @@
+"""The example for Prometheus and Grafana: queries name metrics of the table, links lead to the operations page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.monitoring.queries import EXAMPLE, alerts, dashboard_queries, metrics_in, panels, series_of_table
+
+ROOT = Path(__file__).resolve().parents[2]
+_OPERATIONS = (ROOT / "docs/administrator/operations.md").read_text()
+#: Of Prometheus itself, and of each process.
+_COMMON = {"up", "process_start_time_seconds", "process_resident_memory_bytes", "process_cpu_seconds_total"}
+_NODE_EXPORTER = {"node_textfile_mtime_seconds"}
+QUERIES = [*dashboard_queries(), *((rule["alert"], rule["expr"]) for rule in alerts())]
+
+
+def section(anchor: str) -> str:
+    """Return the text below a heading of the operations page, "" without such a heading."""
+    parts = re.split(r"^## (.+)$", _OPERATIONS, flags=re.M)
+    named = {
+        re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-"): text for head, text in zip(parts[1::2], parts[2::2])
+    }
+    return named.get(anchor, "")
+
+
+@pytest.mark.parametrize(("what", "query"), QUERIES)
+def test_queries_name_metrics_of_the_table(what: str, query: str) -> None:
+    named = metrics_in(query)
+    assert named, query
+    assert named <= series_of_table() | _COMMON | _NODE_EXPORTER, what
+
+
+def test_metrics_of_a_query_are_found() -> None:
+    query = 'sum(rate(stageout_a_b_total{c="stageout_d"}[1m])) / stageout_e unless up{job="x"} == 0'
+    assert metrics_in(query) == {"stageout_a_b_total", "stageout_e", "up"}
+
+
+def test_there_are_twelve_alerts_with_names_of_their_own() -> None:
+    names = [rule["alert"] for rule in alerts()]
+    assert len(names) == len(set(names)) == 12
+
+
+@pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
+def test_an_alert_leads_to_a_row_of_the_operations_page(rule: dict[str, dict[str, str]]) -> None:
+    page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+    assert page.endswith("/administrator/operations.html")
+    rows = re.findall(r"^\| (.+?) \|", section(anchor), re.M)
+    assert any(rule["annotations"]["symptom"] in row.replace("`", "") for row in rows), anchor
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    assert rule["annotations"]["summary"].endswith(".")
+
+
+def test_every_alert_has_a_test() -> None:
+    tests = yaml.safe_load((EXAMPLE / "alerts_test.yml").read_text())["tests"]
+    named = {one["alertname"] for item in tests for one in item["alert_rule_test"]}
+    assert named == {rule["alert"] for rule in alerts()}
+
+
+def test_jobs_of_alerts_are_those_of_the_scrape_configuration() -> None:
+    jobs = {one["job_name"] for one in yaml.safe_load((EXAMPLE / "prometheus.yml").read_text())["scrape_configs"]}
+    named = {job for rule in alerts() for job in re.findall(r'job="([^"]+)"', rule["expr"])}
+    assert named
+    assert named <= jobs
+
+
+def test_panels_of_the_dashboard_do_not_overlap() -> None:
+    places = [panel["gridPos"] for panel in panels()]
+    cells = [
+        (x, y)
+        for one in places
+        for x in range(one["x"], one["x"] + one["w"])
+        for y in range(one["y"], one["y"] + one["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+    assert len({panel["id"] for panel in panels()}) == len(places)

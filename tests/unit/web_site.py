@@ -1,0 +1,160 @@
+"""A page without a pool: synthetic reports, a collector that answers like the real one, and a job queue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from schedd_agent.file_records import key_of
+from stageout.core.collector import CollectorError
+from stageout.core.history import HistoryFile
+from stageout.core.signing import SigningKey
+from stageout.wire.custody import FileReport, Report, SandboxReport, ServerReport, report_ad
+from stageout_web.queue import QueueError
+from stageout_web.records import Records
+from stageout_web.ring import Ring
+from stageout_web.state import PageState
+
+KEY = SigningKey(b"k" * 32)
+SCHEDD = "ap.example.org"
+NOW = 1_800_000_000
+SECRET_NAME, SECRET_PATH, SECRET_WORDS = "secret-name.root", "/secret/path", "secret words of the server"
+
+
+def job_name(cluster: int) -> str:
+    """GlobalJobId."""
+    return f"{SCHEDD}#{cluster}.0#1700000000"
+
+
+def sandbox(cluster: int, state: str = "Confirmed", **more: Any) -> SandboxReport:
+    """A sandbox with one file. :param more: fields of the sandbox, or ``code`` of an error, or ``server``."""
+    code, server = more.pop("code", 0), more.pop("server", "store.example.org")
+    one = FileReport(
+        SECRET_NAME, f"https://{server}{SECRET_PATH}/{cluster}", more.get("bytes_total", 1000), state,
+        "stageout_curl_plugin", 1 if code else 0,
+        code, SECRET_WORDS if code else "", 0, "",
+    )  # fmt: skip
+    facts: dict[str, Any] = {
+        "job": job_name(cluster), "number": 1, "owner": "alice@example.org", "state": state, "change": 1,
+        "reason": SECRET_WORDS if code else "", "error_code": code, "tickets": ("ab" * 16,), "files_total": 1,
+        "files_left": 1, "bytes_total": 1000, "bytes_left": 1000, "attempts": 1 if code else 0, "attempts_limit": 20,
+        "next_attempt_at": 0, "accepted_at": NOW - 60, "files": (one,), **more,
+    }  # fmt: skip
+    return SandboxReport(**facts)
+
+
+def ad_of(
+    node: int, *boxes: SandboxReport, number: int = 1, heard_at: int = NOW, servers: tuple[ServerReport, ...] = (),
+    key: SigningKey | None = KEY, more: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """A manager's ad as the collector has it."""
+    name = f"manager@ep{node}.example.org"
+    at_risk = sum(box.bytes_left for box in boxes)
+    report = Report(name, key.public if key else "", number, heard_at, {}, at_risk, boxes, servers)
+    report = replace(report, **(more or {}))
+    return {**report_ad(report, key), "LastHeardFrom": heard_at}
+
+
+def file_record(cluster: int, **more: Any) -> dict[str, Any]:
+    """The record of a file that was delivered 60 s after its hand-off. :param more: other attributes."""
+    return {
+        "MyType": "StageOutFile", "GlobalJobId": job_name(cluster), "ClusterId": cluster, "ProcId": 0,
+        "NumShadowStarts": 1, "Owner": "alice@example.org", "StageOutManager": "manager@ep1.example.org",
+        "StageOutAcceptedAt": NOW - 100, "StageOutFileNumber": 0, "StageOutFiles": 1, "StageOutState": "Delivered",
+        "TransferFileBytes": 1000, "TransferFileName": SECRET_NAME,
+        "TransferUrl": f"https://store.example.org{SECRET_PATH}/{cluster}", "TransferEndTime": NOW - 40,
+        "StageOutPlugin": "stageout_curl_plugin", "StageOutBytesPerSecond": 1_000_000, "RecordWriteDate": NOW, **more,
+    }  # fmt: skip
+
+
+class FakeCollector:
+    """A collector with these ads. It understands the constraints of the reader only."""
+
+    def __init__(self, *ads: Mapping[str, Any]) -> None:
+        self.ads = {str(ad["Name"]): ad for ad in ads}
+        self.slots: list[Mapping[str, Any]] = []
+        self.agents: list[Mapping[str, Any]] = [{"StageOutSchedd": SCHEDD, "LastHeardFrom": NOW}]
+        self.asked: list[str] = []
+        self.sent = 0
+        self.problem = ""
+
+    def put(self, *ads: Mapping[str, Any]) -> None:
+        """Receive ads."""
+        self.ads.update({str(ad["Name"]): ad for ad in ads})
+
+    async def query(self, constraint: str, attributes: Sequence[str], ad_type: str = "Any") -> list[Mapping[str, Any]]:
+        """Answer."""
+        if self.problem:
+            raise CollectorError(self.problem)
+        self.asked.append(constraint)
+        if ad_type != "License":
+            return self.slots if ad_type == "Startd" else self.agents
+        part = re.search(r"LastHeardFrom % (\d+) == (\d+)", constraint)
+        since = re.search(r"LastHeardFrom >= (\d+)", constraint)
+        lower = re.search(r'StageOutManager >= "([^"]*)"', constraint)
+        upper = re.search(r'StageOutManager < "([^"]*)"', constraint)
+        found = [
+            ad for ad in self.ads.values()
+            if (part is None or ad["LastHeardFrom"] % int(part[1]) == int(part[2]))
+            and (since is None or ad["LastHeardFrom"] >= int(since[1]))
+            and (lower is None or ad["StageOutManager"] >= lower[1])
+            and (upper is None or ad["StageOutManager"] < upper[1])
+        ]  # fmt: skip
+        self.sent += len(found)
+        return found
+
+
+class FakeQueue:
+    """A job queue with these jobs."""
+
+    def __init__(self, **jobs: Mapping[str, Any]) -> None:
+        self.jobs, self.problem = jobs, ""
+        self.numbers = {"running": 10, "transferring": 3, "idle": 5, "held": 0}
+
+    async def counts(self) -> Mapping[str, int]:
+        """Answer."""
+        if self.problem:
+            raise QueueError(self.problem)
+        return self.numbers
+
+    async def job(self, cluster: int, proc: int) -> Mapping[str, Any] | None:
+        """Answer."""
+        if self.problem:
+            raise QueueError(self.problem)
+        return self.jobs.get(f"job{cluster}_{proc}")
+
+
+class FakeClock:
+    """A clock for both kinds of time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        """Seconds."""
+        return self.now_s
+
+    def wall_s(self) -> float:
+        """Seconds since the epoch."""
+        return NOW + self.now_s
+
+
+class Site:
+    """A state over a fake pool. Close its ring in the end."""
+
+    def __init__(self, folder: Path, *ads: Mapping[str, Any]) -> None:
+        self.collector, self.queue, self.clock = FakeCollector(*ads), FakeQueue(), FakeClock()
+        self.ring = Ring(folder / "ring.sqlite")
+        self.history = HistoryFile(folder / "stageout_history", key_of, self.clock.wall_s)
+        self.records = Records(folder / "stageout_history", self.clock.wall_s)
+        self.state = PageState(
+            self.collector, self.queue, self.ring, self.records, self.clock.monotonic_s, self.clock.wall_s
+        )  # fmt: skip
+
+    async def tick(self, after_s: float = 5.0) -> None:
+        """Read the pool some seconds later."""
+        self.clock.now_s += after_s
+        await self.state.tick()
