@@ -1,11 +1,13 @@
 # make demo    the main job on a real pool         make test   everything that CI runs
 # make check   style, types, unit tests            make bench  benchmarks (QUICK=1: short)
+# make figures published figures of papers, measured again: one report in out/figures (QUICK=1: a quarter of an hour)
 # make docs    this site in out/docs/html, man pages in out/docs/man
 # make oldest  what differs between versions of Python, on the oldest one that is installed here
 # make pools   all tests but the unit tests, most of them on real pools
 # make pilot   dist/stageout-pilot.pyz: all that a pilot needs beside Python
 # make dist    dist/: wheel, sdist, single file, Debian packages, RPMs, wheelhouse, checksums (STEPS="python pilot")
 # make dist-test  each of them built, and installed into a clean root; needs root (WORDS="deb12": some)
+# make web     stageout_web/static: the charts' library anew; WEB=screenshots: the pictures in docs/web
 # make lock    requirements/*.txt anew, from the ranges in setup.cfg
 # make storm   daemons die for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
 # make overlay-storm  routers die for SECONDS=60, bits flip, disks fill
@@ -16,14 +18,14 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: dist dist-test lock pilot demo docs test check oldest pools bench mutants crash planted sim storm chaos overlay-storm clean
+.PHONY: dist dist-test lock pilot demo docs test check oldest pools bench figures mutants crash planted sim storm chaos overlay-storm web clean
 
 $(STAMP): setup.cfg pyproject.toml $(wildcard requirements/*.txt)
 	tools/install
 	touch $@
 
 demo: $(STAMP)
-	$(PY) -m stageout.testing.demo
+	$(PY) -m tests.harness.demo
 
 # three at once on two cores: tests also wait for processes and for disks
 check: $(STAMP)
@@ -49,6 +51,9 @@ test: check
 
 bench: $(STAMP)
 	$(PY) benchmarks/run_all.py $(if $(QUICK),--quick)
+
+figures: $(STAMP)
+	$(PY) benchmarks/figures.py $(if $(QUICK),--quick)
 
 crash: $(STAMP)
 	$(PY) -m tests.crash.run --schedules $(or $(SCHEDULES),10000)
@@ -82,6 +87,9 @@ dist-test: dist
 
 lock:
 	tools/lock
+
+web: $(STAMP)
+	$(if $(filter screenshots,$(WEB)),$(PY) -m tests.web.screenshots,tools/web/build)
 
 clean:
 	rm -rf .venv .venv-oldest out test-logs build dist *.egg-info

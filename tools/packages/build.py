@@ -188,9 +188,20 @@ def make_tree(root: Path, python: str, wheels: Sequence[Path]) -> None:
             install(wheel, destination, additional_metadata={"INSTALLER": b"stageout\n"})
     (prefix / "bin/python").symlink_to("/usr/bin/python3")
     (prefix / "pyvenv.cfg").write_text(f"home = /usr/bin\ninclude-system-site-packages = true\nversion = {python}\n")
+    add_completions(prefix / "share/stageout/completions")
     for path in [prefix, *prefix.rglob("*")]:
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+
+
+def add_completions(folder: Path) -> None:
+    """Write the completion scripts of all shells into a new directory, as nfpm.yaml names them."""
+    folder.mkdir(parents=True)
+    for shell, name in (("bash", "stageout.bash"), ("zsh", "_stageout"), ("fish", "stageout.fish")):
+        command = [sys.executable, "-m", "stageout.cli.main", "completion", shell]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+        (folder / name).write_bytes(done.stdout)
 
 
 def wheel_in(out: Path, version: str) -> Path:

@@ -1,8 +1,8 @@
 """Start of the single file: finds its programs unpacked, or unpacks them, and becomes the one that was asked for.
 
-The file is a zip archive with this module as ``__main__``. What is in it is for several versions of Python; the first
-start with one of them unpacks what that version needs into a cache, and every later start only looks there. Nothing
-but ``os`` and ``sys`` is imported on that way: the plugin is in every job's way.
+The file is a zip archive with this module as ``__main__``. The file is for several versions of Python. The first start
+with one of them unpacks the packages for that version into a cache, and every later start only looks there. Nothing but
+``os`` and ``sys`` is imported on that way: the plugin is in every job's way.
 """
 
 import os
@@ -95,7 +95,7 @@ def make_links(archive, programs, arguments):
 
 
 def usage(name, programs):
-    """What the file can be."""
+    """The roles of the file."""
     sys.stderr.write(f"usage: {name} PROGRAM [ARGUMENTS], or call it by a link with the program's name\n")
     sys.stderr.write(f"programs: {' '.join(sorted(os.listdir(programs)))}\n")
     sys.stderr.write("          links DIRECTORY (makes the links)\n")
