@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -180,6 +181,19 @@ class Site:
     def stageout(self, *args: str, user: str = "alice", check: bool = True, timeout_s: float = 60) -> Any:
         """Run the command on the access point as that user; the completed process."""
         return self.pool.ap.run(["/opt/stageout/bin/stageout", *args], user=user, check=check, timeout_s=timeout_s)
+
+    def file_records(self, *arguments: str, user: str = "alice") -> list[dict[str, Any]]:
+        """Return what `stageout history -files` prints, sorted by name."""
+        found = json.loads(self.stageout("history", "-files", "-json", *arguments, user=user).stdout)["files"]
+        return sorted(found, key=lambda ad: str(ad.get("TransferFileName", "~")))
+
+    def wait_recorded(self, job: Any, count: int) -> list[dict[str, Any]]:
+        """Wait until so many records of a job's files are there. They are written after the job has left the queue."""
+        return wait_until(
+            lambda: found if len(found := self.file_records(str(job))) >= count else None,
+            timeout_s=60,
+            what=f"{count} records of files of job {job}",
+        )
 
     def spool_is_empty(self) -> bool:
         """True when no execute point holds output."""

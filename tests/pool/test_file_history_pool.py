@@ -12,23 +12,10 @@ from tests.pool.conftest import HISTORY_FAULTS
 pytestmark = pytest.mark.pool
 
 
-def _files(site: Any, *arguments: str, user: str = "alice") -> list[dict[str, Any]]:
-    done = site.stageout("history", "-files", "-json", *arguments, user=user)
-    found: list[dict[str, Any]] = json.loads(done.stdout)["files"]
-    return found
-
-
-def _wait_recorded(site: Any, job: Any, count: int) -> list[dict[str, Any]]:
-    site.pool.wait(
-        lambda: len(_files(site, str(job))) >= count, timeout_s=60, what=f"{count} records of files of job {job}"
-    )
-    return sorted(_files(site, str(job)), key=lambda ad: str(ad.get("TransferFileName", "~")))
-
-
 def test_delivered_files_are_known_after_their_job_has_left(site: Any) -> None:
     job = site.submit(outputs=("out1", "out2"))
     history = site.wait_left(job)
-    found = _wait_recorded(site, job, 2)
+    found = site.wait_recorded(job, 2)
     assert len(found) == 2
     for ad in found:
         assert (ad["GlobalJobId"], ad["Owner"], ad["NumShadowStarts"]) == (history["GlobalJobId"], "alice", 1)
@@ -49,7 +36,7 @@ def test_output_that_was_given_up_is_recorded_as_such(site: Any) -> None:
     site.stageout("cancel", str(job))
     site.destination.resume()
     site.wait_left(job, timeout_s=120)
-    (ad,) = _wait_recorded(site, job, 1)
+    (ad,) = site.wait_recorded(job, 1)
     assert (ad["StageOutState"], ad["TransferSuccess"]) == ("Cancelled", False)
     assert ad["TransferFileName"] == "out1"
 
@@ -58,7 +45,7 @@ def test_of_very_many_files_the_rest_is_one_record(site: Any) -> None:
     outputs = tuple(f"out{number:02d}" for number in range(60))
     job = site.submit(outputs=outputs, env="SIZE=100")
     site.wait_left(job, timeout_s=120)
-    found = _wait_recorded(site, job, 51)
+    found = site.wait_recorded(job, 51)
     assert sum(ad["StageOutFiles"] for ad in found) == 60
     sizes = sum(site.file(job, name).stat().st_size for name in outputs)
     assert sum(ad["TransferFileBytes"] for ad in found) == sizes
@@ -72,9 +59,9 @@ def test_each_user_sees_his_own_and_condor_history_sees_all(site: Any) -> None:
     jobs = {user: site.submit(user, outputs=("out1",)) for user in ("alice", "bob")}
     for job in jobs.values():
         site.wait_left(job)
-        _wait_recorded(site, job, 1)
-    assert {ad["Owner"] for ad in _files(site, user="bob")} == {"bob"}
-    assert {ad["Owner"] for ad in _files(site, "-allusers")} >= {"alice", "bob"}
+        site.wait_recorded(job, 1)
+    assert {ad["Owner"] for ad in site.file_records(user="bob")} == {"bob"}
+    assert {ad["Owner"] for ad in site.file_records("-allusers")} >= {"alice", "bob"}
     wanted = " || ".join(f"ClusterId == {job.cluster}" for job in jobs.values())
     line = "printf '%s' \"$(condor_config_val SPOOL)\""
     path = site.pool.ap.run(["sh", "-c", line], user="bob").stdout + "/stageout_history"
@@ -94,8 +81,8 @@ def test_an_agent_that_dies_there_records_each_file_once(site: Any, fault: str) 
     job = site.submit(outputs=("out1", "out2"))
     site.wait_left(job, timeout_s=120)
     site.pool.wait(lambda: not armed.exists(), timeout_s=60, what=f"the agent to come to {fault}")
-    found = _wait_recorded(site, job, 2)
+    found = site.wait_recorded(job, 2)
     another = site.submit(outputs=("out1",))  # by then the agent has looked at all reports again
     site.wait_left(another, timeout_s=120)
-    _wait_recorded(site, another, 1)
-    assert len(_files(site, str(job))) == len(found) == 2
+    site.wait_recorded(another, 1)
+    assert len(site.file_records(str(job))) == len(found) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,8 +53,7 @@ def test_failed_output_is_delivered_to_another_server(places: tuple[Site, Destin
     _check(site, new, job, "out1", "d/first")
     _check(site, new, job, "out2", "d/out2")
     assert not site.puts(job) and len(new.requests("PUT", "d")) == 2
-    records = json.loads(site.stageout("history", "-files", "-json", str(job)).stdout)["files"]
-    assert sorted(one["TransferUrl"] for one in records) == [new.url("d/first"), new.url("d/out2")]
+    assert [one["TransferUrl"] for one in site.wait_recorded(job, 2)] == [new.url("d/first"), new.url("d/out2")]
     late = site.stageout("redirect", str(job), new.url("e/"), check=False)
     assert late.returncode == 1 and "nothing to redirect: the job has left the queue" in late.stderr
     site.destination.accept()
