@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -313,8 +313,3 @@ def figures_of(ad: Mapping[str, object]) -> Figures:
         number("StageOutDataSlots"), number("StageOutDataSlotsFree"),
         ad.get("StageOutAccept") is not False, ad.get("StageOutDraining") is True,
     )  # fmt: skip
-
-
-def open_boxes(pairs: Iterable[tuple[Node, Box]]) -> Iterator[tuple[Node, Box]]:
-    """Yield the sandboxes whose output is neither delivered nor given up."""
-    return (pair for pair in pairs if pair[1].group in (WAITING, MOVING, TROUBLE))
