@@ -203,6 +203,11 @@ class Records:
                 self._days[day].outputs -= 1
         self._last = record.sandbox, day, is_whole
 
+    @property
+    def unreadable(self) -> int:
+        """Return the number of rotated parts that cannot be read. The sums lack their records."""
+        return len(self._follower.unreadable)
+
     def days(self) -> list[str]:
         """Return the days that are kept, oldest first."""
         today = date.fromtimestamp(self._wall_s())

@@ -60,11 +60,19 @@ def _state(records: Records) -> Markup | None:
     """Return why the sums are not complete."""
     if records.problem:
         return tag("p", f"The records cannot be read: {records.problem}")
-    return None if records.is_complete else tag("p", "The records are being read. The sums are not complete yet.")
+    if not records.is_complete:
+        return tag("p", "The records are being read. The sums are not complete yet.")
+    if not records.unreadable:
+        return None
+    text = (
+        f"The sums and the export are not complete: {count(records.unreadable, 'rotated part')} of the history cannot "
+        "be read. The log of stageout-web (StageoutWebLog) names each with the reason."
+    )
+    return tag("p", text, class_="problems")
 
 
 def _nothing(records: Records) -> Markup | None:
-    if not records.is_complete:
+    if not records.is_complete or records.unreadable:
         return None
     return tag("p", f"No delivery ended in these days. This access point has records of the last {DAYS} days at most.")
 

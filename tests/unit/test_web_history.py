@@ -16,7 +16,8 @@ import pytest
 
 from stageout_web.export import COLUMNS, SECRET_COLUMNS, export, safe_cell
 from stageout_web.records import DAYS, MOST_NAMES, OTHERS, FileRecord, Sums, percentile
-from stageout_web.views.history import Range
+from stageout_web.views.history import Range, history
+from stageout_web.views.page import PageContext
 from tests.unit.web_site import NOW, SECRET_NAME, SECRET_PATH, SECRET_WORDS, Site, file_record, job_name
 
 TODAY = date.fromtimestamp(NOW).isoformat()
@@ -103,6 +104,26 @@ def test_records_that_cannot_be_read_are_a_problem_of_the_view_only(
     monkeypatch.undo()
     asyncio.run(site.tick())
     assert not site.records.problem
+
+
+def test_the_view_tells_of_rotated_parts_that_cannot_be_read(site: Site) -> None:
+    def shown() -> str:
+        asyncio.run(site.tick())
+        return str(history(PageContext(), site.records, {}))
+
+    parts = [site.records.path.with_name(f"{site.records.path.name}.2026010{day}T000000") for day in (1, 2)]
+    for part in parts:
+        part.mkdir()
+    text = shown()
+    assert "2 rotated parts of the history cannot be read" in text
+    assert "No delivery ended" not in text, "the page cannot know that"
+    parts[0].rmdir()
+    site.history.append([file_record(1)])
+    text = shown()
+    assert "1 rotated part of the history cannot be read" in text
+    assert "2027-01-15" in text
+    parts[1].rmdir()
+    assert "cannot be read" not in shown()
 
 
 def test_old_days_go_and_a_clock_that_is_ahead_makes_no_new_ones(site: Site) -> None:
