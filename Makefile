@@ -32,7 +32,7 @@ check: $(STAMP)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	$(PY) -m pytest -q -n 3 tests/unit
+	tools/run-tests -n 3 tests/unit
 
 # Strict: a warning is an error. No network is needed.
 docs: $(STAMP)
@@ -44,7 +44,7 @@ oldest: $(STAMP)
 
 # six at once on two cores: pools mostly wait
 pools: $(STAMP)
-	$(PY) -m pytest -q -n 6 --dist loadfile --no-loadscope-reorder --durations=25 tests --ignore tests/unit
+	tools/run-tests -n 6 --dist loadfile --no-loadscope-reorder --durations=25 tests --ignore tests/unit
 
 test: check
 	$(MAKE) --no-print-directory -j 2 oldest pools

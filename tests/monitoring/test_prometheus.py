@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def tool(name: str) -> str:
     """Return a program of Debian's package ``prometheus``, which ``tools/install`` installs."""
     found = shutil.which(name)
     if found is None:
-        pytest.skip(f"{name} is not installed (Debian's package prometheus)")
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{name} is not installed (Debian's package prometheus)")
     return found
 
 
