@@ -183,7 +183,7 @@ def test_budget_ends_retries(plugin, door):
     result = plugin.get(door.url("file"), env={"STAGEOUT_RETRY_BUDGET_S": "2"})
     assert set(result.failures) == {K.SERVER_BUSY}
     assert len(result.failures) >= 2
-    assert result.run.duration_s < 5
+    assert result.run.duration_s < 15
 
 
 # ---- connections that break ------------------------------------------------------------------------------------------
