@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from sandbox_manager.sandbox import Sandbox
+from sandbox_manager.sandbox import SENDABLE, Sandbox
 from stageout.core.config import ConfigError, Settings
+from stageout.core.errors import Advice, ErrorClass
 from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
 from stageout.tuning.adaptive import Knobs
 
@@ -182,6 +183,18 @@ def deadline_of(box: Sandbox, rules: Rules) -> float:
     return min(
         box.due_since + rules.retry.delivery_timeout_s, *(at or math.inf for at in (box.deadline_at, rules.pilot_end))
     )
+
+
+def last_attempt_at(box: Sandbox, rules: RetryRules) -> int:
+    """Return the time of a sandbox's last attempt at the latest (``decide_retry``), 0 before a failure and at the end.
+
+    The time is wall clock, in seconds.
+    """
+    if box.state not in SENDABLE or not box.attempts:
+        return 0
+    waits_for_one = ErrorClass.from_code(box.error_code).advice is Advice.NEEDS_CREDENTIAL
+    limit_s = rules.credential_timeout_s if waits_for_one else 0.0
+    return int(box.due_since + max(rules.delivery_timeout_s, limit_s))
 
 
 def _cpus(settings: Settings) -> int:

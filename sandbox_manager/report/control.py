@@ -18,6 +18,7 @@ from sandbox_manager.intake.client_limits import ClientLimits, Full, ThrottledLo
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.report.flows import flow_reports
 from sandbox_manager.report.reporter import file_report, sandbox_report
+from sandbox_manager.rules import last_attempt_at
 from sandbox_manager.sandbox import Sandbox
 from stageout.wire.handoff import FILES_PER_FRAME, BadMessage, decode_body, encode_frame
 
@@ -99,7 +100,8 @@ class Control:
     async def _one(self, box: Sandbox, writer: asyncio.StreamWriter) -> None:
         files = await self._pipeline.store.ledger.read(lambda db: list(queries.all_files(db, box.id)))
         places = self._pipeline.store.registry.destinations
-        report = sandbox_report(box, self._pipeline.rules.retry.attempts, ())
+        rules = self._pipeline.rules.retry
+        report = sandbox_report(box, rules.attempts, (), gives_up_at=last_attempt_at(box, rules))
         await _send(writer, {"op": "sandbox", "sandbox": asdict(report), "files": len(files)})
         for start in range(0, len(files), FILES_PER_FRAME):
             chunk = [asdict(file_report(row, box, places)) for row in files[start : start + FILES_PER_FRAME]]

@@ -22,6 +22,7 @@ from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.report.collector import Collector, CollectorError
 from sandbox_manager.report.drain import jobs_at_risk
 from sandbox_manager.report.flows import flow_reports
+from sandbox_manager.rules import last_attempt_at
 from sandbox_manager.sandbox import SENDABLE, Destination, FileState, Sandbox
 from sandbox_manager.transfer.handover import written
 from stageout.core import durable, log
@@ -110,7 +111,12 @@ def _reason(box: Sandbox) -> str:
 
 
 def sandbox_report(
-    box: Sandbox, attempts_limit: int, files: Sequence[FileReport], begun: tuple[str, ...] = (), only_here: int = 0
+    box: Sandbox,
+    attempts_limit: int,
+    files: Sequence[FileReport],
+    begun: tuple[str, ...] = (),
+    only_here: int = 0,
+    gives_up_at: int = 0,
 ) -> SandboxReport:
     """One sandbox as agents and people see it.
 
@@ -131,7 +137,7 @@ def sandbox_report(
         files_dropped=box.files_dropped if box.state in _DROPPED else 0,
         bytes_dropped=box.bytes_dropped if box.state in _DROPPED else 0,
         group=box.group, confirmed_at=box.confirmed_at, ended_at=box.ended_at, paused=int(_stands_still(box)),
-        refused=box.refused,
+        refused=box.refused, gives_up_at=gives_up_at,
     )  # fmt: skip
 
 
@@ -337,14 +343,16 @@ class Reporter:
         )
         begun = self._begun(box for box in boxes if box.id in wanted)
         only_here = await self._only_here(begun)
-        limit = self._pipeline.rules.retry.attempts
+        rules = self._pipeline.rules.retry
         places = self._pipeline.store.registry.destinations
         fresh: dict[int, _Shown] = {}
         for box in boxes:
             if box.id in wanted:
                 rows = [file_report(row, box, places) for row in files[box.id]]
                 receipts = written(begun.get(box.id, {}))
-                report = sandbox_report(box, limit, rows, receipts, only_here.get(box.id, 0))
+                report = sandbox_report(
+                    box, rules.attempts, rows, receipts, only_here.get(box.id, 0), last_attempt_at(box, rules)
+                )
                 fresh[box.id] = _Shown(box.change, len(rows), encoded(report))
             else:
                 fresh[box.id] = self._shown[box.id]

@@ -36,7 +36,7 @@ _NEWER = frozenset(
         "ended_at", "digest", "streams", "transfer_ms", "route", "group", "confirmed_at", "paused", "flows",
         "cpu_slots", "data_slots", "spool_bytes", "spool_limit_bytes", "rate_bytes_per_s", "work_bytes_per_s", "spread",
         "limit", "tuning", "files_waiting", "bytes_waiting", "files_moving", "bytes_moving", "files_dropped",
-        "bytes_dropped", "redirects", "refused", "request", "new_url", "only_file",
+        "bytes_dropped", "redirects", "refused", "request", "new_url", "only_file", "gives_up_at",
     }
 )  # fmt: skip
 SERVERS_SHOWN = 20
@@ -137,6 +137,7 @@ class SandboxReport:
     :param paused: 1 while its owner has paused it.
     :param files_dropped: given up with the sandbox, and not in ``files_total``; likewise ``bytes_dropped``.
     :param refused: reason why the last REDIRECT was not carried out, or not for all files; "" when it was.
+    :param gives_up_at: wall clock, seconds: last attempt at the latest. 0 before the first failure and at the end.
     """
 
     job: str
@@ -168,6 +169,7 @@ class SandboxReport:
     files_dropped: int = 0
     bytes_dropped: int = 0
     refused: str = ""
+    gives_up_at: WallClock = 0
 
     @property
     def run(self) -> Run:

@@ -11,7 +11,7 @@ import pytest
 from sandbox_manager.custody.backlog import Backlog
 from sandbox_manager.custody.registry import Registry
 from sandbox_manager.report.reporter import sandbox_report
-from sandbox_manager.rules import Limits, RetryRules
+from sandbox_manager.rules import Limits, RetryRules, last_attempt_at
 from sandbox_manager.sandbox import (
     OCCUPYING,
     Destination,
@@ -378,3 +378,14 @@ def test_only_a_credential_that_can_be_renewed_is_waited_for(kind: ErrorClass) -
     waits = verdict(kind, renewable=True)
     assert (waits.state, waits.next_attempt, waits.excused) == (FileState.WAITING, NOW + 300, True)
     assert verdict(kind) == Verdict(FileState.FAILED, 0, False, "words")
+
+
+def test_the_report_says_until_when_a_file_is_tried_again() -> None:
+    waiting = box(1, state=State.RETRY_WAIT, attempts=1, accepted_at=NOW - 100, retried_at=NOW - 10)
+    assert last_attempt_at(waiting, RULES) == NOW - 10 + 1000
+    assert last_attempt_at(replace(waiting, attempts=0), RULES) == 0
+    assert last_attempt_at(replace(waiting, state=State.FAILED), RULES) == 0
+    rules = replace(RULES, credential_timeout_s=5000)
+    expired = replace(waiting, error_code=ErrorClass.CREDENTIAL_EXPIRED.code)
+    assert (last_attempt_at(waiting, rules), last_attempt_at(expired, rules)) == (NOW + 990, NOW + 4990)
+    assert sandbox_report(waiting, 20, (), gives_up_at=7).gives_up_at == 7
