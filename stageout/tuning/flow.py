@@ -94,21 +94,3 @@ def opt_b(samples: Mapping[int, float], capacities: Capacities, most_stripes: in
     nodes = min(capacities.nodes, math.ceil(flow / node - 1e-9))
     stripes = min(most_stripes, math.ceil(flow / nodes / stripe - 1e-9))
     return Plan(streams, max(1, stripes), max(1, nodes), flow, bound)
-
-
-def next_stripes(measured: Mapping[int, float], per_node: int, nodes: int, slow: float = 0.02) -> int | None:
-    """Number of stripes to try next when the plan is checked by measuring: 2, 4, 8, ...; None when that is over.
-
-    :param measured: stripes over all nodes -> rate; with the best single stripe as 1.
-    """
-    last = max(measured)
-    before = [stripes for stripes in measured if stripes < last]
-    if before and measured[last] < measured[max(before)] * (1 + slow):
-        return None
-    return 2 * last if 2 * last <= per_node * nodes else None
-
-
-def layout(stripes: int, per_node: int) -> tuple[int, int]:
-    """Nodes and stripes on each for so many stripes in all: nodes are filled before another one is used."""
-    nodes = math.ceil(stripes / per_node)
-    return nodes, math.ceil(stripes / nodes)
