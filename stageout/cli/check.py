@@ -161,7 +161,7 @@ class Probe:
         answer, milliseconds = self._call(folder / "write", source)
         if isinstance(answer, Failure):
             self.left_behind = answer.kind not in _NOTHING_WRITTEN
-            return _failed("write", answer, milliseconds)
+            return self._failed("write", answer, milliseconds)
         verified = answer.verified if isinstance(answer, Delivered) else "a custodian has it"
         return Step("write", OK, milliseconds, f"confirmed by the destination: {verified}")
 
@@ -169,7 +169,7 @@ class Probe:
         target = folder / "copy"
         answer, milliseconds = self._call(folder / "read", target, fetches=True)
         if isinstance(answer, Failure):
-            return _failed("read", answer, milliseconds)
+            return self._failed("read", answer, milliseconds)
         if target.read_bytes() == self._content:
             return Step("read", OK, milliseconds, "the same content")
         text = "the destination returned other content than was written"
@@ -184,7 +184,7 @@ class Probe:
             return Step("delete", NOT_SUPPORTED, 0, text, ErrorClass.NOT_SUPPORTED)
         answer, milliseconds = self._call(folder / "delete", folder / "none", deletes=True)
         if isinstance(answer, Failure):
-            return _failed("delete", answer, milliseconds)
+            return self._failed("delete", answer, milliseconds)
         self.left_behind = False
         return Step("delete", OK, milliseconds)
 
@@ -199,6 +199,13 @@ class Probe:
         (answer,) = _run_apart(batch)
         return answer, round(1000 * (time.monotonic() - start_s))
 
+    def _failed(self, name: str, failure: Failure, milliseconds: int) -> Step:
+        outcome = NOT_SUPPORTED if failure.kind is ErrorClass.NOT_SUPPORTED and name != "write" else FAILED
+        text = clean(failure.message)
+        if failure.kind is ErrorClass.DEADLINE and milliseconds >= 800 * self._step_s:  # plugins stop a little earlier
+            text = f"not finished within {self._step_s:g} s (--timeout)"
+        return Step(name, outcome, milliseconds, text, failure.kind)
+
 
 def _run_apart(batch: Batch) -> list[Answer]:
     """Run a plugin in a thread: an interruption of this one ends the plugin before it passes on."""
@@ -209,11 +216,6 @@ def _run_apart(batch: Batch) -> list[Answer]:
         except BaseException:
             mover.stop()
             raise
-
-
-def _failed(name: str, failure: Failure, milliseconds: int) -> Step:
-    outcome = NOT_SUPPORTED if failure.kind is ErrorClass.NOT_SUPPORTED and name != "write" else FAILED
-    return Step(name, outcome, milliseconds, clean(failure.message), failure.kind)
 
 
 def _silent(step: Step) -> None:
@@ -235,9 +237,15 @@ def _problem(steps: list[Step], url: str) -> CommandError | None:
         "read": f"output can be written to {shown_url(url)}, but not read back",
         "delete": f"output can be written to {shown_url(url)}; only the deletion of the probe failed",
     }
-    remedy = _NO_ANSWER if step.kind in UNREACHABLE else _REMEDIES[step.kind.advice]
+    remedy = _remedy(step.kind)
     text = f"{meaning[step.name]} ({step.kind.name}, error {step.kind.code}): {remedy}"
     return CommandError(text, step.kind)
+
+
+def _remedy(kind: ErrorClass) -> str:
+    if kind is ErrorClass.DEADLINE:
+        return "ask the server's administrator whether it is slow, or try again with a larger --timeout"
+    return _NO_ANSWER if kind in UNREACHABLE else _REMEDIES[kind.advice]
 
 
 def _facts(url: str, probe: Probe, chosen: Chosen, held: OwnCredentials, steps: list[Step]) -> dict[str, object]:

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -155,6 +156,18 @@ def test_a_step_ends_in_time(desk: Desk) -> None:
     assert time.monotonic() - started_s < 30
     assert (status, found["error_class"]) == (1, "DEADLINE")
     assert found["left_behind"]
+    assert found["steps"][0]["reason"] == "not finished within 1 s (--timeout)"
+
+
+def test_a_server_that_accepts_connections_and_never_answers(desk: Desk, curl: str) -> None:
+    """The reason names the option that sets the limit, and no setting of plugins, which the user has not made."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/dir"
+        done = desk.run(url, "--plugin", curl, "--timeout", "2")
+    assert done.returncode == 1
+    assert "not finished within 2 s (--timeout)" in done.stdout
+    assert "a larger --timeout" in done.stderr
+    assert "STAGEOUT_" not in done.stdout + done.stderr
 
 
 def test_no_secret_is_printed(desk: Desk) -> None:
