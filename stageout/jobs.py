@@ -117,7 +117,8 @@ def retry(jobs: str | Sequence[str], *, schedd: str | None = None, pool: str | N
     outcomes = [JobOutcome(str(one), Outcome.FAILED.value, str(problem)) for one, problem in refused]
     if asked:
         answers = _request.answers(queue, Pool(pool), "retry", asked, SystemClock(), time.sleep)
-        outcomes += [JobOutcome(str(job), word, reason) for job, word, reason in answers if word != "asked"]
+        words = {"refused": "failed"}
+        outcomes += [JobOutcome(str(job), words.get(word, word), why) for job, word, why in answers if word != "asked"]
     return outcomes
 
 

@@ -39,9 +39,10 @@ _WAITED_FOR = 50
 class Answer(NamedTuple):
     """The agent's answer to a request about one job.
 
-    :param outcome: "accepted"; "refused": a redirect that was not carried out, or not for all files; "asked": no answer
-        yet, and the command still waits for it; "waiting": no answer, and the command waits no longer, although the
-        request stays. :param words: the reason, or the next step.
+    :param outcome: "accepted"; "refused": a redirect that was not carried out, or not for all files, or a request whose
+        place another one has taken; "asked": no answer yet, and the command still waits for it; "waiting": no answer,
+        and the command waits no longer, although the request stays.
+    :param words: the reason, or the next step.
     """
 
     job: JobId
@@ -246,8 +247,8 @@ def answers(
         waited_s = clock.monotonic_s() - started_s
         for job_id in list(waiting):
             job = now.get(job_id)
-            is_taken = job is None or job.request.partition(" ")[0] != verb
-            refusal = _refusal(job, request_id) if is_taken else ""
+            refusal = _refusal(job, verb, request_id)
+            is_taken = job is None or not job.request or bool(refusal)
             if is_taken and (refusal or waited_s >= _ANSWER_TIMEOUT_S or not _still_failed(job, verb)):
                 waiting.remove(job_id)
                 yield Answer(job_id, "refused" if refusal else "accepted", refusal or _outcome(job, verb))
@@ -255,7 +256,8 @@ def answers(
             return
         if waited_s >= _SAID_AFTER_S and silent is None:
             silent = _silent(pool, now.values())
-            yield from (Answer(one, "asked", _meanwhile(verb, now[one], silent)) for one in waiting)
+            agent = _agent_text(queue, pool, clock.wall_s())
+            yield from (Answer(one, "asked", _meanwhile(verb, now[one], silent, agent)) for one in waiting)
         if waited_s >= _AGENT_TIMEOUT_S and not heard:
             heard = agent_silence_s(queue, pool, clock.wall_s()) <= NOTICE_FRESH_S
         if heard and silent is not None and all(_managers(now[one]) <= silent for one in waiting):
@@ -283,11 +285,23 @@ def _silent(pool: Pool, jobs: Iterable[Job]) -> set[str]:
         return set()
 
 
-def _meanwhile(verb: str, job: Job, silent: Collection[str]) -> str:
-    """Describe the event that a request waits for when it is not taken at once."""
+def _agent_text(queue: Queue, pool: Pool, now: float) -> str:
+    """Say when the schedd's agent was last heard; "" when that is not known. :param now: wall clock, seconds."""
+    try:
+        silence_s = agent_silence_s(queue, pool, now)
+    except Unavailable:
+        return ""
+    if silence_s == float("inf"):
+        return "; the collector knows no schedd agent"
+    return f"; the schedd agent was last heard of {duration(silence_s)} ago"
+
+
+def _meanwhile(verb: str, job: Job, silent: Collection[str], agent: str = "") -> str:
+    """Describe the event that a request waits for when it is not taken at once. :param agent: news of the agent."""
     gone = sorted(_managers(job) & set(silent))
     if not gone:
-        return f"{verb} stands in the job's ad; waiting until the schedd agent and the node's manager have taken it"
+        who = "the schedd agent and the node's manager"
+        return f"{verb} stands in the job's ad; waiting until {who} have taken it{agent}"
     then = "the job leaves without its output" if verb == "cancel" else "the job runs again"
     return (
         f"{verb} stands in the job's ad, but nothing was heard of {clean(', '.join(gone))} for "
@@ -303,9 +317,16 @@ def _tell(job: JobId, verb: str, outcome: str, words: str, is_json: bool) -> Non
         print(f"{job}: {verb} {outcome}; {words}", flush=True)
 
 
-def _refusal(job: Job | None, request_id: str) -> str:
-    """Return the reason in the job's ad, if it answers this request."""
-    name, _, reason = job.refused.partition(" ") if job else ("", "", "")
+def _refusal(job: Job | None, verb: str, request_id: str) -> str:
+    """Return why this request was not carried out: another one stands in the job's ad, or the agent's reason."""
+    if job is None:
+        return ""
+    if job.request:
+        asked, own = job.request.split(" "), [verb, *filter(None, [request_id])]
+        if asked[: len(own)] == own:
+            return ""
+        return f"another request, {clean(asked[0])}, has taken its place; 'stageout status {job.id}' shows the result"
+    name, _, reason = job.refused.partition(" ")
     return clean(reason) if request_id and name == request_id else ""
 
 
@@ -346,13 +367,15 @@ def no_answer(schedd: str, silence_s: float, jobs: Sequence[JobId]) -> str:
     :param silence_s: see :func:`agent_silence_s`.
     """
     which = ", ".join(map(str, jobs))
-    kept = f"The request stays in the job's ad ({which}) and is acted upon when the agent is back"
+    kept = f"The request stays in the job's ad ({which})"
+    later = f"{kept} and is acted upon when the agent is back; tell its administrator."
     if silence_s == float("inf"):
-        return f"no schedd agent answers for {schedd}: the collector knows none. {kept}; tell its administrator."
+        return f"no schedd agent answers for {schedd}: the collector knows none. {later}"
+    heard = f"the schedd agent of {schedd} was last heard of {duration(silence_s)} ago"
     if silence_s > NOTICE_FRESH_S:
-        return f"the schedd agent of {schedd} was last heard of {silence_s:.0f} s ago. {kept}; tell its administrator."
+        return f"{heard}. {later}"
     return (
-        f"the schedd agent of {schedd} runs, but the request was not carried out within {_ANSWER_TIMEOUT_S:.0f} s: "
-        f"is the custodian reachable (stageout status {jobs[0]})? The request stays in the job's ad ({which}); "
-        "ScheddAgentLog on the access point says why it waits."
+        f"the request was not carried out within {_ANSWER_TIMEOUT_S:.0f} s; {heard}. If it is not heard again within a "
+        f"minute or two, it is down: tell its administrator. Otherwise: is the custodian reachable (stageout status "
+        f"{jobs[0]})? {kept}; ScheddAgentLog on the access point says why it waits."
     )

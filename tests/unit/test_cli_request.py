@@ -153,7 +153,12 @@ def test_a_cancelled_job_may_leave(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("silent_s", "words", "longest_s"),
-    [(None, "the collector knows none", 10), (4000, "was last heard of 4008 s ago", 10), (5, "is the custodian", 60)],
+    [
+        (None, "the collector knows none", 10),
+        (4000, "was last heard of 1h06m ago", 10),
+        (5, "is the custodian", 60),
+        (52, "was last heard of 1m37s ago", 60),
+    ],
 )
 def test_no_answer(silent_s: float | None, words: str, longest_s: float, capsys: pytest.CaptureFixture[str]) -> None:
     status, took_s = outcome((0, ASKED), silent_s=silent_s)
@@ -182,6 +187,30 @@ def test_a_node_that_is_gone_is_said_soon_and_not_waited_for(
     assert status == 2
     assert most_s / 2 < took_s + 5 and took_s <= most_s
     assert words in capsys.readouterr().err
+
+
+def test_an_agent_that_may_be_down_is_not_said_to_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """An agent that has stopped since its last notice: the notice is no sign that it runs."""
+    outcome((0, ASKED), silent_s=52)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.endswith("the schedd agent was last heard of 55s ago")
+    assert "agent of ap runs" not in last
+    assert "If it is not heard again within a minute or two, it is down: tell its administrator" in last
+
+
+def test_another_request_that_takes_the_place_of_this_one_is_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    for asked, other, verb, name in (
+        (ASKED, "cancel", "retry", ""),
+        (ASKED_ELSEWHERE, "redirect r3 https://other/", "redirect", "r2"),
+        (ASKED_ELSEWHERE, "pause", "redirect", "r2"),
+    ):
+        clock = Clock()
+        schedd: Any = Schedd(clock, (0, asked), (3, {**asked, "StageOutRequest": other}))
+        collector: Any = Collector(5)
+        assert await_answers(schedd, collector, verb, [ID], clock, clock.sleep, request_id=name) == 1
+        said = other.partition(" ")[0]
+        text = f"12.0: {verb} refused; another request, {said}, has taken its place"
+        assert capsys.readouterr().out.startswith(text), (verb, said)
 
 
 def test_a_slow_answer_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
