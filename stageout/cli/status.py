@@ -115,7 +115,7 @@ def look(
     :raises UnknownJob: neither queue nor history has one of ``wanted``.
     """
     jobs = _wanted_jobs(queue, wanted) if wanted else queue.jobs_in_stage_out(owner)
-    seen = _explained(_seen(jobs, queue, pool), queue, jobs, causes)
+    seen = _explained(reported(jobs, queue, pool), queue, jobs, causes)
     return seen._replace(is_of_all=owner is None and not wanted)
 
 
@@ -135,7 +135,8 @@ def _explained(seen: Snapshot, queue: Queue, jobs: list[Job], causes: dict[tuple
     return seen._replace(rows=explained(seen.rows, found))
 
 
-def _seen(jobs: list[Job], queue: Queue, pool: Pool) -> Snapshot:
+def reported(jobs: list[Job], queue: Queue, pool: Pool) -> Snapshot:
+    """Return the jobs with the managers' reports, and notes about daemons and servers that do not answer."""
     under_way = [job for job in jobs if job.in_stage_out]
     if not under_way:
         return Snapshot(merge(jobs, []), [])

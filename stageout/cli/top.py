@@ -15,9 +15,9 @@ from stageout.cli.exits import Exit, Unavailable
 from stageout.cli.outputs import outputs_of
 from stageout.cli.overview import Rates, as_json, groups_of, lines
 from stageout.cli.results import tell
-from stageout.cli.rows import Row, merge
+from stageout.cli.rows import Row
 from stageout.cli.servers import server_of
-from stageout.cli.status import terminal_width
+from stageout.cli.status import reported, terminal_width
 from stageout.cli.whose import whose_jobs
 from stageout.core.classads import ClassAd
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Show what is being delivered, by cluster and server. Refresh the table until Ctrl-C; without a terminal, print it once.
-Each refresh asks the schedd and the collector one question. If the answers are slow, the command refreshes less often.
+Each refresh asks the schedd one question, and the collector at most three. If the answers are slow, the command
+refreshes less often.
 
 exit status: 0 shown, 69 the schedd does not answer"""
 
@@ -82,19 +83,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def look(queue: Queue, pool: Pool, owner: str | None) -> Look:
-    """Ask the schedd and the collector, each once.
+    """Ask the schedd and the collector.
 
     :param owner: only this user's jobs; None for everybody's. :raises Unavailable: the schedd does not answer.
     """
     found = [(job, ad) for job, ad in queue.jobs_with_outputs(owner) if job.in_stage_out or job.delivered]
     jobs = [job for job, _ in found]
     servers = {str(job.id): server_text(ad) for job, ad in found}
-    managers = {name for job in jobs if job.in_stage_out for name in job.manager.split(",")}
-    try:
-        reports = pool.reports(None if "" in managers else managers) if managers else []
-    except Unavailable as problem:
-        return Look(merge(jobs, []), servers, [f"figures are from the job queue only: {problem}"])
-    return Look(merge(jobs, reports), servers, [])
+    seen = reported(jobs, queue, pool)
+    return Look(seen.rows, servers, seen.notes)
 
 
 def server_text(ad: ClassAd) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from stageout.cli.main import build_parser
 from stageout.cli.overview import Rates, as_json, groups_of, lines
 from stageout.cli.rows import Row, merge
 from stageout.core.classads import ClassAd
+from stageout.wire.custody import Report, ServerReport
 from tests.unit.test_cli_jobs import ad
+from tests.unit.test_cli_status import box
 
 MB = 1 << 20
 
@@ -87,28 +90,54 @@ class Site:
     def __init__(self, *ads: ClassAd) -> None:
         self.ads, self.is_away = ads, False
         self.asked: list[tuple[str, Any]] = []
+        self.told: tuple[Report, ...] = ()
+        self.agent_at = int(time.time())
 
     def jobs_with_outputs(self, owner: str | None) -> list[tuple[Job, ClassAd]]:
         self.asked.append(("schedd", owner))
         return [(Job.from_ad(one), one) for one in self.ads]
 
-    def reports(self, managers: Any) -> list[Any]:
+    def name(self) -> str:
+        return "ap"
+
+    def reports(self, managers: Any) -> list[Report]:
         self.asked.append(("collector", managers))
         if self.is_away:
             raise Unavailable("no collector")
-        return []
+        return list(self.told)
+
+    def heard(self, managers: set[str]) -> set[str]:
+        self.asked.append(("collector", managers))
+        return {report.manager for report in self.told}
+
+    def agent_heard_at(self, schedd: str) -> int:
+        self.asked.append(("collector", schedd))
+        return self.agent_at
 
     def look(self) -> top.Look:
         site: Any = self
         return top.look(site, site, "alice")
 
 
-def test_each_daemon_gets_one_question() -> None:
+def test_daemons_get_few_questions() -> None:
     site = Site(ad(StageOutManager="m1,m2", OutputDestination="davs://a/d", TransferOutput="x"))
     assert site.look().servers == {"12.0": "a:443"}
-    assert site.asked == [("schedd", "alice"), ("collector", {"m1", "m2"})]
+    both = {"m1", "m2"}
+    assert site.asked == [("schedd", "alice"), ("collector", both), ("collector", both), ("collector", "ap")]
     site = Site()
     assert (site.look().rows, site.asked) == ([], [("schedd", "alice")])
+
+
+def test_an_absent_agent_silent_nodes_and_servers_that_do_not_answer_are_named() -> None:
+    """As in ``stageout status``."""
+    site = Site(ad(StageOutManager="m1"), ad(ProcId=1, GlobalJobId="ap#12.1#1", StageOutManager="m2"))
+    site.agent_at -= 720
+    away = ServerReport("https://dest", "open", "connection refused", 3, int(time.time()) - 200, 0)
+    site.told = (Report("m1", "", 5, int(time.time()), {}, 0, (box(),), (away,)),)
+    agent, server, node = site.look().notes
+    assert agent.startswith("the schedd agent of ap does not answer (last heard of 12m")
+    assert server.startswith("https://dest cannot be reached from m1 for 3m2") and "connection refused" in server
+    assert node.startswith("nothing was heard of m2 for")
 
 
 def test_without_the_collector_the_queue_counts() -> None:
