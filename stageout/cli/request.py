@@ -286,7 +286,7 @@ def _silent(pool: Pool, jobs: Iterable[Job]) -> set[str]:
 
 
 def _agent_text(queue: Queue, pool: Pool, now: float) -> str:
-    """Say when the schedd's agent was last heard; "" when that is not known. :param now: wall clock, seconds."""
+    """Say for how long the schedd's agent has been silent; "" when it is not known. :param now: wall clock, seconds."""
     try:
         silence_s = agent_silence_s(queue, pool, now)
     except Unavailable:
