@@ -34,10 +34,12 @@ from stageout.wire.custody import (
 )
 
 _JOBS_AT_ONCE = 200
+#: HTCondor's default of QUERY_TIMEOUT, and the seconds for which people wait instead.
+_DEFAULT_TIMEOUT_S, _TIMEOUT_S = 60, 15
 
 
 def bindings() -> Any:
-    """The module ``htcondor2``.
+    """The module ``htcondor2``, which waits less long for a collector unless QUERY_TIMEOUT is configured.
 
     :raises CommandError: it is not installed, or finds no configuration.
     """
@@ -47,6 +49,8 @@ def bindings() -> Any:
         raise CommandError(
             "HTCondor's Python bindings are missing here; install the package as 'stageout[condor]'."
         ) from None
+    if str(htcondor2.param.get("QUERY_TIMEOUT", _DEFAULT_TIMEOUT_S)) == str(_DEFAULT_TIMEOUT_S):
+        htcondor2.param["QUERY_TIMEOUT"] = str(_TIMEOUT_S)
     return htcondor2
 
 
@@ -313,7 +317,8 @@ class Queue:
         except self._errors as problem:
             raise Unavailable(
                 f"the schedd does not answer ({_sentence(problem)}). Is it running (condor_status -schedd), "
-                "and may you read its queue (condor_q)?"
+                "and may you read its queue (condor_q)? A schedd does not answer either while it waits for its "
+                f"collector {_collector(self._htcondor, self._pool)} (condor_status -collector)."
             ) from None
 
     def _schedd(self) -> Any:
@@ -324,6 +329,8 @@ class Queue:
             collector = self._htcondor.Collector(self._pool)
             found = collector.locate(self._htcondor.DaemonType.Schedd, self._name)
         except self._errors as problem:
+            if self._name:
+                raise _silent_collector(self._htcondor, self._pool, problem) from None
             raise Unavailable(f"no schedd can be found here ({_sentence(problem)}). {_NO_SCHEDD}") from None
         if found is None:
             raise Unavailable(f"the collector knows no schedd named {self._name}; condor_status -schedd lists them.")
@@ -453,10 +460,19 @@ class Pool:
             collector = self._htcondor.Collector(self._pool)
             return [plain(ad) for ad in collector.query(self._htcondor.AdType.Any, wanted, list(projection))]
         except self._errors as problem:
-            raise Unavailable(
-                f"the collector does not answer ({_sentence(problem)}). Is COLLECTOR_HOST right "
-                "(condor_config_val COLLECTOR_HOST), and is the collector up (condor_status -collector)?"
-            ) from None
+            raise _silent_collector(self._htcondor, self._pool, problem) from None
+
+
+def _collector(htcondor: Any, pool: str | None) -> str:
+    """Return the name of the collector that is asked."""
+    return pool or str(htcondor.param.get("COLLECTOR_HOST", "of COLLECTOR_HOST"))
+
+
+def _silent_collector(htcondor: Any, pool: str | None, problem: BaseException) -> Unavailable:
+    return Unavailable(
+        f"the collector {_collector(htcondor, pool)} does not answer ({_sentence(problem)}). Is its name right "
+        "(condor_config_val COLLECTOR_HOST), and is it up (condor_status -collector)?"
+    )
 
 
 def _sentence(problem: BaseException) -> str:

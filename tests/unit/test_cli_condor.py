@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,6 +22,7 @@ class Bindings:
 
     def __init__(self) -> None:
         self.calls, self.dies_after = 0, 10**6
+        self.param = {"COLLECTOR_HOST": "cm"}
         self.refused: set[str] = set()
         self.asked: set[str] = set()
         self.DaemonType = self.QueryOpt = type("Names", (), {"Schedd": 1, "IncludeClusterAd": 1})
@@ -73,3 +78,41 @@ def test_a_schedd_that_goes_away_between_single_jobs(schedd: Bindings) -> None:
     assert len(refused) == 1000 - len(schedd.asked)
     assert "not yours" in str(refused[0][1])
     assert schedd.calls == 6
+
+
+class SilentCollector:
+    """Bindings of a machine whose collector does not answer."""
+
+    param: ClassVar[dict[str, str]] = {"COLLECTOR_HOST": "cm.example.org:9618"}
+
+    class AdType:
+        Any = 1
+
+    class DaemonType:
+        Schedd = 1
+
+    def Collector(self, _: object) -> Any:
+        def fail(*_: object) -> Any:
+            raise RuntimeError("Failed communication with collector.")
+
+        return type("Collector", (), {"locate": fail, "query": fail})()
+
+
+@pytest.mark.parametrize(("pool", "name"), [(None, "cm.example.org:9618"), ("cm2.example.org", "cm2.example.org")])
+def test_a_collector_that_does_not_answer_is_named(
+    pool: str | None, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(condor, "bindings", SilentCollector)
+    for question in (lambda: condor.Pool(pool).ads("true"), lambda: condor.Queue("ap", pool).name()):
+        with pytest.raises(Unavailable, match=rf"^the collector {name} does not answer \(Failed communication with"):
+            question()
+
+
+@pytest.mark.parametrize(("configured", "used"), [("", "15"), ("QUERY_TIMEOUT = 4", "4"), ("QUERY_TIMEOUT = 90", "90")])
+def test_the_wait_for_a_collector_is_bounded(configured: str, used: str, tmp_path: Path) -> None:
+    """HTCondor waits 60 s for an answer, and its bindings take no limit of their own."""
+    config = tmp_path / "condor_config"
+    config.write_text(f"{configured}\n")
+    program = "from stageout.cli.condor import bindings; print(bindings().param['QUERY_TIMEOUT'])"
+    argv, env = [sys.executable, "-c", program], {**os.environ, "CONDOR_CONFIG": str(config)}
+    assert subprocess.run(argv, env=env, check=True, capture_output=True, text=True).stdout.strip() == used
