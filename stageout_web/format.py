@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from stageout.core.eta import Eta, limits_s, phrase
 from stageout.core.units import size as size
 
 
@@ -22,6 +23,11 @@ def duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60} min"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def expected(found: Eta | None) -> str:
+    """Return the time until a delivery: ``in 4-9 min``, ``in more than 5 min``, ``unknown``."""
+    return phrase(*limits_s(found)) or "unknown"
 
 
 def count(number: int, noun: str) -> str:

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from stageout.core.eta import Eta, at_least
 from stageout.core.metrics import host_of
 from stageout.core.states import State
 from stageout.wire.custody import AD_LIFETIME_S, Report, SandboxReport, ServerReport, read_report
+from stageout.wire.expected import Backlog, backlogs
 
 #: Groups of states, as the page counts them.
 WAITING, MOVING, DELIVERED, TROUBLE, GONE = "waiting", "moving", "delivered", "trouble", "gone"
@@ -112,6 +114,7 @@ class Flow(NamedTuple):
     streams: int
     limit: int
     tuning: str
+    backlog: Backlog
 
 
 class Delivery(NamedTuple):
@@ -163,10 +166,13 @@ class Node:
             found.add_all(tally)
         return found
 
-    def sandbox(self, job: str, number: int) -> SandboxReport | None:
-        """Return the whole report of a sandbox, with its files; None if it is not there."""
-        report = read_report(zlib.decompress(self.packed).decode("utf-8"))
-        return next((box for box in report.sandboxes if box.job == job and box.number == number), None)
+    def report(self) -> Report:
+        """Return the whole report, with the files of each sandbox."""
+        return read_report(zlib.decompress(self.packed).decode("utf-8"))
+
+    def expected(self, now: float) -> Eta | None:
+        """Return the time until all output that waits or moves has arrived. :param now: wall clock, seconds."""
+        return at_least(flow.backlog.expected(now) for flow in self.flows)
 
 
 def server_of(url: str) -> str:
@@ -194,8 +200,10 @@ def node_of(report: Report, text: str, heard_at: int) -> Node:
     for box in boxes:
         tallies.setdefault(box.server, Tally()).add(box)
     servers = tuple(replace(one, server=sys.intern(server_of(one.server))) for one in report.servers)
+    work = backlogs(report)
     flows = tuple(
-        Flow(sys.intern(server_of(one.server)), one.streams, one.limit, sys.intern(one.tuning)) for one in report.flows
+        Flow(sys.intern(server_of(one.server)), one.streams, one.limit, sys.intern(one.tuning), work[one.server])
+        for one in report.flows
     )
     return Node(
         report.manager, report.key, report.number, heard_at, report.sent_at,
@@ -289,6 +297,18 @@ class Pool:
     def flows_to(self, server: str) -> list[Flow]:
         """Return the transfers of all nodes to one server."""
         return [flow for node in self.nodes.values() for flow in node.flows if flow.server == server]
+
+    def expected(self) -> dict[str, Eta | None]:
+        """Return for each server the time until all output of all nodes has arrived there."""
+        found: dict[str, list[Eta | None]] = {}
+        for node in self.nodes.values():
+            for flow in node.flows:
+                found.setdefault(flow.server, []).append(flow.backlog.expected(self.now_at))
+        return {server: at_least(parts) for server, parts in found.items()}
+
+    def expected_at(self, server: str) -> Eta | None:
+        """Return the time until all output of all nodes has arrived at one server."""
+        return at_least(flow.backlog.expected(self.now_at) for flow in self.flows_to(server))
 
     def by_owner(self) -> dict[tuple[str, str], Tally]:
         """Return a tally for each owner and accounting group."""

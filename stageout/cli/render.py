@@ -10,7 +10,7 @@ from typing import TextIO
 
 from stageout.cli.rows import Destination, Row, server_totals
 from stageout.cli.verdict import UNREPORTED
-from stageout.core.eta import MOST_S
+from stageout.core import eta
 from stageout.core.states import ENDS, State, plain_word
 from stageout.core.units import count, size
 from stageout.wire.control import StreamsReport
@@ -82,25 +82,6 @@ def next_word(row: Row, now: float) -> str:
     if row.waits_for_server:
         return "probing"
     return word if row.state == State.RETRY_WAIT else "-"
-
-
-def eta(low_s: int | None, high_s: int | None) -> str:
-    """Return the time until a delivery: ``4-9 min``, ``> 5 min`` without an upper limit, ``-`` when it is not known."""
-    if low_s is None or low_s >= MOST_S:
-        return "-"
-    if high_s is None or high_s >= MOST_S:
-        name, unit_s = _time_unit(max(low_s, 100))
-        return f"> {max(1, low_s // unit_s)} {name}"
-    name, unit_s = _time_unit(high_s)
-    low = low_s // unit_s
-    high = max(1, -(-high_s // unit_s))
-    return f"{low}-{high} {name}" if low < high else f"{high} {name}"
-
-
-def _time_unit(seconds: int) -> tuple[str, int]:
-    """Return a unit of time that gives at most three digits for less than a year."""
-    units = (("s", 1), ("min", 60), ("h", 3600))
-    return next((unit for unit in units if seconds < 100 * unit[1]), ("d", 86400))
 
 
 def attempt(item: Row | FileReport, limit: int) -> str:
@@ -257,7 +238,7 @@ def jobs_table(
             f"{size(row.bytes_left)}/{size(row.bytes_total)}",
             attempt(row, row.attempts_limit),
             next_word(row, now),
-            eta(row.eta_low_s, row.eta_high_s),
+            eta.words(row.eta_low_s, row.eta_high_s),
             reason(row, now),
         )
         for row in rows
@@ -298,7 +279,7 @@ def _facts(row: Row, now: float) -> list[tuple[str, str]]:
         *((_HELD[one.is_single], held(one, now)) for one in row.custody),
         ("attempt", _attempts(row)),
         ("next", f"in {until(row.next_attempt_at, now)}" if row.next_attempt_at > now else ""),
-        ("expected", _expected(row)),
+        ("expected", eta.phrase(row.eta_low_s, row.eta_high_s)),
         ("custodian", clean(row.manager)),
         ("run", f"{row.run}" + (f", run again {row.reruns} times because output was lost" if row.reruns else "")),
         ("as of", f"{duration(now - row.reported_at)} ago" if row.reported_at else ""),
@@ -308,11 +289,6 @@ def _facts(row: Row, now: float) -> list[tuple[str, str]]:
 def _attempts(row: Row) -> str:
     more = "; {} more did not count, because a server did not answer or a credential was missing"
     return (attempt(row, row.attempts_limit) + (more.format(row.excused) if row.excused else "")) * bool(row.attempts)
-
-
-def _expected(row: Row) -> str:
-    text = eta(row.eta_low_s, row.eta_high_s)
-    return "" if text == "-" else f"in {text.replace('> ', 'more than ')}"
 
 
 def held(one: Holding, now: float) -> str:
@@ -356,7 +332,7 @@ def streams_table(
             f"{item.streams_in_use}/{item.streams}",
             f"{item.rate_mb_s:.3g} MB/s" if item.rate_mb_s else "",
             size(place.bytes_waiting) if (place := places.get(item.server)) else "",
-            eta(place.eta_low_s, place.eta_high_s) if place else "",
+            eta.words(place.eta_low_s, place.eta_high_s) if place else "",
             f"{item.reason} {item.grant}",
         )
         for item in streams
@@ -374,7 +350,7 @@ def servers_table(places: Iterable[Destination], width: int = 0) -> list[str]:
             str(total.files_left),
             size(total.bytes_left),
             f"{size(total.rate_bytes_per_s)}/s" if total.rate_bytes_per_s else "",
-            eta(total.eta_low_s, total.eta_high_s),
+            eta.words(total.eta_low_s, total.eta_high_s),
         )
         for total in server_totals(places)
     ]
@@ -403,7 +379,7 @@ def progress_lines(rows: Sequence[Row], now: float, width: int) -> list[str]:
         if row.next_attempt_at > now:
             text += f"  next try in {until(row.next_attempt_at, now)}"
         elif row.eta_low_s is not None:
-            text += f"  expected {_expected(row)}"
+            text += f"  expected {eta.phrase(row.eta_low_s, row.eta_high_s)}"
         text += f"  {why}" if (why := reason(row, now)) else ""
         lines.append(text)
     return lines

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from stageout.cli.jobs import HELD, REMOVED, STATUS_WORDS, Job
 from stageout.cli.why import Why
-from stageout.core.eta import Eta
+from stageout.core.eta import Eta, at_least, limits_s
 from stageout.core.states import ENDS, FREED, State
 from stageout.wire.control import StreamsReport
 from stageout.wire.custody import FileReport, FlowReport, Report, Run, SandboxReport
@@ -121,15 +120,13 @@ def server_totals(places: Iterable[Destination]) -> list[ServerTotal]:
 
 
 def _server_total(server: str, places: Sequence[Destination]) -> ServerTotal:
-    lows_s = [place.eta_low_s for place in places if place.eta_low_s is not None]
-    highs_s = [place.eta_high_s for place in places if place.eta_high_s is not None]
+    last = at_least(None if one.eta_low_s is None else Eta(one.eta_low_s, one.eta_high_s) for one in places)
     return ServerTotal(
         server, len(places),
         sum(place.files_waiting + place.files_moving for place in places),
         sum(place.bytes_waiting + place.bytes_moving for place in places),
         sum(place.rate_bytes_per_s for place in places if place.files_moving),
-        max(lows_s, default=None),
-        max(highs_s) if len(highs_s) == len(places) else None,
+        *limits_s(last),
     )  # fmt: skip
 
 
@@ -144,18 +141,11 @@ def destinations(reports: Iterable[Report], now: float) -> list[Destination]:
 
 
 def _destination(manager: str, flow: FlowReport, eta: Eta | None) -> Destination:
-    low_s, high_s = _seconds(eta)
+    low_s, high_s = limits_s(eta)
     return Destination(
         manager, flow.server, flow.rate_bytes_per_s, flow.spread, flow.streams, flow.limit, flow.tuning,
         flow.files_waiting, flow.bytes_waiting, flow.files_moving, flow.bytes_moving, low_s, high_s,
     )  # fmt: skip
-
-
-def _seconds(eta: Eta | None) -> tuple[int | None, int | None]:
-    """Return the limits in whole seconds."""
-    if eta is None:
-        return None, None
-    return int(eta.low_s), None if eta.high_s is None else math.ceil(eta.high_s)
 
 
 def explained(rows: Iterable[Row], found: Mapping[str, Why]) -> list[Row]:
@@ -201,7 +191,7 @@ def _expecting(row: Row, said: _Said | None, etas: _Etas) -> Row:
     """Return a row with its estimate, unless its output has come to an end."""
     if said is None or row.state in _ENDED or row.state == State.HANDED_OVER:
         return row
-    low_s, high_s = _seconds(etas.get((id(said[1]), said[0].run)))
+    low_s, high_s = limits_s(etas.get((id(said[1]), said[0].run)))
     return replace(row, eta_low_s=low_s, eta_high_s=high_s)
 
 

@@ -1,8 +1,9 @@
-"""Time that deliveries probably still need, from rates with a spread. Pure."""
+"""Time that deliveries probably still need, from rates with a spread, and its words. Pure."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 #: Cost of a file beside its bytes.
@@ -67,3 +68,42 @@ def latest(parts: list[Eta | None]) -> Eta | None:
     ends = [part.high_s for part in known]
     high_s = None if None in ends else max(end for end in ends if end is not None)
     return Eta(max(part.low_s for part in known), high_s)
+
+
+def at_least(parts: Iterable[Eta | None]) -> Eta | None:
+    """Return the time until all parts are done. A part whose time is not known leaves no upper limit."""
+    every = list(parts)
+    found = latest([part for part in every if part is not None])
+    return found if found is None or None not in every else Eta(found.low_s, None)
+
+
+def limits_s(eta: Eta | None) -> tuple[int | None, int | None]:
+    """Return the limits in whole seconds; None where they are not known."""
+    if eta is None:
+        return None, None
+    return int(eta.low_s), None if eta.high_s is None else math.ceil(eta.high_s)
+
+
+def words(low_s: int | None, high_s: int | None) -> str:
+    """Return the time until a delivery: ``4-9 min``, ``> 5 min`` without an upper limit, ``-`` when it is not known."""
+    if low_s is None or low_s >= MOST_S:
+        return "-"
+    if high_s is None or high_s >= MOST_S:
+        name, unit_s = _time_unit(max(low_s, 100))
+        return f"> {max(1, low_s // unit_s)} {name}"
+    name, unit_s = _time_unit(high_s)
+    low = low_s // unit_s
+    high = max(1, -(-high_s // unit_s))
+    return f"{low}-{high} {name}" if low < high else f"{high} {name}"
+
+
+def phrase(low_s: int | None, high_s: int | None) -> str:
+    """Return the same in a sentence: ``in 4-9 min``, ``in more than 5 min``, "" when it is not known."""
+    text = words(low_s, high_s)
+    return "" if text == "-" else f"in {text.replace('> ', 'more than ')}"
+
+
+def _time_unit(seconds: int) -> tuple[str, int]:
+    """Return a unit of time that gives at most three digits for less than a year."""
+    units = (("s", 1), ("min", 60), ("h", 3600))
+    return next((unit for unit in units if seconds < 100 * unit[1]), ("d", 86400))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from stageout.core.eta import Eta, estimate, latest, work_bytes
 from stageout.core.states import State
@@ -57,20 +58,47 @@ def server_of(url: str) -> str:
     return f"{re.split('[-+.]', scheme)[-1]}://{rest.partition('/')[0]}".lower()
 
 
+class Backlog(NamedTuple):
+    """Work of one manager for one server.
+
+    :param counted_at: wall clock, seconds. :param probe_at: likewise, of the next probe, 0 for none.
+    :param is_blocked: the server cannot be reached.
+    """
+
+    waiting_bytes: float
+    moving_bytes: float
+    rate_bytes_per_s: int
+    spread: float
+    counted_at: int
+    probe_at: int
+    is_blocked: bool
+
+    def expected(self, now: float) -> Eta | None:
+        """Return the time until everything for the server has arrived. :param now: wall clock, seconds."""
+        if not self.waiting_bytes + self.moving_bytes:
+            return None
+        return estimate(
+            self.waiting_bytes, self.waiting_bytes + self.moving_bytes, self.rate_bytes_per_s, self.spread,
+            passed_s=now - self.counted_at, starts_in_s=self.probe_at - now, is_blocked=self.is_blocked,
+        )  # fmt: skip
+
+
+def backlogs(report: Report) -> dict[str, Backlog]:
+    """Return the work for each server."""
+    return {
+        name: Backlog(
+            work_bytes(server.flow.files_waiting, server.flow.bytes_waiting),
+            work_bytes(server.flow.files_moving, server.flow.bytes_moving),
+            server.flow.work_bytes_per_s, server.flow.spread, report.sent_at, server.probe_at, server.is_blocked,
+        )
+        for name, server in _servers(report).items()
+    }  # fmt: skip
+
+
 def for_servers(report: Report, now: float) -> dict[str, Eta]:
     """Return the time until everything for a server has arrived, by server. :param now: wall clock, seconds."""
-    found = {}
-    for name, server in _servers(report).items():
-        flow = server.flow
-        waiting = work_bytes(flow.files_waiting, flow.bytes_waiting)
-        moving = work_bytes(flow.files_moving, flow.bytes_moving)
-        expected = estimate(
-            waiting, waiting + moving, flow.work_bytes_per_s, flow.spread, passed_s=now - report.sent_at,
-            starts_in_s=server.probe_at - now, is_blocked=server.is_blocked,
-        )  # fmt: skip
-        if expected is not None and waiting + moving:
-            found[name] = expected
-    return found
+    found = {name: backlog.expected(now) for name, backlog in backlogs(report).items()}
+    return {name: expected for name, expected in found.items() if expected is not None}
 
 
 def for_runs(report: Report, now: float, wanted: Collection[Run]) -> dict[Run, Eta]:

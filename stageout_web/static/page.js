@@ -120,6 +120,25 @@ async function drawGrid() {
   };
 }
 
+// ---- countdowns ---------------------------------------------------------------------------------------------------
+
+const received = new WeakMap();
+
+// The page says how many seconds are left. The clock of this machine may be wrong, so only its progress counts.
+function countDown() {
+  for (const place of document.querySelectorAll("[data-left]")) {
+    if (!received.has(place)) received.set(place, performance.now());
+    const left = Math.ceil(place.dataset.left - (performance.now() - received.get(place)) / 1000);
+    place.textContent = left > 0 ? `in ${clock(left)}` : "has ended";
+  }
+}
+
+function clock(seconds) {
+  const parts = [[Math.floor(seconds / 3600), "h"], [Math.floor(seconds / 60) % 60, "min"], [seconds % 60, "s"]];
+  const first = parts.findIndex(([number]) => number > 0);
+  return parts.slice(first).map(([number, unit], place) => `${place ? String(number).padStart(2, "0") : number} ${unit}`).join(" ");
+}
+
 // ---- live parts ---------------------------------------------------------------------------------------------------
 
 async function updateParts() {
@@ -135,6 +154,7 @@ async function updateParts() {
   for (const id of ["problems", "updated", ...[...document.querySelectorAll("[data-live]")].map((part) => part.id)]) {
     replace(document.getElementById(id), fresh.getElementById(id));
   }
+  countDown();
 }
 
 function warn(text) {
@@ -221,4 +241,6 @@ function listen() {
 addCopyButtons(document);
 startCharts();
 drawGrid();
+countDown();
+setInterval(countDown, 1000);
 if (document.querySelector("[data-live]")) listen();

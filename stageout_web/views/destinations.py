@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from stageout.core.eta import Eta
 from stageout.wire.control import Tuning
 from stageout.wire.custody import ServerReport
-from stageout_web.format import count, duration, rate, size
+from stageout_web.format import count, duration, expected, rate, size
 from stageout_web.html import Markup, join, moment, table, tag
 from stageout_web.model import Node, Tally
 from stageout_web.state import PageState
@@ -27,8 +28,12 @@ def destinations(context: PageContext, state: PageState) -> Markup:
         (set(state.by_server) | set(troubled)) - {""},
         key=lambda name: (name not in troubled, -_tally(state, name).trouble, -_tally(state, name).bytes_left, name),
     )
-    header = ("Destination", "Connection", "Waiting", "Moving", "Failed", "To deliver", "Rate")
-    rows = [_row(context, state, name, troubled.get(name, [])) for name in names[:_ROWS]]
+    header = ("Destination", "Connection", "Waiting", "Moving", "Failed", "To deliver", "Rate", "Expected")
+    etas = state.pool.expected()
+    rows = [
+        (*_row(context, state, name, troubled.get(name, [])), _expected(_tally(state, name), etas.get(name)))
+        for name in names[:_ROWS]
+    ]
     shown = table(count(len(names), "destination"), header, rows, (2, 3, 4, 5, 6))
     more = tag("p", f"{count(len(names) - _ROWS, 'more destination')}.") if len(names) > _ROWS else None
     empty = tag("p", "No output is on its way.")
@@ -50,6 +55,11 @@ def _row(
     yield f"{tally.trouble:,}"
     yield size(tally.bytes_left)
     yield rate(state.rates.of(server))
+
+
+def _expected(tally: Tally, eta: Eta | None) -> str:
+    """Return the time until all has arrived, "" if nothing waits or moves."""
+    return expected(eta) if tally.waiting + tally.moving else ""
 
 
 def _connection(reports: list[tuple[Node, ServerReport]], now_at: int) -> Markup:
@@ -93,9 +103,9 @@ def _facts(state: PageState, server: str, reports: list[tuple[Node, ServerReport
     values = (
         ("Connection", _connection(reports, state.pool.now_at)), ("Waiting", f"{tally.waiting:,}"),
         ("Moving", f"{tally.moving:,}"), ("Failed", f"{tally.trouble:,}"), ("To deliver", size(tally.bytes_left)),
-        ("Rate", rate(state.rates.of(server))),
+        ("Rate", rate(state.rates.of(server))), ("Expected", _expected(tally, state.pool.expected_at(server))),
     )  # fmt: skip
-    return tag("dl", (tag("div", tag("dt", name), tag("dd", value)) for name, value in values))
+    return tag("dl", (tag("div", tag("dt", name), tag("dd", value)) for name, value in values if value))
 
 
 def _errors(context: PageContext, state: PageState, server: str) -> Markup:

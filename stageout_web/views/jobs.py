@@ -9,12 +9,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from stageout.core.errors import ErrorClass
+from stageout.core.eta import Eta
 from stageout.core.explanations import EXPLANATIONS
 from stageout.core.states import State, plain_word
 from stageout.wire.custody import FileReport, SandboxReport
-from stageout_web.format import count, duration, size
+from stageout.wire.expected import for_runs
+from stageout_web.format import count, duration, expected, size
 from stageout_web.html import Markup, join, moment, table, tag, with_code
-from stageout_web.model import GROUP_OF, TROUBLE, WAITING, Box, Node, server_of
+from stageout_web.model import GROUP_OF, MOVING, TROUBLE, WAITING, Box, Node, Pool, server_of
 from stageout_web.state import PageState
 from stageout_web.views.page import PageContext, choice, page_number, pages_links
 
@@ -24,7 +26,7 @@ _JOB_ID = re.compile(r"\d{1,10}(\.\d{1,10})?\Z", re.A)
 _PLUGINS_WORD = "plugin's word"
 _GROUPS = {"": "all", "waiting": "waiting", "moving": "moving", "trouble": "failed or lost", "delivered": "delivered"}
 #: Order of the groups in the list.
-_FIRST = {TROUBLE: 0, "moving": 1, WAITING: 2}
+_FIRST = {TROUBLE: 0, MOVING: 1, WAITING: 2}
 
 
 class Filter(NamedTuple):
@@ -153,19 +155,38 @@ def job(context: PageContext, state: PageState, name: str, ad: Mapping[str, Any]
     :param name: GlobalJobId, or ``cluster.proc`` of this schedd. :param ad: its ad in the queue.
     :param problem: reason why the ad is not known. :returns: None if nothing is known about the job.
     """
-    runs = state.pool.find(name)
+    runs = _runs(state.pool, name)
     if not runs and ad is None:
         return tag("p", f"The schedd does not answer: {problem}") if problem else None
-    now_at = state.pool.now_at
-    parts = [_run(context, node, box, now_at) for node, box in runs]
+    parts = [_run(context, run, state.pool.now_at) for run in runs]
     if not runs and ad is not None:
         parts = [_from_ad(context, ad)]
     return tag("div", _timeline(runs, ad), parts, _commands(name, runs, ad), data_live="job", id="job")
 
 
-def _run(context: PageContext, node: Node, box: Box, now_at: int) -> Markup:
+class _Run(NamedTuple):
+    """One run of a job. :param said: its whole report."""
+
+    node: Node
+    box: Box
+    said: SandboxReport | None
+    eta: Eta | None
+
+
+def _runs(pool: Pool, name: str) -> list[_Run]:
+    """Return the runs of a job, the newest first. :param name: GlobalJobId."""
+    found = []
+    for node, box in pool.find(name):
+        report = node.report()
+        said = next((one for one in report.sandboxes if (one.job, one.number) == (box.job, box.number)), None)
+        etas = for_runs(report, pool.now_at, [said.run] if said else [])
+        found.append(_Run(node, box, said, etas.get(said.run) if said else None))
+    return found
+
+
+def _run(context: PageContext, run: _Run, now_at: int) -> Markup:
     """Return one run of the job: why it waits, and its files."""
-    said = node.sandbox(box.job, box.number)
+    node, box, said, eta = run
     why = tag("p", _why(box, said, context.sees_names, now_at), class_="why")
     facts = tag(
         "dl",
@@ -175,9 +196,15 @@ def _run(context: PageContext, node: Node, box: Box, now_at: int) -> Markup:
         _fact("Node", tag("a", node.host, href=context.link("node", name=node.name))),
         _fact("Left", f"{count(box.files_left, 'file')}, {size(box.bytes_left)} of {size(box.bytes_total)}"),
         _fact("Next attempt", join(moment(box.next_attempt_at), " ", _until(box.next_attempt_at, now_at))),
+        _fact("Expected", expected(eta)) if is_expected(box) else None,
     )
     files = _files(context, said, now_at) if said is not None else None
     return tag("section", tag("h2", f"Run {box.number}"), why, facts, files)
+
+
+def is_expected(box: Box) -> bool:
+    """Tell whether the node will deliver the output, as far as it knows."""
+    return box.group in (WAITING, MOVING) and box.state != State.HANDED_OVER
 
 
 def _fact(name: str, value: Any) -> Markup:
@@ -257,19 +284,18 @@ def _reason(one: FileReport, sees_names: bool) -> Markup | str:
     return join(happened, tag("br"), tag("small", one.error)) if sees_names and one.error else happened
 
 
-def _timeline(runs: list[tuple[Node, Box]], ad: Mapping[str, Any] | None) -> Markup:
+def _timeline(runs: list[_Run], ad: Mapping[str, Any] | None) -> Markup:
     """Return the moments of the job in their order."""
     names = {"QDate": "Submitted", "JobCurrentStartExecutingDate": "Last run began", "CompletionDate": "Job ended"}
     found = [(ad.get(name), text) for name, text in names.items()] if ad is not None else []
-    for node, box in runs:
+    for node, box, said, _ in runs:
         found.append((box.accepted_at, f"{node.host} took the output of run {box.number}"))
-        said = node.sandbox(box.job, box.number)
         if said is not None:
             found.append((said.confirmed_at, f"The access point confirmed run {box.number}"))
             found.append((said.ended_at, f"The output of run {box.number}: {plain_word(box.state)}"))
     moments = sorted((at, text) for at, text in found if isinstance(at, int) and at > 0)
     items = [tag("li", moment(at), " ", text) for at, text in moments]
-    now = [tag("li", tag("strong", "Now: "), plain_word(runs[0][1].state))] if runs else []
+    now = [tag("li", tag("strong", "Now: "), plain_word(runs[0].box.state))] if runs else []
     return tag("section", tag("h2", "Timeline"), tag("ol", items, now, class_="timeline"))
 
 
@@ -284,9 +310,9 @@ def _from_ad(context: PageContext, ad: Mapping[str, Any]) -> Markup:
     return tag("p", state_mark(state), f" {reason}")
 
 
-def _commands(name: str, runs: list[tuple[Node, Box]], ad: Mapping[str, Any] | None) -> Markup:
+def _commands(name: str, runs: list[_Run], ad: Mapping[str, Any] | None) -> Markup:
     """Return the commands for the job."""
-    box = runs[0][1] if runs else None
+    box = runs[0].box if runs else None
     number = box.job_id if box else f"{ad['ClusterId']}.{ad['ProcId']}" if ad else name
     lines = [f"stageout status {number}"]
     if box is not None and box.group == TROUBLE:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from stageout.core.eta import Eta
+from stageout.wire.custody import Report, Run
+from stageout.wire.expected import for_runs
 from stageout_web.attention import NODE_SILENT_S
-from stageout_web.format import count, duration, size
+from stageout_web.format import count, duration, expected, size
 from stageout_web.html import Markup, join, moment, table, tag
 from stageout_web.model import Figures, Node, Pool
+from stageout_web.outlook import outlook
 from stageout_web.state import PageState
-from stageout_web.views.jobs import state_mark
+from stageout_web.views.jobs import is_expected, state_mark
 from stageout_web.views.page import PageContext, choice, page_number, pages_links
 
 ROWS = 100
@@ -102,12 +106,17 @@ def _slots(figures: Figures | None) -> str:
     return f"{figures.data_slots - figures.data_slots_free} of {figures.data_slots}" if figures else ""
 
 
-def _end(pool: Pool, node: Node) -> str:
-    """Return the time until a pilot ends."""
+def _end(pool: Pool, node: Node) -> Markup | None:
+    """Return the time until a pilot ends. A script counts it down."""
     if not node.ends_in_s:
-        return ""
-    left_s = node.heard_at + node.ends_in_s - pool.now_at
-    return f"in {duration(left_s)}" if left_s > 0 else "has ended"
+        return None
+    left_s = _left_s(pool, node)
+    text = f"in {duration(left_s)}" if left_s > 0 else "has ended"
+    return tag("span", text, role="timer", data_left=left_s)
+
+
+def _left_s(pool: Pool, node: Node) -> int:
+    return max(0, node.heard_at + node.ends_in_s - pool.now_at)
 
 
 def node(context: PageContext, state: PageState, name: str) -> Markup | None:
@@ -127,20 +136,35 @@ def _doubt(found: list[Node]) -> Markup | None:
 
 
 def _one(context: PageContext, pool: Pool, node: Node) -> Markup:
-    found, figures = condition(pool, node), pool.figures.get(node.name)
+    found, figures, total = condition(pool, node), pool.figures.get(node.name), node.total()
+    report = node.report()
+    etas = for_runs(report, pool.now_at, {box.run for box in report.sandboxes})
+    all_away = expected(node.expected(pool.now_at)) if total.waiting + total.moving else ""
     values = [
         ("Condition", CONDITIONS[found]), ("Output at risk", size(node.bytes_at_risk)), ("Spool", _spool(node)),
-        ("Data slots in use", _slots(figures)),
-        ("Ends", _end(pool, node)), ("Report", moment(node.heard_at)),
+        ("Data slots in use", _slots(figures)), ("Expected", all_away),
+        ("Ends", _end(pool, node)), ("Output away by then", _away(report, etas, _left_s(pool, node))),
+        ("Report", moment(node.heard_at)),
     ]  # fmt: skip
     facts = tag("dl", (tag("div", tag("dt", key), tag("dd", value)) for key, value in values if value))
     rows = [
         (tag("a", box.job_id, href=context.job_link(box.job)), box.owner, state_mark(box.state),
-         f"{count(box.files_left, 'file')}, {size(box.bytes_left)}", box.server, moment(box.accepted_at))
+         f"{count(box.files_left, 'file')}, {size(box.bytes_left)}",
+         expected(etas.get(Run(box.job, box.number))) if is_expected(box) else "", box.server, moment(box.accepted_at))
         for box in node.boxes[:_BOXES_SHOWN]
     ]  # fmt: skip
-    header = ("Job", "Owner", "State", "Left", "Destination", "Since")
+    header = ("Job", "Owner", "State", "Left", "Expected", "Destination", "Since")
     return join(facts, _servers(context, node), table(count(len(node.boxes), "output"), header, rows, (3,)))
+
+
+def _away(report: Report, etas: Mapping[Run, Eta], left_s: int) -> str:
+    """Return the answer to whether all output of a node that ends is away by then; "" for one without an end."""
+    if not report.ends_in_s:
+        return ""
+    found = outlook(report, etas, left_s)
+    if found.late:
+        return f"probably not, {size(found.late_bytes + found.unknown_bytes)} at risk"
+    return f"unknown, {size(found.unknown_bytes)} at risk" if found.unknown else "yes"
 
 
 def _servers(context: PageContext, node: Node) -> Markup | None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageout.cli.render import eta, progress_lines
+from stageout.cli.render import progress_lines
 from stageout.cli.rows import destinations, merge
-from stageout.core.eta import FILE_BYTES, Eta, estimate, latest
+from stageout.core.eta import FILE_BYTES, Eta, at_least, estimate, latest, words
 from stageout.wire.custody import FileReport, FlowReport, Report, Run, SandboxReport, ServerReport
 from stageout.wire.expected import for_runs, for_servers, server_of
 from tests.unit.test_cli_jobs import job
@@ -61,6 +61,12 @@ def test_nothing_is_estimated_without_a_rate() -> None:
     assert latest([]) is None and latest([Eta(1, 2), None]) is None
     assert latest([Eta(1, 9), Eta(3, 4)]) == Eta(3, 9)
     assert latest([Eta(1, None), Eta(3, 4)]) == Eta(3, None)
+
+
+def test_a_part_that_is_not_known_leaves_no_upper_limit() -> None:
+    assert at_least([]) is None and at_least([None]) is None
+    assert at_least([Eta(1, 9), Eta(3, 4)]) == Eta(3, 9)
+    assert at_least([Eta(1, 9), None]) == at_least([Eta(1, 9), Eta(0, None)]) == Eta(1, None)
 
 
 def test_a_transfer_that_is_overdue_keeps_an_upper_limit() -> None:
@@ -211,4 +217,4 @@ def test_destinations_have_the_figures_of_the_flow() -> None:
      (0, None, "> 1 min"), (10**8, 10**8, "-"), (10**8, None, "-"), (7200, 10**8, "> 2 h")],
 )  # fmt: skip
 def test_estimates_as_people_see_them(low_s: int | None, high_s: int | None, text: str) -> None:
-    assert eta(low_s, high_s) == text
+    assert words(low_s, high_s) == text

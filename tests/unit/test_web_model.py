@@ -253,8 +253,8 @@ def test_the_files_of_a_sandbox_come_out_of_the_packed_report(make: Make) -> Non
     site = make(ad_of(1, sandbox(1, "Failed", code=72)))
     run(site)
     [(node, box)] = site.state.pool.find(job_name(1))
-    said = node.sandbox(box.job, box.number)
-    assert said is not None
+    [said] = node.report().sandboxes
+    assert (said.job, said.number) == (box.job, box.number)
     assert said.files[0].error_code == 72
 
 

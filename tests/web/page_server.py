@@ -23,7 +23,7 @@ _SERVERS = ("se1.cern.example:1094", "store.example.org", "s3.example.net", "dca
 _OWNERS = ("alice@example.org", "bob@example.org", "carol@example.edu")
 _STATES = ("Moving", "Confirmed", "Confirmed", "RetryWait", "Moving", "Accepted", "HandedOver", "Leased")
 _TUNING = ("raised", "kept", "lowered")
-_AWAY = ServerReport("s3.example.net", "open", "connection refused", 4, NOW - 1500, NOW + 240)
+_AWAY = ServerReport("https://s3.example.net", "open", "connection refused", 4, NOW - 1500, NOW + 240)
 
 
 def _box(node: int, number: int) -> SandboxReport:
@@ -43,6 +43,15 @@ def _box(node: int, number: int) -> SandboxReport:
     )  # fmt: skip
 
 
+def _flow(node: int, server: str, boxes: list[SandboxReport]) -> FlowReport:
+    waiting = [box.bytes_left for box in boxes if box.files[0].url.split("/")[2] == server]
+    rate = 4_000_000 + node * 104_729
+    return FlowReport(
+        f"https://{server}", rate, rate, 0.2, streams=8, limit=4 + node % 5, tuning=_TUNING[node % 3],
+        files_waiting=len(waiting), bytes_waiting=sum(waiting),
+    )  # fmt: skip
+
+
 def fill(site: Site) -> None:
     """Put nodes into the collector, their figures into the slots, and an hour and a month into the ring."""
     for node in range(NODES):
@@ -50,9 +59,10 @@ def fill(site: Site) -> None:
         servers = (_AWAY,) if any(box.error_code == 20 for box in boxes) else ()
         heard_at = NOW - 1200 if node == 17 else NOW - node % 30
         used = 9 * node % 100
-        flows = tuple(FlowReport(f"https://{server}", streams=8, limit=4 + node % 5, tuning=_TUNING[node % 3])
+        flows = tuple(_flow(node, server, boxes)
                       for server in sorted({box.files[0].url.split("/")[2] for box in boxes}))  # fmt: skip
-        more = {"flows": flows, "spool_bytes": used * 5 << 30, "spool_limit_bytes": 500 << 30}
+        more = {"flows": flows, "spool_bytes": used * 5 << 30, "spool_limit_bytes": 500 << 30,
+                "ends_in_s": 300 if node == 5 else 0}  # fmt: skip
         site.collector.put(ad_of(node, *boxes, servers=servers, heard_at=heard_at, more=more))
         site.collector.slots.append({
             "StageOutManager": f"manager@ep{node}.example.org", "StageOutDataSlots": 24,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from stageout.wire.custody import FlowReport
 from tests.polling import wait_for
 from tests.unit.web_site import NOW, SECRET_NAME, SECRET_WORDS, Site, ad_of, job_name, sandbox
 from tests.web.browser import Browser, browser, missing
@@ -177,6 +179,32 @@ def test_a_hidden_page_has_no_stream(window: tuple[Browser, str, Site]) -> None:
         """
     )
     assert found == ["open", "close"]
+
+
+def test_the_end_of_a_node_is_counted_down(window: tuple[Browser, str, Site]) -> None:
+    opened, url, site = window
+    flow = FlowReport("https://store.example.org", 1000, 1000, 0.1, files_waiting=1, bytes_waiting=10**9)
+
+    def report(number: int, ends_in_s: int) -> None:
+        more = {"flows": (flow,), "ends_in_s": ends_in_s}
+        box = sandbox(99_901, bytes_left=10**9)
+        site.collector.put(ad_of(901, box, number=number, heard_at=NOW + 4000 + number, more=more))
+
+    report(1, 300)
+    shown = "return document.querySelector('[role=timer]')?.textContent ?? ''"
+
+    def begun() -> str:
+        opened.open(f"{url}/node?name=manager@ep901.example.org")
+        return str(opened.run(shown))
+
+    wait_for(begun, "the node")
+    before = opened.run(shown)
+    assert re.fullmatch(r"in ([34] min \d\d s|5 min 00 s)", before)
+    wait_for(lambda: opened.run(shown) not in (before, ""), "the next second")
+    text = opened.run("return document.querySelector('main').innerText")
+    assert re.search(r"Output away by then\s+probably not, 954 MB at risk", text)
+    report(2, 1)
+    wait_for(lambda: opened.run(shown) == "has ended", "the end")
 
 
 def test_a_page_without_a_connection_says_so(window: tuple[Browser, str, Site]) -> None:
