@@ -54,14 +54,14 @@ class Pipeline:
     ) -> None:
         self.manager, self.rules, self._clock = manager, rules, clock
         self.custody = custody = Custody(ledger, spool, clock, lambda: self.rules)
-        self.store = custody.store
-        self.scheduler = Scheduler(custody, table, grants)
+        self.store, self.scheduler = custody.store, Scheduler(custody, table, grants)
         self.runner = BatchRunner(custody, table, self.scheduler)
         end = PilotEnd(self.store.registry, self.scheduler.throughput, clock, custody.rules)
         self.admission = Admission(
             self.store.registry, agents, table, self.scheduler.flow, spool, end, custody.rules, custody.space,
             state_bytes=custody.state.bytes_by_uid,
         )  # fmt: skip
+        custody.find_plugin, custody.reason_away = self.admission.choose_plugin, self.scheduler.reason_away
         self.acceptance = Acceptance(manager, custody, self.admission, self.scheduler.rates)
         self.housekeeping = Housekeeping(custody, lambda: self.scheduler.busy_sandboxes)
 
@@ -101,7 +101,7 @@ class Pipeline:
 
     def _orders_of(self, db: sqlite3.Connection, sheet: OrderSheet) -> Iterable[int]:
         self.scheduler.leases.want(db, sheet.agent, sheet.lease_s)
-        return orders.apply_orders(db, sheet, self.custody.now(), self.admission.choose_plugin)
+        return orders.apply_orders(db, sheet, self.custody.now(), self.custody.find_plugin)
 
     # ---- schedule and deliver ----------------------------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ class RetryRules:
     :param max_delay_s: most between two attempts.
     :param delivery_timeout_s: after acceptance, or after the last `stageout retry`.
     :param credential_timeout_s: likewise, of a file whose credential in custody has ended: it waits for a new one.
+    :param fallback_after_s: likewise, until files that were tried go to the job's fallback; 0: only when they fail.
     """
 
     attempts: int
@@ -55,6 +56,7 @@ class RetryRules:
     max_delay_s: float
     delivery_timeout_s: float
     credential_timeout_s: float = 0.0
+    fallback_after_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ def read_rules(settings: Settings) -> Rules:
             max_delay_s=settings.number("STAGEOUT_RETRY_MAX"),
             delivery_timeout_s=settings.number("STAGEOUT_DELIVERY_TIMEOUT"),
             credential_timeout_s=settings.number("STAGEOUT_RETENTION"),
+            fallback_after_s=settings.number("STAGEOUT_FALLBACK_AFTER"),
         ),
         quota_bytes=settings.count("STAGEOUT_SPOOL_QUOTA_MB") * _MB,
         owner_quota_bytes=settings.count("STAGEOUT_OWNER_QUOTA_MB") * _MB,

@@ -94,6 +94,8 @@ class Sandbox:
     :param files_dropped: given up, and not in ``files_total``; likewise ``bytes_dropped``.
     :param group: accounting group of its job, "" without one.
     :param refused: reason why the last redirect was not carried out, or not for all files.
+    :param fallback: URL of the directory for files that cannot be delivered, "" for none.
+    :param fallback_note: reason why files were sent there; without a fallback, why the job's own is ignored.
     """
 
     id: int
@@ -137,6 +139,8 @@ class Sandbox:
     files_dropped: int = 0
     bytes_dropped: int = 0
     refused: str = ""
+    fallback: str = ""
+    fallback_note: str = ""
 
     @property
     def sent_to(self) -> tuple[int, ...]:

@@ -589,6 +589,7 @@ def _mark_delivered(given: DecisionInput, job: Job, own: Sandboxes) -> Effects:
         "VerifiedBy": verified,
     }
     reason = f"{count(files, 'file')}, {size(size_bytes)} delivered, verified by {verified}"
+    reason += "".join(f"; {one.reason}" for one in sandboxes if one.reason and one.state in GOOD_ENDS and one.fallback)
     ad_state = replace(total, state=State.DELIVERED.value, reason=reason, bytes_left=0, files_left=0, next_attempt_at=0)
     if job.held_by_us:
         yield Complete("Stage-out has delivered the output; the job is completed")

@@ -162,7 +162,7 @@ def _file_attributes(file: FileReport, box: SandboxReport) -> dict[str, Any]:
             "TransferError": file.error,
             "StageOutErrorCode": file.error_code,
             "StageOutErrorClass": ErrorClass.from_code(file.error_code).name if file.error_code else "",
-            "StageOutReason": "" if state == State.DELIVERED else box.reason,
+            "StageOutReason": box.reason if state != State.DELIVERED or _is_at_fallback(file, box) else "",
             "StageOutAttempts": file.attempts,
             "StageOutPlugin": file.plugin,
             "StageOutVerified": file.verified,
@@ -172,6 +172,10 @@ def _file_attributes(file: FileReport, box: SandboxReport) -> dict[str, Any]:
             "StageOutBytesPerSecond": rate,
         }),
     }  # fmt: skip
+
+
+def _is_at_fallback(file: FileReport, box: SandboxReport) -> bool:
+    return bool(box.fallback and box.fallback_note) and file.url.startswith(f"{box.fallback.rstrip('/')}/")
 
 
 def _end_of(file: FileReport, box: SandboxReport) -> str:

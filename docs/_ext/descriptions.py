@@ -49,6 +49,7 @@ EXTRA_KNOBS: dict[str, tuple[str, str, str]] = {
 ATTRIBUTES: dict[str, tuple[str, str, str]] = {
     # The owner's wishes, and what the access point adds to the job.
     "StageOutAsync": ("job", "boolean", "Wish of the owner: hand the output off (`true`) or transfer it before the job ends (`false`)."),
+    "StageOutFallback": ("job", "string", "URL of a directory to which the sandbox manager sends output that its destination does not take. See [A second destination](../user/fallback.md)."),
     "StageOutPriority": ("job", "integer", "Priority of the job's `overlay://` transfers, 0 to 10. Each step doubles the share. Default: `JobPrio`."),
     "StageOutDeadline": ("job", "time", "Time, in seconds since 1970, by which `overlay://` output should arrive."),
     "StageOutRequest": ("job", "string", "Request of the owner: `retry`, `cancel`, `pause`, `resume`, or `redirect ID URL FILE`. `stageout` writes it; the agent clears it."),
@@ -185,6 +186,8 @@ EVENTS: dict[str, str] = {
     "spool-release-failed": "The files of a delivered sandbox could not be removed. The manager tries again.",
     "spool-sync-failed": "The disk refused the data of a hand-off. That output is lost and its job runs again. Check the disk (`dmesg`).",
     "unknown-output-restore-failed": "Output that was set aside could not be moved back. Check the disk of the spool.",
+    "fallback-used": "The manager has redirected undelivered files to the fallback that their job names, because the destination failed.",
+    "fallback-ignored": "The fallback that a job names cannot be used. Its output is taken over all the same, and is not sent there.",
     "files-redirected": "The manager has given another URL to files that waited or had failed, because their owner asked for it.",
     "order-applied": "The manager has carried out an order of an access point.",
     "order-write-failed": "An order of an access point could not be recorded. The access point sends it again. Check the disk of the spool.",

@@ -9,8 +9,10 @@ from typing import TypeVar
 
 from sandbox_manager.custody.background import Background
 from sandbox_manager.custody.clock_jumps import ClockJumpGuard
+from sandbox_manager.custody.fallbacks import FallbackRules
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.orphans import OrphanCollector
+from sandbox_manager.custody.redirects import FindPlugin, no_plugin
 from sandbox_manager.custody.releases import Releases
 from sandbox_manager.custody.renewal import Renewal
 from sandbox_manager.custody.running import RunningBatches
@@ -29,11 +31,14 @@ class Custody:
     """The parts of custody.
 
     :param ledger: opened. :param spool: opened. :param rules: returns the settings as they are now.
-    :ivar boot: id of the running kernel's boot.
+    :ivar boot: id of the running kernel's boot. :ivar find_plugin: for the scheme of another URL.
+    :ivar reason_away: returns why the server of a destination cannot be reached, "" where it can.
     """
 
     def __init__(self, ledger: Ledger, spool: Spool, clock: Clock, rules: Callable[[], Rules]) -> None:
         self.spool, self.clock, self.rules, self.boot = spool, clock, rules, boot_id()
+        self.find_plugin: FindPlugin = no_plugin
+        self.reason_away: Callable[[int], str] = lambda destination: ""
         self.store = SandboxStore(ledger, lambda box: deadline_of(box, rules()))
         self.space, self.running, self.background = Space(), RunningBatches(), Background()
         self._disk = ThreadPoolExecutor(2, "spool")
@@ -48,6 +53,11 @@ class Custody:
         )  # fmt: skip
         self.orphans = OrphanCollector(ledger, spool, self._disk, self.now, lambda: rules().retention_s)
         self.renewal = Renewal(self.store, spool.safe, self.now)
+
+    @property
+    def fallback_rules(self) -> FallbackRules:
+        """Return the rules for the use of fallbacks as they are now."""
+        return FallbackRules(self.find_plugin, self.rules().retry.fallback_after_s, self.reason_away)
 
     def now(self) -> int:
         """Wall clock, whole seconds."""

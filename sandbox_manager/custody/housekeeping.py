@@ -75,7 +75,10 @@ class Housekeeping:
         due = recovery.due(self._store.registry.by_id.values(), self._busy(), rules, now)
         if due:
             self._custody.releases.follow(
-                await self._store.write(lambda db: recovery.pass_deadlines(db, due, rules, now), "record-failed")
+                await self._store.write(
+                    lambda db: recovery.pass_deadlines(db, due, rules, now, self._custody.fallback_rules),
+                    "record-failed",
+                )
             )
 
     async def forget_old_jobs(self) -> None:

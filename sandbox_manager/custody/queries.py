@@ -59,12 +59,13 @@ class FileRow:
     transfer_ms: int = 0
     streams: int = 0
     route: str = ""
+    fell_back: int = 0
 
 
 FILE_COLUMNS = (
     "t.ticket, f.ticket, f.position, f.sandbox, f.destination, f.state, f.next_attempt, f.size, f.url, f.name, "
     "f.mtime_ns, f.inode, f.attempts, f.excused, f.error_code, f.error, f.verified, f.digest, "
-    "f.began_at, f.ended_at, f.transfer_ms, f.streams, f.route"
+    "f.began_at, f.ended_at, f.transfer_ms, f.streams, f.route, f.fell_back"
 )
 
 
@@ -79,7 +80,8 @@ def file_row(row: Sequence[Any]) -> FileRow:
 _SANDBOX_COLUMNS = (
     "id, job, number, owner, user, uid, gid, shared_uid, startd, slot_id, dslot_id, slot_name, priority, state, "
     "change, paused, reason, error_code, named_tickets, accepted_at, confirmed_at, ended_at, "
-    "forgettable, attempts, excused, retried_at, acct_group, refused"
+    "forgettable, attempts, excused, retried_at, acct_group, refused, fallback, "
+    "fallback_note"
 )
 
 
@@ -117,6 +119,7 @@ def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
         state=STATE_OF[row[13]], change=row[14], paused=bool(row[15]), reason=row[16], error_code=row[17],
         named_tickets=tuple(row[18].split()), accepted_at=row[19], confirmed_at=row[20], ended_at=row[21],
         forgettable=bool(row[22]), retried_at=row[25], group=row[26], refused=row[27],
+        fallback=row[28], fallback_note=row[29],
         tickets=tuple(item[0] for item in tickets), freed=all(item[1] for item in tickets),
         files_total=sum(count for state, count in sums.files.items() if state != FileState.DROPPED),
         files_left=sum(sums.files.get(state, 0) for state in _LEFT),
@@ -214,6 +217,17 @@ def files_in_trouble_first(
             rows = db.execute(f"{_FILES} {condition} LIMIT ?", (sandbox_id, limit - len(found)))
             found += map(file_row, rows)
     return found
+
+
+def left_first_time(db: sqlite3.Connection, sandbox_id: int) -> list[FileRow]:
+    """Files of a sandbox that wait or have failed, and have never been sent to its fallback."""
+    return list(map(file_row, db.execute(f"{_FILES} f.state IN (0, 3) AND f.fell_back = 0", (sandbox_id,))))
+
+
+def count_below(db: sqlite3.Connection, sandbox_id: int, directory: str) -> int:
+    """Count the files of a sandbox that fell back to URLs below this directory, and have not been redirected since."""
+    query = "SELECT count(*) FROM files WHERE sandbox = ? AND state != 4 AND fell_back = 1 AND substr(url, 1, ?) = ?"
+    return int(db.execute(query, (sandbox_id, len(directory), directory)).fetchone()[0])
 
 
 def first_error(db: sqlite3.Connection, sandbox_id: int) -> FileRow | None:

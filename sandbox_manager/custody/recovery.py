@@ -6,7 +6,8 @@ import sqlite3
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from sandbox_manager.custody import queries, updates
+from sandbox_manager.custody import fallbacks, queries, updates
+from sandbox_manager.custody.fallbacks import FallbackRules
 from sandbox_manager.custody.spool import Spool
 from sandbox_manager.rules import Rules
 from sandbox_manager.sandbox import SENDABLE, Sandbox, SyncState
@@ -98,21 +99,28 @@ def may_be_due(box: Sandbox, rules: Rules, now: int) -> bool:
     """Tell whether this sandbox's deadlines in the ledger can have passed."""
     if box.ended_at:
         return not box.forgettable and now - box.ended_at > rules.retention_s
+    waits_s = now - box.due_since
+    if box.fallback and box.state in SENDABLE and 0 < rules.retry.fallback_after_s <= waits_s:
+        return True
     if box.state in SENDABLE and not (box.attempts or box.paused):
         return False
-    waits_s = now - box.due_since
     if box.state is State.ACCEPTED and not box.reason:
         return waits_s > min(rules.confirm_timeout_s, rules.retention_s)
     return waits_s > min(rules.retention_s, rules.retry.delivery_timeout_s)
 
 
-def pass_deadlines(db: sqlite3.Connection, boxes: Iterable[int], rules: Rules, now: int) -> Iterable[int]:
+def pass_deadlines(
+    db: sqlite3.Connection, boxes: Iterable[int], rules: Rules, now: int, fallback: FallbackRules
+) -> Iterable[int]:
     """Change those of these sandboxes that have waited long enough. Returns the ones touched."""
     touched = set()
     for box in boxes:
         state = updates.state_of(db, box)
-        due = _DEADLINES.get(state, _ended)
-        if due(db, box, rules, now):
+        if state in _WAITING:
+            is_changed = _waiting(db, box, rules, now, fallback)
+        else:
+            is_changed = _DEADLINES.get(state, _ended)(db, box, rules, now)
+        if is_changed:
             touched.add(box)
     return touched
 
@@ -128,8 +136,11 @@ def _unconfirmed(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bo
     return False
 
 
-def _waiting(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
+def _waiting(db: sqlite3.Connection, box: int, rules: Rules, now: int, fallback: FallbackRules) -> bool:
     """Give up files that were tried, or paused, for too long. Files whose turn has not come go on waiting."""
+    known = queries.sandbox(db, box)
+    if known is not None and fallbacks.use_if_due(db, known, fallback, now):
+        return True
     times = updates.times(db, box)
     limit_s = rules.retention_s if times.paused else rules.retry.delivery_timeout_s + rules.retry.max_delay_s
     if times.error_code and ErrorClass.from_code(times.error_code).advice is Advice.NEEDS_CREDENTIAL:
@@ -142,8 +153,12 @@ def _waiting(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
     if updates.has_waiting(db, box):
         updates.touch(db, box)
         return True
-    reason = times.reason or "paused"
-    updates.end(db, box, State.FAILED, now, f"{reason} (gave up after {limit_s / 3600:.3g} hours)", times.error_code)
+    reason = f"{times.reason or 'paused'} (gave up after {limit_s / 3600:.3g} hours)"
+    if known is not None and not times.paused:
+        if fallbacks.use(db, known, reason, fallback.find_plugin, now):
+            return True
+        reason = fallbacks.failure_reason(queries.sandbox(db, box) or known, queries.first_error(db, box), reason)
+    updates.end(db, box, State.FAILED, now, reason, times.error_code)
     return True
 
 
@@ -168,11 +183,9 @@ def _days(rules: Rules) -> str:
     return f"{rules.retention_s / 86400:.3g} days"
 
 
+_WAITING = frozenset({State.CONFIRMED, State.LEASED, State.RETRY_WAIT})
 _DEADLINES = {
     State.ACCEPTED: _unconfirmed,
-    State.CONFIRMED: _waiting,
-    State.LEASED: _waiting,
-    State.RETRY_WAIT: _waiting,
     State.HANDED_OVER: lambda db, box, rules, now: False,
     State.MOVING: lambda db, box, rules, now: False,
     State.FAILED: _failed,

@@ -13,7 +13,7 @@ from contextlib import closing
 
 from stageout.core import durable, log
 
-VERSION = 4
+VERSION = 5
 _DERIVED = ("sums",)  # the triggers fill it
 
 _SCHEMA = """
@@ -31,6 +31,7 @@ CREATE TABLE sandboxes (
     accepted_at INTEGER NOT NULL, confirmed_at INTEGER NOT NULL DEFAULT 0, ended_at INTEGER NOT NULL DEFAULT 0,
     retried_at INTEGER NOT NULL DEFAULT 0,
     forgettable INTEGER NOT NULL DEFAULT 0, acct_group TEXT NOT NULL DEFAULT '', refused TEXT NOT NULL DEFAULT '',
+    fallback TEXT NOT NULL DEFAULT '', fallback_note TEXT NOT NULL DEFAULT '',
     UNIQUE (job, number));
 CREATE TABLE tickets (
     id INTEGER PRIMARY KEY AUTOINCREMENT, ticket TEXT NOT NULL UNIQUE, sandbox INTEGER NOT NULL, plugin TEXT NOT NULL,
@@ -57,6 +58,7 @@ CREATE TABLE files (
     error TEXT NOT NULL DEFAULT '', verified TEXT NOT NULL DEFAULT '', digest TEXT NOT NULL DEFAULT '',
     began_at INTEGER NOT NULL DEFAULT 0, ended_at INTEGER NOT NULL DEFAULT 0,
     transfer_ms INTEGER NOT NULL DEFAULT 0, streams INTEGER NOT NULL DEFAULT 0, route TEXT NOT NULL DEFAULT '',
+    fell_back INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (ticket, position)) WITHOUT ROWID;
 CREATE INDEX files_due ON files (sandbox, state, destination, next_attempt, size);
 CREATE INDEX files_troubled ON files (sandbox, state) WHERE error_code != 0;

@@ -269,12 +269,35 @@ def set_refused(db: sqlite3.Connection, sandbox: int, why: str) -> None:
     db.execute("UPDATE sandboxes SET refused = ?, change = change + 1 WHERE id = ?", (why, sandbox))
 
 
-def set_url(db: sqlite3.Connection, item: FileRow, url: str, target: Destination) -> None:
-    """Give a file that is not being sent another URL."""
+def set_url(db: sqlite3.Connection, item: FileRow, url: str, target: Destination, fell_back: bool = False) -> None:
+    """Give a file that is not being sent another URL. :param fell_back: that of its job's fallback."""
     db.execute(
-        "UPDATE files SET url = ?, destination = ? WHERE ticket = ? AND position = ? AND state IN (0, 3)",
-        (url, _destination_id(db, target), item.ticket_id, item.position),
+        "UPDATE files SET url = ?, destination = ?, fell_back = max(fell_back, ?) "
+        "WHERE ticket = ? AND position = ? AND state IN (0, 3)",
+        (url, _destination_id(db, target), fell_back, item.ticket_id, item.position),
     )
+
+
+def offer_fallback(db: sqlite3.Connection, sandbox: int, url: str, problem: str) -> None:
+    """Keep the fallback of a hand-off's job. One hand-off that cannot use it is enough to ignore it for all.
+
+    :param problem: reason why the files of this hand-off cannot be sent there, "" when they can.
+    """
+    db.execute(
+        "UPDATE sandboxes SET fallback = CASE WHEN fallback_note || :problem = '' THEN :url ELSE '' END, "
+        "fallback_note = CASE fallback_note WHEN '' THEN :problem ELSE fallback_note END WHERE id = :sandbox",
+        {"url": url, "problem": problem, "sandbox": sandbox},
+    )
+
+
+def keep_fallback_reason(db: sqlite3.Connection, sandbox: int, reason: str) -> None:
+    """Keep why files were sent to the fallback, the first time that some were."""
+    db.execute("UPDATE sandboxes SET fallback_note = ? WHERE id = ? AND fallback_note = ''", (reason, sandbox))
+
+
+def ignore_fallback(db: sqlite3.Connection, sandbox: int, problem: str) -> None:
+    """Send nothing to the fallback from now on. :param problem: reason why it cannot be used."""
+    db.execute("UPDATE sandboxes SET fallback = '', fallback_note = ? WHERE id = ?", (problem, sandbox))
 
 
 def set_paused(db: sqlite3.Connection, sandbox: int, paused: bool) -> None:
@@ -558,8 +581,8 @@ def released(db: sqlite3.Connection, sandbox: int, tickets: Iterable[str], now: 
 
 
 def _keep_end_time(db: sqlite3.Connection, sandbox: int, now: int) -> None:
-    delivered_at = times(db, sandbox).ended_at
-    set_state(db, sandbox, State.RELEASED, delivered_at or now)
+    before = times(db, sandbox)
+    set_state(db, sandbox, State.RELEASED, before.ended_at or now, before.reason)
 
 
 def is_wanted(db: sqlite3.Connection, ticket: str) -> bool:

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sandbox_manager.custody import orders, updates
+from sandbox_manager.custody import fallbacks, orders, updates
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.custody import Custody
 from sandbox_manager.custody.spool import HeldFile
@@ -20,6 +20,7 @@ from sandbox_manager.intake.pilot_end import servers_of
 from sandbox_manager.rules import Account
 from sandbox_manager.sandbox import Destination
 from sandbox_manager.scheduling.rates import Rates
+from stageout.core import log
 from stageout.core.ending import outlast
 from stageout.core.states import State
 from stageout.core.synchronous import NotTaken, Reason
@@ -143,6 +144,7 @@ class Acceptance:
         held = handoff.stored
         digest = held.digest if held else ""
         files = [self._new_file(handoff.plugin, item, digest) for item in handoff.files]
+        fallback_problem = self._fallback_problem(facts, files, held)
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
             newest = updates.newest_run(db, facts.run.job)
@@ -155,12 +157,23 @@ class Acceptance:
             box = updates.add_ticket(db, owner, handoff.ticket, handoff.plugin, files, self._custody.boot, now)
             if held:
                 updates.keep_credentials(db, held)
+            if facts.fallback:
+                updates.offer_fallback(db, box, facts.fallback, fallback_problem)
             if not newest:
                 return [box]  # the first message about this job: nothing was confirmed, nothing is older
             orders.confirm_late(db, box, now)
             return [box, *orders.supersede_older(db, facts.run, now)]
 
         self._custody.releases.follow(await self._store.write(change, "record-accepted"))
+
+    def _fallback_problem(
+        self, facts: RunFacts, files: Sequence[updates.NewFile], held: StoredCredentials | None
+    ) -> str:
+        """Return why the job's fallback is ignored; "" when it is not, or when there is none."""
+        problem = fallbacks.problem_of(facts.fallback, files, held, self._custody.find_plugin) if facts.fallback else ""
+        if problem:
+            log.warn("fallback-ignored", job=facts.run.job, run=facts.run.number, problem=problem)
+        return problem
 
     def _new_file(self, plugin: str, held: HeldFile, credentials_digest: str) -> updates.NewFile:
         scheme, host = split_url(held.url)

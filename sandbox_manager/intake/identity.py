@@ -39,6 +39,7 @@ class RunFacts:
     :param left_out: code of why the access point did not mark the job (StageOutSynchronous).
     :param foreign_account: the job runs under an account that is not its owner's; other owners may share it.
     :param group: accounting group of the job, "" without one.
+    :param fallback: the owner's StageOutFallback, which may be no URL; "" without one.
     """
 
     run: Run
@@ -61,6 +62,7 @@ class RunFacts:
     left_out: str = ""
     foreign_account: bool = False
     group: str = ""
+    fallback: str = ""
 
     @property
     def job_id(self) -> str:
@@ -154,6 +156,7 @@ class Identity:
             left_out=_text(slot, "StageOutSynchronousCode"),
             foreign_account=self._own_uid == 0 and user != owner.split("@", 1)[0],
             group=accounting_group(_text(slot, "AccountingGroup"), owner.partition("@")[0]),
+            fallback=str(slot.get("StageOutFallback", "")),
         )
 
 

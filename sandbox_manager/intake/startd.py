@@ -26,7 +26,10 @@ JOB_ATTRIBUTES = (
     "JobPrio",
     "StageOutAgentKey",
     "StageOutSynchronousCode",
+    "StageOutFallback",
 )
+#: Of these, attributes without which a hand-off needs no refusal; the value stands for one that cannot be decoded.
+_OPTIONAL = {"StageOutFallback": False}
 SlotAd = Mapping[str, Any]
 _CACHED_S = 1.0
 _THREADS = 2
@@ -53,15 +56,17 @@ def ask_startd(settings: Settings) -> Callable[[], Sequence[SlotAd]]:
 def readable_slots(ads: Iterable[Mapping[str, Any]], projection: Sequence[str], on_skipped: OnSkipped) -> list[SlotAd]:
     """Return the slots' attributes. A slot whose job has an attribute that cannot be decoded is left out.
 
-    Without that attribute a hand-off of the job might be accepted that must be refused.
+    Without that attribute a hand-off of the job might be accepted that must be refused. The fallback is no such
+    attribute.
     """
     faults: list[tuple[str, str]] = []
     found: list[SlotAd] = []
     for ad in ads:
         before = len(faults)
         slot = decoded(ad, projection, lambda *fault: faults.append(fault))
-        if len(faults) == before:
-            found.append(slot)
+        missing = {name for _, name in faults[before:]}
+        if missing <= _OPTIONAL.keys():
+            found.append({**slot, **{name: _OPTIONAL[name] for name in missing}})
     for fault in faults:
         on_skipped(*fault)
     return found

@@ -137,7 +137,7 @@ def sandbox_report(
         files_dropped=box.files_dropped if box.state in _DROPPED else 0,
         bytes_dropped=box.bytes_dropped if box.state in _DROPPED else 0,
         group=box.group, confirmed_at=box.confirmed_at, ended_at=box.ended_at, paused=int(_stands_still(box)),
-        refused=box.refused, gives_up_at=gives_up_at,
+        refused=box.refused, gives_up_at=gives_up_at, fallback=box.fallback, fallback_note=box.fallback_note,
     )  # fmt: skip
 
 

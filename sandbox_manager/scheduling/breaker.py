@@ -99,6 +99,11 @@ class Breakers:
         breaker = self._known.get(server)
         return max(0.0, breaker.probe_s - self.clock.monotonic_s()) if breaker else 0.0
 
+    def reason(self, server: str) -> str:
+        """Return why a server cannot be reached; "" for a closed breaker."""
+        breaker = self._known.get(server)
+        return breaker.reason if breaker else ""
+
     def soonest_s(self) -> float:
         """Seconds until the next probe may be sent; infinite when no breaker is open."""
         waits = (self.opens_in_s(server) for server, one in self._known.items() if one.circuit is Circuit.OPEN)

@@ -138,6 +138,11 @@ class Scheduler:
         place = self._store.registry.destinations.get(destination)
         return place is None or self.breakers.opens_in_s(place.server) <= 0
 
+    def reason_away(self, destination: int) -> str:
+        """Return why the server of a destination cannot be reached; "" where it can, or nobody knows."""
+        place = self._store.registry.destinations.get(destination)
+        return self.breakers.reason(place.server) if place else ""
+
     # ---- batches that end --------------------------------------------------------------------------------------------
 
     def stopped(self, batch: BatchPlan, transfer: ActiveTransfer) -> None:

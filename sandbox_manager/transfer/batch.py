@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sandbox_manager.custody import queries, updates
+from sandbox_manager.custody import fallbacks, queries, updates
 from sandbox_manager.custody.credentials import StoredCredentials
+from sandbox_manager.custody.fallbacks import FallbackRules
 from sandbox_manager.custody.ledger import DamagedText
 from sandbox_manager.custody.queries import FileRow
 from sandbox_manager.custody.running import RunningBatch
@@ -293,18 +294,18 @@ def update_breaker(breakers: Breakers, server: str, outcome: BatchOutcome) -> bo
 
 def record_arrived(
     db: sqlite3.Connection, files: Sequence[FileRow], delivered: Mapping[int, Gone],
-    is_open: Callable[[int], bool], limit: int, now: int, streams: int = 0,
+    is_open: Callable[[int], bool], fallback: FallbackRules, now: int, streams: int = 0,
 ) -> set[int]:  # fmt: skip
     """Record what of a stopped batch has arrived, and where that leaves its sandboxes. Returns those.
 
-    :param delivered: by index in ``files``. :param is_open: and ``limit`` as of :func:`update_state`.
+    :param delivered: by index in ``files``. :param is_open: and ``fallback`` as of :func:`update_state`.
     :param streams: that the plugin was given for each file.
     """
     arrived = (delivered_result(files[index], answer, now, streams) for index, answer in delivered.items())
     updates.record_results(db, arrived)
     sandboxes = {files[index].sandbox for index in delivered}
     for sandbox in sandboxes:
-        update_state(db, sandbox, is_open, limit, now)
+        update_state(db, sandbox, is_open, fallback, now)
     return sandboxes
 
 
@@ -322,14 +323,19 @@ def mark_lost(db: sqlite3.Connection, files: Sequence[FileRow], outcome: BatchOu
             updates.end(db, item.sandbox, State.LOST, now, result.error, result.error_code)
 
 
-def update_state(db: sqlite3.Connection, sandbox: int, is_open: Callable[[int], bool], limit: int, now: int) -> None:
+def update_state(
+    db: sqlite3.Connection, sandbox: int, is_open: Callable[[int], bool], fallback: FallbackRules, now: int
+) -> None:
     """Put a sandbox into the state that its files ask for, after some of them got an outcome.
 
-    :param is_open: may files be sent to this destination now? :param limit: of attempts, 0 without one.
+    :param is_open: may files be sent to this destination now? :param fallback: rules of its use.
     """
     box = queries.sandbox(db, sandbox)
     if box is None or box.state is not State.MOVING:
         return
+    if box.fallback:
+        fallbacks.use_if_due(db, box, fallback, now)
+        box = queries.sandbox(db, sandbox) or box
     if box.moving:
         updates.touch(db, sandbox)
         return
@@ -337,12 +343,12 @@ def update_state(db: sqlite3.Connection, sandbox: int, is_open: Callable[[int], 
         if box.custody:
             updates.set_state(db, sandbox, State.HANDED_OVER, now, f"in custody of {_custodians(box.custody)}")
         else:
-            updates.end(db, sandbox, State.DELIVERED, now)
+            updates.end(db, sandbox, State.DELIVERED, now, fallbacks.delivery_reason(db, box))
         return
     worst = queries.first_error(db, sandbox)
-    reason, code = (worst.error, worst.error_code) if worst else ("", 0)
+    reason, code = (worst.error, worst.error_code) if worst else (fallbacks.present_reason(box), 0)
     if not box.waiting:
-        updates.end(db, sandbox, State.FAILED, now, reason, code)
+        updates.end(db, sandbox, State.FAILED, now, fallbacks.failure_reason(box, worst, reason), code)
     elif any(part.ready_at <= now and is_open(part.destination) for part in box.waiting) and not box.paused:
         # Its turn comes again; meanwhile the place in the data slot is free for others.
         updates.set_state(db, sandbox, State.CONFIRMED, now, reason, code)
@@ -394,15 +400,15 @@ def claim_files(
 
 
 def requeue(
-    db: sqlite3.Connection, batch: BatchPlan, is_open: Callable[[int], bool], attempts_limit: int, now: int
+    db: sqlite3.Connection, batch: BatchPlan, is_open: Callable[[int], bool], fallback: FallbackRules, now: int
 ) -> Iterator[int]:
     """Let undecided files of a batch wait again. Yield the sandboxes that changed.
 
-    :param is_open: whether files may be sent to a destination now.
+    :param is_open: and ``fallback`` as of :func:`update_state`.
     """
     for part in batch.parts:
         if updates.moving_back(db, part.sandbox, batch.destination):
-            update_state(db, part.sandbox, is_open, attempts_limit, now)
+            update_state(db, part.sandbox, is_open, fallback, now)
             yield part.sandbox
         elif updates.unlease(db, part.sandbox, now):
             yield part.sandbox

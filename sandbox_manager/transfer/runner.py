@@ -180,10 +180,10 @@ class Delivery:
 
         Done again until it is recorded, or the manager stops (the next start does it): nothing else takes them up.
         """
-        limit, is_open = self._custody.rules().retry.attempts, self._scheduler.is_open
+        fallback, is_open = self._custody.fallback_rules, self._scheduler.is_open
         while True:
             try:
-                await self._store.write(lambda db: requeue(db, self._batch, is_open, limit, self._now()))
+                await self._store.write(lambda db: requeue(db, self._batch, is_open, fallback, self._now()))
                 return
             except (OSError, sqlite3.Error) as problem:
                 log.error("requeue-failed", problem=problem, again_in_s=_AGAIN_S)
@@ -295,10 +295,10 @@ class Delivery:
         """Write which files of a stopped batch have arrived; on return it is on the disk."""
         if not delivered:
             return
-        limit, is_open = self._custody.rules().retry.attempts, self._scheduler.is_open
+        fallback, is_open = self._custody.fallback_rules, self._scheduler.is_open
         streams = self._transfer.parallelism
         boxes = await self._store.write(
-            lambda db: record_arrived(db, self._files, delivered, is_open, limit, self._now(), streams),
+            lambda db: record_arrived(db, self._files, delivered, is_open, fallback, self._now(), streams),
             "record-delivered",
         )
         self._custody.releases.follow(boxes)
@@ -325,7 +325,7 @@ class Delivery:
 
         same = registry.destinations_at(server)
         others = registry.backlog.waiting_for(same) if back else []
-        breakers, limit = scheduler.breakers.dump(), self._custody.rules().retry.attempts
+        breakers, fallback = scheduler.breakers.dump(), self._custody.fallback_rules
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
             updates.record_results(db, outcome.all)
@@ -341,7 +341,7 @@ class Delivery:
                 updates.keep_attempts(db, item.sandbox, item.attempts, item.excused + more)
             mark_lost(db, self._files, outcome, self._now())
             for sandbox in sandboxes:
-                update_state(db, sandbox, scheduler.is_open, limit, self._now())
+                update_state(db, sandbox, scheduler.is_open, fallback, self._now())
             return touched
 
         self._custody.releases.follow(await self._store.write(change, *labels))

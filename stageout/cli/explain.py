@@ -26,7 +26,7 @@ from stageout.core.classads import ClassAd
 from stageout.core.config import Settings, condor_settings
 from stageout.core.synchronous import sentence_of
 from stageout.core.units import count, size
-from stageout.movers.schemes import shown_url
+from stageout.movers.schemes import fallback_problem, shown_url
 
 DESCRIPTION = """\
 Explain how the output of a job will be delivered, without submitting or changing anything. FILE is a submit file; its
@@ -43,7 +43,7 @@ _FEW_JOBS = 3
 #: Attributes that are read of a job in the queue.
 ATTRIBUTES = (
     "ClusterId", "ProcId", "GlobalJobId", "JobStatus", *OUTPUT_ATTRIBUTES, "TransferPlugins", "OAuthServicesNeeded",
-    "x509userproxy", "x509UserProxyExpiration", "StageOutGuard", "StageOutSynchronousCode",
+    "x509userproxy", "x509UserProxyExpiration", "StageOutGuard", "StageOutSynchronousCode", "StageOutFallback",
 )  # fmt: skip
 
 
@@ -85,9 +85,10 @@ def run(options: argparse.Namespace) -> int:
     delivery = decision(subject, outputs)
     lines = [_delivery_line(*delivery)]
     if outputs:
-        lines += [*_dag_lines(subject, delivery[0])]
-        lines += [*_pool_lines(outputs, queue, Pool(options.pool), _own_plugins(subject.ad)), *_server_lines(outputs)]
-        lines += [*_node_lines(outputs, Pool(options.pool)), *_credential_lines(subject.ad, outputs, settings)]
+        lines += [*_dag_lines(subject, delivery[0]), *fallback_lines(subject.ad, delivery[0])]
+        places = [*outputs, *_fallback_of(subject.ad, delivery[0])]
+        lines += [*_pool_lines(places, queue, Pool(options.pool), _own_plugins(subject.ad)), *_server_lines(places)]
+        lines += [*_node_lines(places, Pool(options.pool)), *_credential_lines(subject.ad, places, settings)]
         lines += [_time_line(outputs, queue)]
     if options.json:
         tell(_facts(subject, outputs, delivery, lines))
@@ -148,6 +149,29 @@ def _dag_lines(subject: Subject, kind: str) -> Iterator[Line]:
     if kind == "hand-off" and subject.is_file and not subject.asks:
         text = f"if DAGMan submits the file: synchronous (DagNode): {sentence_of('DagNode')}"
         yield Line("dag", OK, text)
+
+
+def fallback_lines(ad: ClassAd, kind: str) -> Iterator[Line]:
+    """The use of the job's fallback. :param kind: as of :func:`decision`."""
+    if ad.get("StageOutFallback") is None:
+        return
+    text, url = "not used: the output is not handed off", _fallback_url(ad)
+    problem = fallback_problem(url)
+    if problem:
+        yield Line("fallback", PROBLEM, f"it is ignored: {problem}")
+    else:
+        yield Line("fallback", OK, text if kind == "synchronous" else f"if delivery fails: {clean(url)}")
+
+
+def _fallback_url(ad: ClassAd) -> str:
+    """Return the value of StageOutFallback; another value than a string is no URL."""
+    return ad.text("StageOutFallback") or str(ad.get("StageOutFallback", ""))
+
+
+def _fallback_of(ad: ClassAd, kind: str) -> list[Output]:
+    """Return the fallback as one more place for output, if the job uses it."""
+    url = _fallback_url(ad)
+    return [] if kind == "synchronous" or fallback_problem(url) else [Output("fallback", url)]
 
 
 def _pool_lines(outputs: Sequence[Output], queue: Queue, pool: Pool, own: Mapping[str, str]) -> Iterator[Line]:

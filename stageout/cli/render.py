@@ -280,6 +280,7 @@ def _facts(row: Row, now: float) -> list[tuple[str, str]]:
         ("attempt", _attempts(row)),
         ("next", f"in {until(row.next_attempt_at, now)}" if row.next_attempt_at > now else ""),
         ("expected", eta.phrase(row.eta_low_s, row.eta_high_s)),
+        ("fallback", _fallback(row)),
         ("custodian", clean(row.manager)),
         ("run", f"{row.run}" + (f", run again {row.reruns} times because output was lost" if row.reruns else "")),
         ("as of", f"{duration(now - row.reported_at)} ago" if row.reported_at else ""),
@@ -289,6 +290,13 @@ def _facts(row: Row, now: float) -> list[tuple[str, str]]:
 def _attempts(row: Row) -> str:
     more = "; {} more did not count, because a server did not answer or a credential was missing"
     return (attempt(row, row.attempts_limit) + (more.format(row.excused) if row.excused else "")) * bool(row.attempts)
+
+
+def _fallback(row: Row) -> str:
+    url, note = clean(row.fallback), clean(row.fallback_note)
+    if not url:
+        return f"ignored: {note}" if note else ""
+    return f"{url}, used because the destination failed: {note}" if note else f"{url}, if delivery fails"
 
 
 def held(one: Holding, now: float) -> str:

@@ -42,6 +42,7 @@ class Row:
     :param leaves_queue: all is delivered, and the schedd removes the job when it looks at the queue next.
     :param eta_low_s: seconds until the output has probably arrived, at least; None: not known.
     :param eta_high_s: likewise, at most; None: not known, or the output waits for an event whose time is not known.
+    :param fallback: URL for files that cannot be delivered. :param fallback_note: as in the manager's report.
     """
 
     job: str
@@ -71,6 +72,8 @@ class Row:
     paused: bool = False
     eta_low_s: int | None = None
     eta_high_s: int | None = None
+    fallback: str = ""
+    fallback_note: str = ""
 
 
 @dataclass(frozen=True)
@@ -291,6 +294,8 @@ def _from_report(job: Job, box: SandboxReport, report: Report) -> dict[str, Any]
         "attempts_limit": box.attempts_limit,
         "excused": box.excused,
         "paused": bool(box.paused),
+        "fallback": box.fallback,
+        "fallback_note": box.fallback_note,
         "manager": report.manager,
         "reported_at": report.sent_at,
         "custody": custody,
@@ -398,6 +403,8 @@ def _row_of_box(box: SandboxReport, report: Report) -> Row:
         attempts_limit=box.attempts_limit,
         excused=box.excused,
         paused=bool(box.paused),
+        fallback=box.fallback,
+        fallback_note=box.fallback_note,
         manager=report.manager,
         reruns=0,
         reported_at=report.sent_at,

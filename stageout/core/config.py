@@ -189,6 +189,14 @@ KNOBS: dict[str, Knob] = {
             60,
         ),
         Knob(
+            "STAGEOUT_FALLBACK_AFTER",
+            0,
+            "ep",
+            "Seconds to try to deliver output, after its acceptance or a retry, before it goes to the job's "
+            "StageOutFallback; 0: only when it fails",
+            0,
+        ),
+        Knob(
             "STAGEOUT_CONFIRM_TIMEOUT",
             3600,
             "ep",

@@ -6,6 +6,8 @@ import re
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+._-]*\Z")
 _URL_CHARS = 4000
+#: Reports repeat the fallback of each job.
+_FALLBACK_CHARS = 1000
 _USUAL_PORTS = {"http": 80, "https": 443, "ftp": 21}
 
 
@@ -43,6 +45,14 @@ def redirect_problem(url: str) -> str:
     if userinfo(url) or "?" in url or "#" in url:
         return "the URL has a user, a password, a query or a fragment, and everybody can read the job's ad"
     return ""
+
+
+def fallback_problem(url: str) -> str:
+    """Return why this URL cannot be a job's fallback; "" when it can."""
+    if len(url) > _FALLBACK_CHARS:
+        return f"StageOutFallback has more than {_FALLBACK_CHARS} characters"
+    problem = redirect_problem(url)
+    return f"StageOutFallback: {problem}" if problem else ""
 
 
 def credential_of(url: str) -> str:

@@ -36,7 +36,8 @@ _NEWER = frozenset(
         "ended_at", "digest", "streams", "transfer_ms", "route", "group", "confirmed_at", "paused", "flows",
         "cpu_slots", "data_slots", "spool_bytes", "spool_limit_bytes", "rate_bytes_per_s", "work_bytes_per_s", "spread",
         "limit", "tuning", "files_waiting", "bytes_waiting", "files_moving", "bytes_moving", "files_dropped",
-        "bytes_dropped", "redirects", "refused", "request", "new_url", "only_file", "gives_up_at",
+        "bytes_dropped", "redirects", "refused", "request", "new_url", "only_file", "gives_up_at", "fallback",
+        "fallback_note",
     }
 )  # fmt: skip
 SERVERS_SHOWN = 20
@@ -138,6 +139,8 @@ class SandboxReport:
     :param files_dropped: given up with the sandbox, and not in ``files_total``; likewise ``bytes_dropped``.
     :param refused: reason why the last REDIRECT was not carried out, or not for all files; "" when it was.
     :param gives_up_at: wall clock, seconds: last attempt at the latest. 0 before the first failure and at the end.
+    :param fallback: URL of the directory for files that cannot be delivered; "" for none, or when it is ignored.
+    :param fallback_note: reason why files went there; without ``fallback``, reason why the job's own is ignored.
     """
 
     job: str
@@ -170,6 +173,8 @@ class SandboxReport:
     bytes_dropped: int = 0
     refused: str = ""
     gives_up_at: WallClock = 0
+    fallback: str = ""
+    fallback_note: str = ""
 
     @property
     def run(self) -> Run:

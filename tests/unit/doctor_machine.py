@@ -41,7 +41,8 @@ SETTINGS = {
     "START": "(TRUE) && (StageOutAccept =!= false || time() - (StageOutHeartbeat ?: 0) > 900)",
     "HISTORY": "/var/lib/condor/spool/history",
     "STARTD_JOB_ATTRS": "GlobalJobId RemoteUser NumShadowStarts StageOutGuard StageOutAsync OutputDestination "
-    "CheckpointDestination EncryptExecuteDirectory JobPrio StageOutAgentKey StageOutSynchronousCode",
+    "CheckpointDestination EncryptExecuteDirectory JobPrio StageOutAgentKey StageOutSynchronousCode "
+    "StageOutFallback",
     "STARTD_CRON_JOBLIST": "StageOut",
     "STARTD_CRON_StageOut_EXECUTABLE": "/opt/stageout/bin/stageout-startd-cron",
     "FILETRANSFER_PLUGINS": f"{STOCK}, {OURS}",

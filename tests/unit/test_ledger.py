@@ -17,7 +17,9 @@ import pytest
 from overlay_router.local.store import Store
 from sandbox_manager.custody import orders, queries, recovery, updates
 from sandbox_manager.custody.credentials import StoredCredentials
+from sandbox_manager.custody.fallbacks import FallbackRules
 from sandbox_manager.custody.ledger import Ledger, LedgerError, get_meta, set_meta
+from sandbox_manager.custody.redirects import no_plugin
 from sandbox_manager.custody.schema import VERSION
 from sandbox_manager.custody.updates import NewFile, NewSandbox
 from sandbox_manager.rules import read_rules
@@ -513,10 +515,13 @@ def test_what_is_delivered_is_not_lost_with_its_directory(db: sqlite3.Connection
     assert updates.state_of(db, box) is State.DELIVERED
 
 
+_NO_FALLBACK = FallbackRules(no_plugin, 0.0, lambda destination: "")
+
+
 def deadlines(db: sqlite3.Connection, now: int) -> set[int]:
     rules = read_rules(mapping_settings({"STAGEOUT_RETENTION": "1000000", "STAGEOUT_CONFIRM_TIMEOUT": "60"}))
     boxes = queries.all_sandboxes(db)
-    touched = set(recovery.pass_deadlines(db, [box.id for box in boxes], rules, now))
+    touched = set(recovery.pass_deadlines(db, [box.id for box in boxes], rules, now, _NO_FALLBACK))
     assert touched <= {box.id for box in boxes if recovery.may_be_due(box, rules, now)}
     return touched
 

@@ -37,6 +37,7 @@ JOB_ATTRIBUTES = ("GlobalJobId", "RemoteUser", "NumShadowStarts", "StageOutGuard
 #: Without these a hand-off works, but less safely, or for fewer jobs.
 USEFUL_JOB_ATTRIBUTES = (
     "StageOutAsync", "CheckpointDestination", "EncryptExecuteDirectory", "StageOutAgentKey", "StageOutSynchronousCode",
+    "StageOutFallback",
 )  # fmt: skip
 #: Macros of the fragments that no program of ours reads.
 MACROS = (
