@@ -387,7 +387,7 @@ class Misfortunes:
             self._mis_agent_cut_off(node, min(later, 1500))
 
     def _mis_all_refuse(self, node: Node, later: float) -> None:
-        self.destination.refusing |= {"h1", "h2"}
+        self.destination.refusing |= {"h1", "h2", "h3"}
         self.world.after(600, self.destination.refusing.clear)
 
     def _mis_vanish(self, node: Node, later: float) -> None:
@@ -411,14 +411,16 @@ class Misfortunes:
         self.world.after(min(later, 1500), lambda: setattr(self.agent.machine.disk, "full", False))
 
     def _mis_destination_down(self, node: Node, later: float) -> None:
-        host = self.random.choice(("h1", "h2"))
-        self.destination.down.add(host)
-        self.world.after(later, lambda: self.destination.down.discard(host))
+        self._fail_hosts(self.destination.down, later)
 
     def _mis_destination_refuses(self, node: Node, later: float) -> None:
-        host = self.random.choice(("h1", "h2"))
-        self.destination.refusing.add(host)
-        self.world.after(later, lambda: self.destination.refusing.discard(host))
+        self._fail_hosts(self.destination.refusing, later)
+
+    def _fail_hosts(self, failing: set[str], later: float) -> None:
+        """A host fails for a while; if for long, the host of all fallbacks fails, too."""
+        hosts = {self.random.choice(("h1", "h2"))} | ({"h3"} if later >= LEASE_S else set())
+        failing |= hosts
+        self.world.after(later, lambda: failing.difference_update(hosts))
 
     def _mis_collector_restart(self, node: Node, later: float) -> None:
         self.collector.up = False

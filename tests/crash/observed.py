@@ -18,12 +18,28 @@ from stageout.wire.custody import Action, Order
 #: For SQL: states whose bytes are freed.
 FREED_CODES = ",".join(str(CODE_OF[state]) for state in FREED)
 _WANTED = "SELECT 1 FROM files WHERE files.ticket = NEW.id AND files.state IN (0, 1, 3)"
+#: Directories of fallbacks: no owner redirects anything to this host.
+FALLBACKS = "copy://h3/"
+_THERE, _WAS_THERE = f"NEW.url LIKE '{FALLBACKS}%'", f"OLD.url LIKE '{FALLBACKS}%'"
+_KNOWN = "SELECT 1 FROM sim_fell_back b WHERE b.ticket = {0}.ticket AND b.position = {0}.position"
 _MODEL = f"""
 CREATE TABLE sim_orders (numbering TEXT, number INTEGER, PRIMARY KEY (numbering, number));
 CREATE TABLE sim_newest (job TEXT PRIMARY KEY, number INTEGER);
 CREATE TABLE sim_paused (sandbox INTEGER PRIMARY KEY, at REAL);
 CREATE TABLE sim_freed (ticket TEXT);
 CREATE TABLE sim_faults (text TEXT);
+CREATE TABLE sim_fell_back (ticket INTEGER, position INTEGER, PRIMARY KEY (ticket, position));
+CREATE TRIGGER sim_urls AFTER UPDATE OF url ON files WHEN NEW.url != OLD.url BEGIN
+    INSERT INTO sim_faults SELECT OLD.url || ' was sent, and becomes ' || NEW.url WHERE OLD.state NOT IN (0, 3);
+    INSERT INTO sim_faults SELECT OLD.url || ' goes to its fallback a second time'
+    WHERE {_THERE} AND NOT {_WAS_THERE} AND EXISTS ({_KNOWN.format("NEW")});
+    INSERT OR IGNORE INTO sim_fell_back SELECT NEW.ticket, NEW.position WHERE {_THERE};
+END;
+CREATE TRIGGER sim_fails AFTER UPDATE OF state ON sandboxes
+WHEN NEW.state = {CODE_OF[State.FAILED]} AND NEW.fallback != '' AND NOT NEW.paused BEGIN
+    INSERT INTO sim_faults SELECT f.url || ' fails, and was never sent to its fallback' FROM files f
+    WHERE f.sandbox = NEW.id AND f.state = 3 AND f.digest = '' AND NOT EXISTS ({_KNOWN.format("f")});
+END;
 CREATE TRIGGER sim_moves AFTER UPDATE OF state ON sandboxes WHEN NEW.state != OLD.state BEGIN
     SELECT sim_moved(OLD.state, NEW.state);
 END;

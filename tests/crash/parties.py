@@ -38,7 +38,8 @@ KNOBS = {
     "STAGEOUT_DELIVERY_TIMEOUT": "20000", "STAGEOUT_RETENTION": "30000", "STAGEOUT_CONFIRM_TIMEOUT": "1200",
     "STAGEOUT_ATTEMPTS": "0", "NUM_CPUS": "4", "FILETRANSFER_PLUGINS": "copy", "STAGEOUT_LEASE": str(int(LEASE_S)),
 }  # fmt: skip
-#: Knobs of schedules in which output is given up.
+#: Knobs of schedules in which output goes to a fallback before it fails, or is given up.
+FALLS_BACK_EARLY = {"STAGEOUT_FALLBACK_AFTER": "150"}
 IMPATIENT = {"STAGEOUT_DELIVERY_TIMEOUT": "1000", "STAGEOUT_RETENTION": "2500"}
 _LIMITS = DecisionLimits(lease_s=LEASE_S, edit_interval_s=20.0, leave_s=300.0)
 _MANAGER_RESTART_S = 10.0
@@ -134,7 +135,7 @@ class Node:
         settings = mapping_settings(
             {**KNOBS, **(IMPATIENT if self.sim.trouble.impatient else {}), "EXECUTE": f"/{self.name}/execute",
              "STAGEOUT_SPOOL": self.spool, "FULL_HOSTNAME": self.name,
-             "STARTD_NAME": "slots"}
+             "STARTD_NAME": "slots", **(FALLS_BACK_EARLY if self.sim.seed % 4 > 1 else {})}
         )  # fmt: skip
         return Daemon(
             Dependencies(lambda: settings, ManagerCollector(self.sim.collector, self.name), self.machine,

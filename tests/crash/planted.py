@@ -21,11 +21,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import sandbox_manager.custody.fallbacks
 import sandbox_manager.custody.ledger
 import sandbox_manager.custody.recovery
 import sandbox_manager.report.reporter
 import schedd_agent.decisions
-from sandbox_manager.custody import orders, updates
+from sandbox_manager.custody import orders, redirects, updates
 from sandbox_manager.custody.releases import Releases
 from sandbox_manager.custody.reserve import Reserve
 from sandbox_manager.custody.spool import Spool, Synced, _each_file
@@ -233,6 +234,7 @@ _FENCING_OFF: list[Change] = [(Leases, "holds", lambda leases, schedd: True)]
 #   meanwhile; Scheduler._may_send looks for such plugins of the same node again, and Releases.follow only ends them
 #   sooner.
 # - Nothing fails before it was confirmed (no code does that); RETRY looks again.
+# - REDIRECT and fallbacks choose files by their state; set_url looks again.
 BUGS = (
     Planted("managers send without a lease", lambda: _FENCING_OFF, ("lost_sight",)),
     Planted(
@@ -463,6 +465,24 @@ BUGS = (
         ("late_part",),
         0.0,
         3,
+    ),
+    Planted(
+        "a file goes to its fallback a second time",
+        lambda: [mutated(updates, "set_url", "max(fell_back, ?)", "0 * ?")],
+        ("destination_refuses", "destination_refuses", "wish", "wish"),
+    ),
+    Planted(
+        "REDIRECT reaches files that are being sent",
+        lambda: [
+            mutated(redirects, "_is_movable", "item.state in (FileState.WAITING, FileState.FAILED)", "True"),
+            mutated(updates, "set_url", "AND state IN (0, 3)", ""),
+        ],
+        ("wish", "wish", "destination_down"),
+    ),
+    Planted(
+        "output fails before it was sent to its fallback",
+        lambda: [(sandbox_manager.custody.fallbacks, "use", lambda *facts: False)],
+        ("destination_refuses",),
     ),
     # ---- releases
     Planted(

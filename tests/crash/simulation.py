@@ -18,7 +18,7 @@ from stageout.core.states import State
 from stageout.wire.custody import Run
 from tests.crash.judgement import Judgement
 from tests.crash.misfortunes import FAULTS, Fault, Misfortunes, Trouble, draw_trouble
-from tests.crash.observed import Coverage, Observer
+from tests.crash.observed import FALLBACKS, Coverage, Observer
 from tests.crash.parties import AgentSide, Node
 from tests.crash.pool_model import (
     SCHEDD,
@@ -268,8 +268,13 @@ class Simulation(Misfortunes, Judgement):
         uid = os.geteuid()
         return RunFacts(
             Run(execution.job, execution.ep_run), "alice@test", "alice", uid, uid, node.name, f"slot1@{node.name}",
-            1, 1, True,
+            1, 1, True, fallback=self._fallback(execution.job),
         )  # fmt: skip
+
+    def _fallback(self, job: str) -> str:
+        """Return the second destination of a job; every second job has one."""
+        number = int(self.outputs[job][0].split("/")[3])
+        return f"{FALLBACKS}{number}/" if (self.seed + number) % 2 == 0 else ""
 
     def _upload_itself(self, upload: _Upload, group: list[str]) -> None:
         """The plugin uploads synchronously."""
