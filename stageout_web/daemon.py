@@ -21,6 +21,7 @@ from stageout.core.history import FILE_NAME
 from stageout.core.listening import tls_of
 from stageout.core.metrics import Readings
 from stageout.core.tokens import TokenTable
+from stageout_web.connections import listen
 from stageout_web.queue import JobQueue
 from stageout_web.records import Records
 from stageout_web.ring import Ring
@@ -92,7 +93,8 @@ class Daemon:
         )  # fmt: skip
         await runner.setup()
         try:
-            await web.TCPSite(runner, host, port, ssl_context=self._tls).start()
+            for listener in await listen(host, port, self._server.connections):
+                await web.SockSite(runner, listener, ssl_context=self._tls).start()
             started(
                 url=f"{'https' if self._tls else 'http'}://{host}:{runner.addresses[0][1]}{base_of(self._settings)}"
             )
@@ -139,6 +141,7 @@ class Daemon:
         """Return the values of this moment."""
         found = Readings()
         found.put("stageout_web_readers", self._server.streams)
+        found.put("stageout_web_connections", len(self._server.connections))
         found.put("stageout_web_sandboxes", sum(len(node.boxes) for node in self._state.pool.nodes.values()))
         if self._state.updated_at:
             found.put("stageout_web_reading_age_seconds", max(0.0, time.time() - self._state.updated_at))
@@ -158,7 +161,7 @@ class Daemon:
         lasting = _lasting(settings)
         for name in [name for name, value in lasting.items() if value != self._lasting[name]]:
             log.warn("setting-ignored", problem=f"{name} has changed: restart stageout-web to use it")
-        self._server.most_streams = settings.count("STAGEOUT_WEB_READERS")
+        self._server.set_most_streams(settings.count("STAGEOUT_WEB_READERS"))
         self._interval_s = settings.number("STAGEOUT_WEB_INTERVAL")
         self._state.set_interval(self._interval_s)
         self._server.readers.tokens = tokens

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from stageout.core import log
 from stageout.core.tokens import TokenTable, digest_of
+from stageout_web.connections import Connections
 from stageout_web.export import export
 from stageout_web.html import Markup, tag
 from stageout_web.queue import QueueError
@@ -52,6 +53,8 @@ _PAGES_KEPT = 100
 _FOREIGN_NAME = "This page has another name. Its administrator allows names in STAGEOUT_WEB_NAMES."
 #: Exports at the same time, and seconds that one may take.
 _EXPORTS, _EXPORT_S = 2, 300.0
+#: Connections besides those of streams. A browser opens up to six.
+_OTHER_CONNECTIONS = 300
 _JOB = re.compile(r"(\d{1,9})\.(\d{1,9})\Z", re.A)
 
 
@@ -108,15 +111,31 @@ class Server:
         names: Iterable[str] = (),
     ) -> None:
         self._state, self.readers, self._base, self._pool = state, readers, base.rstrip("/"), pool
-        self.most_streams = most_streams
+        self.connections = Connections(0)
+        self.set_most_streams(most_streams)
         self._names = frozenset({"localhost", *(name.lower() for name in names)})
-        self.streams = self._exports = 0
+        self._streams: dict[asyncio.Transport, float] = {}
+        self._exports = 0
         self._changed: asyncio.Event = asyncio.Event()
         self._static, self._files = _static_files()
         self._data: dict[tuple[str, ...], tuple[int, str]] = {}
         self._ticks = 0
         self._kept: dict[tuple[str, str, bool], str] = {}
         self._is_closing = False
+        self.stalled_s = 30.0
+        """Seconds after which a stream ends whose reader takes nothing."""
+        self.least_stream_s = 60.0
+        """Seconds after which a stream gives way to a new one, if there are too many."""
+
+    @property
+    def streams(self) -> int:
+        """Return the number of browsers that receive updates."""
+        return len(self._streams)
+
+    def set_most_streams(self, most: int) -> None:
+        """Set how many browsers may receive updates at the same time. The bound on all connections follows it."""
+        self.most_streams = most
+        self.connections.most = most + _OTHER_CONNECTIONS
 
     def application(self) -> web.Application:
         """Return the application that aiohttp serves."""
@@ -161,6 +180,7 @@ class Server:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Give every answer the headers that protect the reader."""
+        self.connections.used(request)
         try:
             if not self._is_own(request.headers.get("Host", "")):
                 raise web.HTTPMisdirectedRequest(text=_FOREIGN_NAME)
@@ -178,6 +198,7 @@ class Server:
         if not response.prepared:
             for name, value in HEADERS.items():
                 response.headers.setdefault(name, value)
+        self.connections.used(request)
         return response
 
     def _is_own(self, host: str) -> bool:
@@ -282,20 +303,43 @@ class Server:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Send an event with the numbers after each reading of the collector."""
-        if self.streams >= self.most_streams:
+        transport = request.transport
+        if transport is None or not self._has_room():
             return web.Response(status=503, text="too many readers", headers={"Retry-After": "60"})
-        self.streams += 1
+        self._streams[transport] = time.monotonic()
         response = web.StreamResponse(headers={**HEADERS, "X-Accel-Buffering": "no"})
         response.content_type = "text/event-stream"
         try:
-            with contextlib.suppress(ConnectionError):  # the reader has gone
-                await response.prepare(request)
-                while not self._is_closing:
-                    await response.write(f"event: tick\nretry: 10000\ndata: {self._numbers()}\n\n".encode())
-                    await self._changed.wait()
+            with contextlib.suppress(ConnectionError), self.connections.kept(request):  # the reader may go
+                transport.set_write_buffer_limits(0)  # an event that the kernel does not take waits
+                await self._send_events(request, response)
+        except asyncio.TimeoutError:
+            transport.abort()
         finally:
-            self.streams -= 1
+            self._streams.pop(transport, None)
         return response
+
+    def _has_room(self) -> bool:
+        """Tell whether one more stream may begin. The oldest gives way, and its browser opens a new one when it can."""
+        if len(self._streams) < self.most_streams:
+            return True
+        oldest = next(iter(self._streams), None)
+        if oldest is None or time.monotonic() - self._streams[oldest] < self.least_stream_s:
+            return False
+        del self._streams[oldest]
+        oldest.abort()
+        return True
+
+    async def _send_events(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Send events until the daemon ends.
+
+        :raises asyncio.TimeoutError: the reader takes none of them. :raises ConnectionError: it has gone.
+        """
+        await response.prepare(request)
+        while not self._is_closing:
+            event = f"event: tick\nretry: 10000\ndata: {self._numbers()}\n\n"
+            await asyncio.wait_for(_send_all(response, request, event.encode()), self.stalled_s)
+            await self._changed.wait()
 
     def _numbers(self) -> str:
         state = self._state
@@ -313,7 +357,8 @@ class Server:
         response.content_type, response.charset = "text/csv", "utf-8"
         self._exports += 1
         try:
-            await asyncio.wait_for(_send(response, request, rows), _EXPORT_S)
+            with self.connections.kept(request):
+                await asyncio.wait_for(_send(response, request, rows), _EXPORT_S)
         except (OSError, asyncio.TimeoutError):
             if request.transport is not None:
                 request.transport.abort()  # the reader must not take a part for the whole
@@ -357,6 +402,12 @@ class Server:
 def _span(request: web.Request) -> str:
     found = request.query.get("span", "hour")
     return found if found in now.SPANS else "hour"
+
+
+async def _send_all(response: web.StreamResponse, request: web.Request, part: bytes) -> None:
+    """Send a part of an answer and wait until the kernel has it. :raises ConnectionError: the reader has gone."""
+    await response.write(part)
+    await request.writer.drain()
 
 
 async def _send(response: web.StreamResponse, request: web.Request, parts: AsyncIterator[bytes]) -> None:

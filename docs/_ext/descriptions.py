@@ -310,6 +310,7 @@ EVENTS: dict[str, str] = {
     "ad-published": "The collector took the ad of the service.",
     "ad-publish-failed": "The collector does not take the ad of the service. Grants go on.",
     "policy-service/grant-expired": "A client did not renew its lease; its streams are free. Nothing to do if the node has left.",
+    "connections-limited": "Too many connections to the page are open, so it closes the one that was idle for the longest time for each new one. Find out who opens them, or let a proxy limit each client.",
     "web/report-refused": "A report in the collector is not valid or not signed by its key. The page does not show it.",
     "query-failed": "Collector or schedd does not answer, or the history cannot be written. The page goes on with older figures.",
     "query-recovered": "Collector or schedd answers the page again.",

@@ -152,6 +152,7 @@ METRICS: dict[str, Metric] = {
         _counter("requests", "policy", "Requests by operation and status.", "operation", "status"),
         _counter("refusals", "policy", "Requests that the service refused, by status.", "status"),
         _gauge("readers", "web", "Browsers that receive updates of the page."),
+        _gauge("connections", "web", "Open connections to the page."),
         _gauge("sandboxes", "web", "Sandboxes that the page knows."),
         _gauge("reading_age_seconds", "web", "Time since the collector answered the page."),
         _gauge("custody_files", "router", "Files in the router's spool.", "spool"),
