@@ -84,7 +84,6 @@ ONE_CLIENT = (
     Setting(f"{ONE}: ours", "crowding", ALONE, clients=1, beside=_ALL, ours=True),
 )
 PARTS = {MANY: (AT_ONCE, *ADAPT, *OURS), ONE: ONE_CLIENT}
-QUICK = {MANY: (AT_ONCE, ADAPT[1], *OURS[1:]), ONE: ONE_CLIENT}
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,8 @@ class Result:
 
 def measure(parts: Sequence[str], quick: bool) -> list[Figure]:
     """Run it all, or one testbed."""
-    files, rounds = (40, 1) if quick else (61, 3)
-    settings = [setting for part in parts for setting in (QUICK if quick else PARTS)[part]]
+    files, rounds = (24, 1) if quick else (61, 3)
+    settings = [setting for part in parts for setting in PARTS[part]]
     results: dict[str, list[Result]] = {setting.name: [] for setting in settings}
     with before_others(), _sink() as port:
         for _ in range(rounds):

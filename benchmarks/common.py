@@ -28,6 +28,7 @@ class Figure:
 
     :param peer: what it stands beside; "" for nothing. :param peer_value: in the same unit.
     :param goal: greatest value that is good enough, or the least one with ``more``; None where there is no goal.
+    :param noise: by how much the value may be wrong; None where that is unknown.
     """
 
     what: str
@@ -37,6 +38,7 @@ class Figure:
     peer_value: float | None = None
     goal: float | None = None
     more: bool = False
+    noise: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -61,6 +63,7 @@ class Figure:
             "ratio": None if self.ratio is None else round(self.ratio, 4),
             "goal": self.goal,
             "met": self.met,
+            "noise": None if self.noise is None else round(self.noise, 6),
         }
 
 
@@ -153,6 +156,13 @@ def _run(
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(json.dumps({"name": name, "machine": machine(), "figures": found}, indent=1) + "\n")
     return 1 if any(figure["met"] is False for figure in found) else 0
+
+
+def median_noise(values: Sequence[float]) -> float:
+    """Return by how much the median may be wrong: half of the interval that holds it with about 95 % confidence."""
+    ordered = sorted(values)
+    left_out = max(0, int(len(ordered) / 2 - len(ordered) ** 0.5))
+    return (ordered[-1 - left_out] - ordered[left_out]) / 2
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -43,6 +43,8 @@ _FAST = 25e6
 _HOP_S = 0.01
 #: Ten minutes of Kangaroo's measurement are so many seconds here.
 _AWAY_S = 30.0
+#: Files that only the custodian has that stops, and the beginning of their names.
+_ONE_ROUTE, _WAITS = 4, "waits"
 
 
 def _link(rate: float = _RATE, round_trip_s: float = _HOP_S) -> Link:
@@ -64,12 +66,14 @@ def _median(values: Sequence[float]) -> float:
 
 
 def five_hops(quick: bool) -> list[Figure]:
-    """Ten files, one after the other, five hops away and one hop away; one long file likewise."""
-    count, long_bytes = (3, 4 * FILE_BYTES) if quick else (10, 10 * FILE_BYTES)
+    """Ten files, one after the other, five hops away and one hop away; likewise one long file, unless it is quick."""
+    count = 3 if quick else 10
+    lengths = [] if quick else [("a long file", 1, count * FILE_BYTES)]
+    lengths.append((f"{count} files", count, FILE_BYTES))
     figures: list[Figure] = []
     with _folder() as folder, Chain(folder, [_link()] * HOPS) as chain:
         for verb in ("put", "get"):
-            for what, number, size_bytes in (("a long file", 1, long_bytes), (f"{count} files", count, FILE_BYTES)):
+            for what, number, size_bytes in lengths:
                 before = cpu_s(chain.routers[2])
                 far = _in_turn(chain, verb, number, size_bytes, chain.last)
                 cpu = (cpu_s(chain.routers[2]) - before) / (number * size_bytes / 1e9)
@@ -137,10 +141,14 @@ def overlap(quick: bool) -> list[Figure]:
 
 
 def eighteen(quick: bool) -> list[Figure]:
-    """All write by two routes at once and rename at the end; then one of them to an end that has stopped."""
+    """All write by two routes at once and rename at the end; then one of them to an end that has stopped.
+
+    One queue for all stands beside: one route, and no rename before the last file's last byte.
+    """
     size_bytes = FILE_BYTES // 4 if quick else FILE_BYTES
     with _folder() as folder, Net(folder, [_link(), _link()], terminals=2) as net:
         late = [one["named_s"] - one["there_s"] for one in _write(net, size_bytes, WRITERS, 0)]
+        queue = _one_queue(net, size_bytes)
         alone_s, beside_s = list[float](), list[float]()
         for _ in range(1 if quick else 5):
             alone_s.append(max(one["named_s"] for one in _write(net, size_bytes, WRITERS - 1, 0)))
@@ -153,7 +161,23 @@ def eighteen(quick: bool) -> list[Figure]:
         Figure("a rename after the last byte, others still write: median", _median(late), "s"),
         Figure("a rename after the last byte, others still write: longest", max(late), "s"),
         Figure("another flow's end stops for ever: later by", max(0.0, later), "share", goal=0.05),
+        *queue,
     ]  # fmt: skip
+
+
+def _one_queue(net: Net, size_bytes: int) -> list[Figure]:
+    """All files, and then all renames, one after the other."""
+    common = {"end": net.ends[0], "size_bytes": size_bytes, "routes": net.routes([0])}
+    puts = [{**common, "do": "put", "path": f"q{n}"} for n in range(WRITERS)]
+    renames = [{**common, "do": "rename", "path": f"q{n}", "target": f"r{n}"} for n in range(WRITERS)]
+    told = _told(net, [*puts, *renames], 1)
+    there, named = told[:WRITERS], told[WRITERS:]
+    late = [name["named_s"] - file["there_s"] for file, name in zip(there, named)]
+    first_to_last_s = named[-1]["named_s"] - named[0]["named_s"]
+    return [
+        Figure("one queue for all: renames, first to last", first_to_last_s, "s"),
+        Figure("one queue for all: a rename after the last byte: median", _median(late), "s"),
+    ]
 
 
 def _write(net: Net, size_bytes: int, count: int, stopped: int) -> list[dict[str, Any]]:
@@ -165,9 +189,13 @@ def _write(net: Net, size_bytes: int, count: int, stopped: int) -> list[dict[str
           for n in range(stopped)),
         *files,
     ]  # fmt: skip
+    return _told(net, files, len(files))[stopped:]
+
+
+def _told(net: Net, files: list[dict[str, Any]], at_once: int) -> list[dict[str, Any]]:
+    """Run ``writers.py`` beside the terminals; what it says of each file."""
     job = {"folder": str(net.folder), "key": str(net.terminals[0].key_file("site")), "files": files}
-    told = writers(net.inside, {**job, "at_once": len(files)})
-    return list(told["files"][stopped:])
+    return list(writers(net.inside, {**job, "at_once": at_once})["files"])
 
 
 @contextlib.contextmanager
@@ -187,7 +215,10 @@ def _stopped(router: RouterProcess, after_s: float) -> Iterator[None]:
 
 
 def away(quick: bool) -> list[Figure]:
-    """Files that one of two custodians had when it stopped arrive by the other, and get other names meanwhile."""
+    """Files that one of two custodians had when it stopped arrive by the other, and get other names meanwhile.
+
+    Some files have only the one that stops, and wait for it.
+    """
     count, away_s = (4, 10.0) if quick else (10, _AWAY_S)
     with _folder() as folder, Chain(folder, [_link(_FAST), _link()]) as chain:
         home, terminal = folder / "other", chain.routers[2]
@@ -205,10 +236,14 @@ def away(quick: bool) -> list[Figure]:
                  "size_bytes": FILE_BYTES}
                 for number, origin in enumerate(origins)
             ]  # fmt: skip
-            chain.ask({"files": [{**one, "end": chain.address(1), "leave": True} for one in given]})
+            waiting = [
+                {**given[0], "path": f"{_WAITS}{number}", "origin": secrets.token_hex(16)}
+                for number in range(_ONE_ROUTE)
+            ]
+            chain.ask({"files": [{**one, "end": chain.address(1), "leave": True} for one in (*given, *waiting)]})
             wait_until(lambda: _names(terminal), timeout_s=120, what="the first file by the one that will stop")
             os.killpg(stops.pid, signal.SIGSTOP)
-            stopped_s, had = time.monotonic(), len(_names(terminal))
+            stopped_s, had, early = time.monotonic(), len(_names(terminal)), _waited(terminal)
             try:
                 chain.ask({"files": [{**one, "end": f"{chain.areas[0].far_address}:9622"} for one in given]})
                 arrived_s = time.monotonic() - stopped_s
@@ -218,6 +253,8 @@ def away(quick: bool) -> list[Figure]:
             finally:
                 os.killpg(stops.pid, signal.SIGCONT)
             back_s, stood_s = time.monotonic(), time.monotonic() - stopped_s
+            wait_until(lambda: _waited(terminal) == _ONE_ROUTE, timeout_s=300, what="the files of one route")
+            late_s = time.monotonic() - stopped_s
             wait_until(lambda: not _spooled(stops), timeout_s=300, what="its spool to be empty")
             empty_s = time.monotonic() - back_s
             differ = set(tree.items()) ^ set(_tree(terminal).items())
@@ -225,6 +262,8 @@ def away(quick: bool) -> list[Figure]:
         Figure(f"a custodian stands still: ten minutes, 1:{600 / away_s:.0f}", stood_s, "s"),
         Figure(f"files that arrived meanwhile by the other, of {count - had}", float(count - had), "files"),
         Figure("all files there after", arrived_s, "s"),
+        Figure("files of one route that waited", float(_ONE_ROUTE - early), "files"),
+        Figure("the last file of one route there after", late_s, "s"),
         Figure("it is back: its spool is empty after", empty_s, "s", goal=60.0),
         Figure("it is back: names or contents that changed", float(len(differ)), "files", goal=0.0),
     ]
@@ -243,7 +282,12 @@ def _change(chain: Chain, count: int) -> None:
 
 
 def _names(router: RouterProcess) -> list[str]:
-    return [path.name for path in router.root.iterdir() if path.name != ".stageout"]
+    """Return the files that both custodians had."""
+    return [path.name for path in router.root.iterdir() if not path.name.startswith((".stageout", _WAITS))]
+
+
+def _waited(router: RouterProcess) -> int:
+    return len(list(router.root.glob(f"{_WAITS}*")))
 
 
 def _tree(router: RouterProcess) -> dict[str, tuple[int, int]]:
@@ -287,10 +331,11 @@ def middle(quick: bool) -> list[Figure]:
             figures.append(Figure(what, size_bytes / 1e6 / took[name], "MB/s", "ideal", ideals[name] / 1e6))
             if name != "direct":
                 figures.append(Figure(f"the {name} in the middle: its processor time", cpu, "s/GB"))
-        plain = [_plain(area, schedule) for area, schedule in zip(chain.areas, (one, two))]
+        if not quick:
+            plain = min(_plain(area, schedule) for area, schedule in zip(chain.areas, (one, two)))
+            figures.append(Figure("plain TCP over one half, of what that carries: the worse", plain, "ratio"))
     return [
         *figures,
-        Figure("plain TCP over one half, of what that carries: the worse", min(plain), "ratio"),
         Figure("gain of a custodian in the middle over a relay", took["relay"] / took["custodian"], "ratio",
                "of the ideal ones", within / without),
         Figure("gain of a custodian in the middle over no router", took["direct"] / took["custodian"], "ratio"),

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import Figure, main
+from common import Figure, main, median_noise
 
 from stageout.overlay.channel import Gateway
 from stageout.overlay.client import put
@@ -66,11 +66,13 @@ def measure(quick: bool) -> list[Figure]:
         put_s(gateway, source, "")
         pairs = [pair(gateway, source, bool(number % 2)) for number in range(5 if quick else 21)]
     rates = [statistics.median(SIZE_BYTES / one[which] / 1e6 for one in pairs) for which in (0, 1)]
-    cost = statistics.median(one[0] / one[1] - 1 for one in pairs)
+    costs = [one[0] / one[1] - 1 for one in pairs]
     steps_s = [statistics.median(one[which] for one in pairs) for which in (2, 3, 4)]
     return [
         Figure("put of 512 MiB to the disk out of a lot", rates[0], "MB/s", "without a lot", rates[1], more=True),
-        Figure("cost of the lot, median of pairs", cost, "", goal=GOAL_COST),
+        Figure(
+            "cost of the lot, median of pairs", statistics.median(costs), "", goal=GOAL_COST, noise=median_noise(costs)
+        ),
         *(
             Figure(f"{what}, with its connection", took_s, "s")
             for what, took_s in zip(("reserve 1 GiB", "renew it", "release what is left"), steps_s)
