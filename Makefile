@@ -1,6 +1,6 @@
 # make demo    the main job on a real pool         make test   everything that CI runs
 # make check   style, types, unit tests            make bench  benchmarks (QUICK=1: short)
-# make figures published figures of papers, measured again: one report in out/figures (QUICK=1: a quarter of an hour)
+# make figures published figures of papers, measured again: one report in out/figures (QUICK=1: ten minutes)
 # make docs    this site in out/docs/html, man pages in out/docs/man
 # make oldest  what differs between versions of Python, on the oldest one that is installed here
 # make pools   all tests but the unit tests, most of them on real pools

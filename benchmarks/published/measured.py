@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from published.headlines import Row
+from published.programs import PROGRAMS
 
 from tests.harness.demo.record import JobRecord, Record
 from tests.harness.demo.workload import JobReport
@@ -18,25 +19,50 @@ TIMELINE = Path("demo/timeline.json")
 Figures = Mapping[str, list[dict[str, Any]]]
 
 
-def path_of(folder: Path, program: str) -> Path:
+#: Fewer rounds say nothing about noise. A figure decides a goal then only if it is clear of it: by this share of the
+#: goal, and a figure that is a share itself also by this much.
+_LEAST_ROUNDS, _CLEAR, _CLEAR_SHARE = 3, 0.1, 0.02
+MET, MISSED, NOT_ENOUGH = "met", "missed", "not enough data"
+
+
+def path_of(folder: Path, name: str) -> Path:
     """Return the JSON file of a program, whether or not it is there."""
-    return folder / (TIMELINE if program == "demo" else f"{program}.json")
+    return folder / (TIMELINE if name == "demo" else f"{name}.json")
 
 
-def read_figures(folder: Path, programs: Mapping[str, object]) -> tuple[Figures, str]:
-    """Return the figures of each program that has left some, and the machine in a line ("" without figures)."""
+def read_figures(folder: Path, quick: bool) -> tuple[Figures, str]:
+    """Return the figures of each script that has left some, and the machine in a line ("" without figures).
+
+    Each figure gets the number of ``rounds`` behind it.
+    """
     found: dict[str, list[dict[str, Any]]] = {}
     machine = ""
-    for program in programs:
-        path = path_of(folder, program)
+    for name, program in PROGRAMS.items():
+        path = path_of(folder, name)
         if not path.exists():
             continue
-        if program == "demo":
-            found[program] = _demo_figures(*read_timeline(folder))
-            continue
-        content = json.loads(path.read_text())
-        found[program], machine = content["figures"], content["machine"]
+        if program.script == "demo":
+            figures = _demo_figures(*read_timeline(folder))
+        else:
+            content = json.loads(path.read_text())
+            figures, machine = content["figures"], content["machine"]
+        rounds = _LEAST_ROUNDS if program.exact else program.rounds(quick)
+        found.setdefault(program.script, []).extend({**figure, "rounds": rounds} for figure in figures)
     return found, machine
+
+
+def verdict(figure: Mapping[str, Any]) -> str:
+    """Tell whether a goal is met, or that the data do not decide it; "" without a goal."""
+    goal = figure["goal"]
+    if goal is None:
+        return ""
+    distance = abs(figure["value"] - goal)
+    unsure = figure.get("noise") or 0.0
+    if goal and figure["rounds"] < _LEAST_ROUNDS and not unsure:
+        unsure = max(_CLEAR * goal, _CLEAR_SHARE if figure["unit"] in ("", "share", "ratio") else 0.0)
+    if distance < unsure:
+        return NOT_ENOUGH
+    return MET if figure["met"] else MISSED
 
 
 def figure_of(row: Row, figures: Figures) -> dict[str, Any] | None:

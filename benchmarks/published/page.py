@@ -7,13 +7,15 @@ import html
 import io
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import plot
 from published.headlines import Headline, Row
-from published.measured import Figures, figure_of
+from published.measured import MISSED, NOT_ENOUGH, Figures, figure_of, verdict
+from published.programs import PROGRAMS
+from published.runs import Ran, clock
 
 from stageout.tuning.streams import NoModelError, fit
 from tests.harness.demo import picture
@@ -30,6 +32,9 @@ table { border-collapse: collapse; width: 100%; font-size: 0.9rem; }
 th, td { text-align: left; vertical-align: top; padding: 0.3rem 0.8rem 0.3rem 0; border-bottom: 1px solid var(--line); }
 td:nth-child(3) { font-weight: 600; white-space: nowrap; }
 .soft, td.none { color: var(--soft); font-weight: 400; }
+td.none { white-space: normal; }
+tbody th { padding-top: 1.2rem; }
+.programs td:nth-child(3) { font-weight: 400; white-space: normal; }
 .missed { color: var(--bad); }
 figure { margin: 1.5rem 0; }
 .chart svg { width: 100%; max-width: 46rem; height: auto; }
@@ -39,23 +44,64 @@ figure { margin: 1.5rem 0; }
 """
 _COLOURS = 32
 _COLUMNS = ("", "published", "measured here", "beside, in the same run", "goal")
+_PROGRAM_COLUMNS = ("", "min:s", "ran beside", "cores it used", "cores that all others used", "outcome")
+_UNDECIDED = (
+    f"\u201c{NOT_ENOUGH}\u201d stands where a goal was neither met nor missed clearly: fewer than three rounds and a "
+    "figure near the goal, or noise larger than the distance from it."
+)
+_BESIDE = (
+    "Programs that mostly wait ran two at a time; programs that saturate a core or the disk ran alone. The machine did "
+    "other work where all others used more cores than the programs beside."
+)
 
 
 def page(
-    headlines: Sequence[Headline], figures: Figures, runs: Sequence[Record], folder: Path, facts: Sequence[str]
+    headlines: Sequence[Headline],
+    figures: Figures,
+    ran: Mapping[str, Ran],
+    runs: Sequence[Record],
+    folder: Path,
+    facts: Sequence[str],
 ) -> str:
-    """Return the whole report.
+    """Return the whole report: one table of all headlines, one of the programs, and a section for each headline.
 
-    :param runs: of the demonstration. :param folder: holds the benchmarks' pictures. :param facts: for the head.
+    :param ran: programs of the report. :param runs: of the demonstration. :param folder: holds the benchmarks'
+        pictures. :param facts: for the head.
     """
     title = "Published figures, measured again"
-    links = "".join(f'<li><a href="#h{at}">{_text(one.title)}</a></li>' for at, one in enumerate(headlines))
-    sections = "".join(_section(f"h{at}", one, figures, runs, folder) for at, one in enumerate(headlines))
     head = "".join(f"<p>{_text(fact)}</p>" for fact in facts)
+    columns = "".join(f"<th>{column}</th>" for column in _COLUMNS)
+    body = "".join(_group(f"h{at}", one, figures, ran) for at, one in enumerate(headlines))
+    sections = "".join(_section(f"h{at}", one, figures, runs, folder) for at, one in enumerate(headlines))
     return (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>\n'
-        f"<body><h1>{title}</h1>{head}<ul>{links}</ul>{sections}</body></html>\n"
+        f"<body><h1>{title}</h1>{head}<p>{_UNDECIDED}</p>"
+        f'<div class="wide"><table><thead><tr>{columns}</tr></thead>{body}</table></div>'
+        f"{_programs(ran)}{sections}</body></html>\n"
+    )
+
+
+def _group(anchor: str, headline: Headline, figures: Figures, ran: Mapping[str, Ran]) -> str:
+    """Return the rows of one headline below its title and source."""
+    source = f'<a href="#{anchor}">{_text(headline.title)}</a><br><span class="soft">{_text(headline.source)}</span>'
+    rows = "".join(_table_row(row, figure_of(row, figures), ran) for row in headline.rows)
+    return f'\n<tbody><tr><th colspan="{len(_COLUMNS)}">{source}</th></tr>{rows}</tbody>'
+
+
+def _programs(ran: Mapping[str, Ran]) -> str:
+    """Return the table of the programs: what ran beside what, and how busy the machine was."""
+    if not ran:
+        return ""
+    rows = "".join(
+        f"<tr><td>{name}</td><td>{clock(one.took_s)}</td><td>{', '.join(one.beside) or 'alone'}</td>"
+        f"<td>{one.cores:.2f}</td><td>{one.others_cores:.2f}</td><td>{_text(one.reason or 'measured')}</td></tr>"
+        for name, one in ran.items()
+    )
+    head = "".join(f"<th>{column}</th>" for column in _PROGRAM_COLUMNS)
+    return (
+        f"\n<section><h2>Programs</h2><p>{_BESIDE}</p>"
+        f'<div class="wide"><table class="programs"><tr>{head}</tr>{rows}</table></div></section>\n'
     )
 
 
@@ -65,8 +111,6 @@ def _text(words: str) -> str:
 
 def _section(anchor: str, headline: Headline, figures: Figures, runs: Sequence[Record], folder: Path) -> str:
     rows = [(row, figure_of(row, figures)) for row in headline.rows]
-    head = "".join(f"<th>{column}</th>" for column in _COLUMNS)
-    body = "".join(_table_row(row, figure) for row, figure in rows)
     shown = [_bars(anchor, rows), _curve(anchor, headline.curve)]
     if headline.timeline and runs:
         shown.append(_timeline(runs))
@@ -74,15 +118,15 @@ def _section(anchor: str, headline: Headline, figures: Figures, runs: Sequence[R
     return (
         f'\n<section id="{anchor}"><h2>{_text(headline.title)}</h2><p class="soft">{_text(headline.source)}</p>'
         f"<p><b>Published set-up.</b> {_text(headline.setup)}</p>"
-        f"<p><b>Comparable.</b> {_text(headline.comparable)}</p>"
-        f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>{"".join(shown)}</section>\n'
+        f"<p><b>Comparable.</b> {_text(headline.comparable)}</p>{''.join(shown)}</section>\n"
     )
 
 
-def _table_row(row: Row, figure: dict[str, Any] | None) -> str:
+def _table_row(row: Row, figure: dict[str, Any] | None, ran: Mapping[str, Ran]) -> str:
     start = f"<tr><td>{_text(row.what)}</td><td>{_text(row.published)}</td>"
     if figure is None:
-        return f'{start}<td class="none">{NOT_MEASURED}</td><td></td><td></td></tr>'
+        why = _text(why_absent(row, ran))
+        return f'{start}<td class="none">{NOT_MEASURED}: {why}</td><td></td><td></td></tr>'
     value, unit = _number(figure["value"]), figure["unit"]
     if figure["met"] is False and value == _number(
         figure["goal"]
@@ -101,13 +145,27 @@ def _number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def why_absent(row: Row, ran: Mapping[str, Ran]) -> str:
+    """Return the reason for a row without a figure."""
+    if not row.program:
+        return row.absent
+    mine = [name for name, program in PROGRAMS.items() if program.script == row.program]
+    failed = [ran[name].reason for name in mine if name in ran and ran[name].reason]
+    if failed:
+        return failed[0]
+    if not any(name in ran for name in mine):
+        return "its program did not run"
+    return row.absent or "this run leaves it out"
+
+
 def _goal(figure: dict[str, Any]) -> str:
     if figure["goal"] is None:
         return "<td></td>"
-    met, side = figure["met"], ""
+    side, word = "", verdict(figure)
     if figure["value"] != figure["goal"]:
-        side = "at most " if met == (figure["value"] < figure["goal"]) else "at least "
-    return f'<td class="{"" if met else "missed"}">{side}{_number(figure["goal"])}, {"met" if met else "missed"}</td>'
+        side = "at most " if figure["met"] == (figure["value"] < figure["goal"]) else "at least "
+    css = {MISSED: "missed", NOT_ENOUGH: "soft"}.get(word, "")
+    return f'<td class="{css}">{side}{_number(figure["goal"])}, {word}</td>'
 
 
 def _bars(anchor: str, rows: Sequence[tuple[Row, dict[str, Any] | None]]) -> str:
