@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         lines += [*_dag_lines(subject, delivery[0]), *fallback_lines(subject.ad, delivery[0])]
         places = [*outputs, *_fallback_of(subject.ad, delivery[0])]
         lines += [*_pool_lines(places, queue, Pool(options.pool), _own_plugins(subject.ad)), *_server_lines(places)]
-        lines += [*_node_lines(places, Pool(options.pool)), *_credential_lines(subject.ad, places, settings)]
+        lines += [*_node_lines(outputs, Pool(options.pool)), *_credential_lines(subject.ad, places, settings)]
         lines += [_time_line(outputs, queue)]
     if options.json:
         tell(_facts(subject, outputs, delivery, lines))
