@@ -137,7 +137,8 @@ class Daemon:
         )
         pipeline.runner.tell = reporter.tell
         intake = Intake(self.spool, dependencies.identity(settings), pipeline.acceptance, settings, dependencies.clock)
-        reporter.handoffs = intake.figures
+        reporter.handoffs, reporter.refusals = intake.figures, intake.refusals
+        intake.on_refusal = pipeline.store.changed.set
         fetcher = Fetcher(pipeline, self._agents, key.sign)
         parts = (gate, fetcher, self._missing, pipeline.custody.orphans, reporter, intake)
         control = Control(pipeline, reporter.figures, lambda: {k: v for part in parts for k, v in part.facts().items()})

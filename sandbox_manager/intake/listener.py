@@ -11,7 +11,8 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from stageout.core.config import Settings
 from stageout.core.ending import end, outlast
 from stageout.core.synchronous import FAILED, NotTaken, sentence_of
 from stageout.wire import handoff as wire
-from stageout.wire.custody import Run
+from stageout.wire.custody import REFUSALS_SHOWN, RefusalReport, Run
 from stageout.wire.handoff import OfferedFile, Receipt
 
 T = TypeVar("T")
@@ -45,6 +46,8 @@ _FEW_FILES = 200
 _LEAST_COPY_S = 1.0
 #: Memory that a file on offer takes besides the bytes of its row.
 _FILE_BYTES = 512
+#: Of a reason in the report.
+_REASON_CHARS = 300
 #: In the row of a file in the ledger, which counts as NAME_BYTES.
 _MOST_URL_BYTES = 4096
 
@@ -122,6 +125,8 @@ class Intake:
         )
         self._refused, self._gone = ThrottledLog("handoff-refused"), ThrottledLog("client-disconnected")
         self.counters = HandoffCounters()
+        self.refusals: deque[RefusalReport] = deque(maxlen=REFUSALS_SHOWN)
+        self.on_refusal: Callable[[], None] = lambda: None
         self._listener: socket.socket | None = None
         self._path = Path()
 
@@ -212,11 +217,12 @@ class Intake:
             await self._probe(link, peer, client, latest_s, no)
             return
         link.take_memory = client.take
-        offer = await self._read_offer(link, await link.receive("offer"), client, latest_s)
-        _check_consent(facts, offer, self._encrypted)
-        if link.is_gone:
-            raise EOFError("the plugin did not wait for the answer")
-        receipt = await self._receive(link, facts, offer, self._record)
+        with self._reported(facts.run):
+            offer = await self._read_offer(link, await link.receive("offer"), client, latest_s)
+            _check_consent(facts, offer, self._encrypted)
+            if link.is_gone:
+                raise EOFError("the plugin did not wait for the answer")
+            receipt = await self._receive(link, facts, offer, self._record)
         self.counters.accepted(self._clock.monotonic_s())
         milliseconds = round((self._clock.monotonic_s() - started_s) * 1000, 1)
         log.event(
@@ -231,6 +237,16 @@ class Intake:
         )
         with durable.step("handoff-reply"):
             await link.send(wire.accepted_message(receipt))
+
+    @contextlib.contextmanager
+    def _reported(self, run: Run) -> Iterator[None]:
+        """Report a refusal: until the transfer has ended the access point cannot know why it is synchronous."""
+        try:
+            yield
+        except NotTaken as no:
+            self.refusals.append(RefusalReport(run.job, run.number, no.code, str(no)[:_REASON_CHARS]))
+            self.on_refusal()
+            raise
 
     async def _probe(self, link: Link, peer: Peer, client: Client, latest_s: float, no: NotIdentified) -> None:
         """Try a hand-off for the doctor, up to the record, and leave nothing behind.

@@ -36,6 +36,7 @@ from stageout.wire.custody import (
     SERVERS_SHOWN,
     EncodedSandbox,
     FileReport,
+    RefusalReport,
     Report,
     SandboxReport,
     encoded,
@@ -186,6 +187,7 @@ class Reporter:
         self._refusal: str | None = None
         self._leaving = False
         self.handoffs: Callable[[], dict[str, Any]] = dict  # how many were refused lately, for the slot ads
+        self.refusals: Iterable[RefusalReport] = ()
         self._publishing = asyncio.Lock()
         self._requested = self._published_request = 0
         self._began_s = self._built_in_s = 0.0
@@ -324,7 +326,7 @@ class Reporter:
             dict(pipeline.store.acknowledged), pipeline.store.registry.bytes_at_risk, (),
             tuple(pipeline.scheduler.breakers.troubles()[:SERVERS_SHOWN]), leases.unleased(), leases.ends_in_s,
             tuple(flow_reports(pipeline)), pipeline.rules.limits.cpus, self._places, pipeline.admission.used_bytes,
-            pipeline.admission.quota_bytes, 1,
+            pipeline.admission.quota_bytes, 1, tuple(self.refusals),
         )  # fmt: skip
         return report_ad(report, self._key, sandboxes)
 

@@ -435,6 +435,15 @@ class Pool:
                 found += Pool(host).ads(wanted, projection)
         return found
 
+    def managers_of(self, slots: Iterable[str]) -> set[str]:
+        """Return the managers of the nodes that have these slots.
+
+        :raises Unavailable: the collector does not answer.
+        """
+        names = " || ".join(f"Name == {quote(slot)}" for slot in sorted(slots))
+        found = self.ads(f'MyType == "Machine" && ({names or "false"})', ["StageOutManager"])
+        return {ad.text("StageOutManager") for ad in found} - {""}
+
     def agent_heard_at(self, schedd: str) -> int:
         """Return the time of the agent's last ad in the collector, by this machine's clock, in seconds; 0 without one.
 

@@ -22,12 +22,13 @@ ATTRIBUTES = (
     "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt", "StageOutManager", "StageOutKeys", "StageOutReruns",
     "StageOutCustody", "StageOutStats", "StageOutRequest", "StageOutRefused", "JobMaterializeLimit",
     "JobMaterializePaused", "TerminationPending", "StageOutSynchronousCode", "StageOutUserLeave",
+    "TransferringOutput", "RemoteHost",
 )  # fmt: skip
 
 STATUS_WORDS = {
     1: "Idle", 2: "Running", 3: "Removed", 4: "Completed", 5: "Held", 6: "TransferringOutput", 7: "Suspended",
 }  # fmt: skip
-REMOVED, COMPLETED, HELD = 3, 4, 5
+RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING = 2, 3, 4, 5, 6
 
 #: HoldReasonCode of a failed output transfer; stage-out holds have sub-codes above the second number.
 _HOLD_CODE, _HOLD_SUBCODE_ABOVE = 12, 20000
@@ -84,7 +85,8 @@ def constraint(wanted: Sequence[JobId], with_clusters: bool = False) -> str:
 class Job:
     """One job, in the queue or in the history.
 
-    :param status: JobStatus; COMPLETED for a node that DAGMan removed after its end.
+    :param status: JobStatus; COMPLETED for a node that DAGMan removed after its end, TRANSFERRING also while the
+        schedd still says that a job runs whose output is transferred.
     :param run: NumShadowStarts, the number of the last run.
     :param files_handed_off: of the last run; 0: its output was transferred synchronously, or there is none yet.
     :param state: StageOutState, "None" before and without hand-off. :param state_run: the run that it is about.
@@ -93,6 +95,7 @@ class Job:
     :param custody: what routers of the overlay have of it.
     :param left_out: code of why the access point left the job out of stage-out.
     :param is_left_by_owner: the owner's own leave_in_queue keeps the job. :param in_queue: False: from the history.
+    :param slot: name of the slot in which the job runs; "" when it does not run.
     """
 
     id: JobId
@@ -126,6 +129,7 @@ class Job:
     is_left_by_owner: bool = False
     in_queue: bool = True
     refused: str = ""
+    slot: str = ""
 
     @classmethod
     def from_ad(cls, ad: ClassAd) -> Job:
@@ -164,6 +168,7 @@ class Job:
             left_out="" if ad.get("StageOutGuard") is True else ad.text("StageOutSynchronousCode"),
             is_left_by_owner=ad.get("StageOutUserLeave", False) is not False,
             refused=ad.text("StageOutRefused"),
+            slot=ad.text("RemoteHost"),
         )
 
     @property
@@ -195,6 +200,8 @@ class Job:
 
 def _status(ad: ClassAd) -> int:
     status, has_ended = ad.integer("JobStatus"), ad.get("TerminationPending") is True
+    if status == RUNNING and ad.get("TransferringOutput") is True:
+        return TRANSFERRING
     return COMPLETED if is_kept_node(status, "DAGManJobId" in ad, has_ended, ad.text("RemoveReason")) else status
 
 

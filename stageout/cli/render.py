@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
+from stageout.cli.jobs import STATUS_WORDS, TRANSFERRING
 from stageout.cli.rows import Destination, Row, server_totals
 from stageout.cli.verdict import UNREPORTED
 from stageout.core import eta
@@ -275,7 +276,7 @@ def _facts(row: Row, now: float) -> list[tuple[str, str]]:
         ("reason", reason(row, now)),
         ("code", clean(row.synchronous_code)),
         ("delivered", counts if handed_off else ""),
-        ("output", "transferred before the job ended; nothing was handed off" if row.synchronous else ""),
+        ("output", _synchronous(row)),
         *((_HELD[one.is_single], held(one, now)) for one in row.custody),
         ("attempt", _attempts(row)),
         ("next", f"in {until(row.next_attempt_at, now)}" if row.next_attempt_at > now else ""),
@@ -285,6 +286,13 @@ def _facts(row: Row, now: float) -> list[tuple[str, str]]:
         ("run", f"{row.run}" + (f", run again {row.reruns} times because output was lost" if row.reruns else "")),
         ("as of", f"{duration(now - row.reported_at)} ago" if row.reported_at else ""),
     ]
+
+
+def _synchronous(row: Row) -> str:
+    if row.synchronous:
+        return "transferred before the job ended; nothing was handed off"
+    is_being_sent = row.job_status == STATUS_WORDS[TRANSFERRING] and row.synchronous_code
+    return "being transferred while the job holds its slot; nothing was handed off" if is_being_sent else ""
 
 
 def _attempts(row: Row) -> str:

@@ -155,8 +155,9 @@ def explained(rows: Iterable[Row], found: Mapping[str, Why]) -> list[Row]:
     """The rows with why their transfers are synchronous. :param found: by ``cluster.proc``."""
     return [
         replace(row, synchronous_code=known.code, reason=row.reason or known.reason)
+        if (known := found.get(row.job, Why())).code
+        else row
         for row in rows
-        for known in [found.get(row.job, Why())]
     ]
 
 

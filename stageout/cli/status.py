@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stageout.cli import render
 from stageout.cli.arguments import JOB, add_json, add_schedd
 from stageout.cli.exits import CommandError, Exit, Unavailable, UnknownJob, UsageError
-from stageout.cli.jobs import Job, JobId, parse_job_ids
+from stageout.cli.jobs import TRANSFERRING, Job, JobId, parse_job_ids
 from stageout.cli.request import NOTICE_FRESH_S
 from stageout.cli.rows import (
     Destination,
@@ -116,6 +116,7 @@ def look(
     """
     jobs = _wanted_jobs(queue, wanted) if wanted else queue.jobs_in_stage_out(owner)
     seen = _explained(reported(jobs, queue, pool), queue, jobs, causes)
+    seen = seen._replace(rows=explained(seen.rows, _refusals(jobs, pool)))
     return seen._replace(is_of_all=owner is None and not wanted)
 
 
@@ -133,6 +134,19 @@ def _explained(seen: Snapshot, queue: Queue, jobs: list[Job], causes: dict[tuple
     causes.update({(job.id, job.run): why(job, of_job.get(str(job.id), ())) for job in unread})
     found = {str(job.id): causes.get((job.id, job.run)) or why(job, ()) for job in jobs}
     return seen._replace(rows=explained(seen.rows, found))
+
+
+def _refusals(jobs: list[Job], pool: Pool) -> dict[str, Why]:
+    """Return why nodes refused to take over output that its plugin sends now. Records have it only afterwards."""
+    sent = [job for job in jobs if job.status == TRANSFERRING and job.guard and job.slot]
+    if not sent:
+        return {}
+    try:
+        reports = pool.reports(pool.managers_of({job.slot for job in sent}))
+    except Unavailable:
+        return {}
+    causes = {(one.job, one.number): Why(one.code, one.reason) for report in reports for one in report.refusals}
+    return {str(job.id): causes[job.global_id, job.run] for job in sent if (job.global_id, job.run) in causes}
 
 
 def reported(jobs: list[Job], queue: Queue, pool: Pool) -> Snapshot:

@@ -37,10 +37,11 @@ _NEWER = frozenset(
         "cpu_slots", "data_slots", "spool_bytes", "spool_limit_bytes", "rate_bytes_per_s", "work_bytes_per_s", "spread",
         "limit", "tuning", "files_waiting", "bytes_waiting", "files_moving", "bytes_moving", "files_dropped",
         "bytes_dropped", "redirects", "refused", "request", "new_url", "only_file", "gives_up_at", "fallback",
-        "fallback_note",
+        "fallback_note", "refusals",
     }
 )  # fmt: skip
 SERVERS_SHOWN = 20
+REFUSALS_SHOWN = 30
 _IN_BUCKET = ("Name", "StageOutManager", "StageOutPayload", "StageOutSignature")
 _NO_SANDBOXES = '"sandboxes":[]'
 
@@ -225,6 +226,19 @@ class FlowReport:
 
 
 @dataclass(frozen=True)
+class RefusalReport:
+    """A run whose hand-off was refused, so that its plugin sends the output itself.
+
+    :param job: GlobalJobId. :param number: of the run. :param code: of the reason, with the sentence ``reason``.
+    """
+
+    job: str
+    number: int
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Report:
     """All that one manager says at one time.
 
@@ -238,6 +252,7 @@ class Report:
     :param cpu_slots: CPUs of the node. :param data_slots: sandboxes that its data slots take.
     :param spool_bytes: of the quota that are taken. :param spool_limit_bytes: the quota.
     :param redirects: 1 when the manager knows REDIRECT. Another manager cannot read an order sheet with that action.
+    :param refusals: the last REFUSALS_SHOWN refused hand-offs since the manager's start.
     """
 
     manager: str
@@ -256,6 +271,7 @@ class Report:
     spool_bytes: int = 0
     spool_limit_bytes: int = 0
     redirects: int = 0
+    refusals: tuple[RefusalReport, ...] = ()
 
 
 class Action(str, enum.Enum):

@@ -14,9 +14,11 @@ from stageout.wire import custody
 from stageout.wire.control import Tuning
 from stageout.wire.custody import (
     FILES_SHOWN,
+    REFUSALS_SHOWN,
     SERVERS_SHOWN,
     FileReport,
     FlowReport,
+    RefusalReport,
     Report,
     SandboxReport,
     ServerReport,
@@ -78,7 +80,7 @@ def test_fields_with_their_default_value_are_left_out() -> None:
 
 def test_every_field_is_documented() -> None:
     words = set(re.findall(r"`([^`\n]+)`", PAGE.read_text()))
-    for kind in (Report, SandboxReport, FileReport, FlowReport, ServerReport):
+    for kind in (Report, SandboxReport, FileReport, FlowReport, ServerReport, RefusalReport):
         assert {item.name for item in fields(kind)} <= words
     assert {str(state) for state in Tuning} <= words
 
@@ -98,6 +100,8 @@ def test_what_a_report_grows_by_is_bounded() -> None:
     flow = FlowReport("https://" + "d" * 60, 10**9, 10**9, 0.123, 64, 64, "unmeasured", 10**6, 10**15, 1000, 10**12)
     assert size_of(report(flows=(flow,) * SERVERS_SHOWN)) - size_of(report(flows=())) < 400 * SERVERS_SHOWN
     assert FILES_SHOWN == 50
+    refusal = RefusalReport("ap.example.org#1234567.0#1795251831", 1, "OtherFilesystem", "r" * 300)
+    assert size_of(report(refusals=(refusal,) * REFUSALS_SHOWN)) - size_of(report()) < 450 * REFUSALS_SHOWN
 
 
 def test_all_times_of_a_report_are_told_by_the_readers_clock() -> None:

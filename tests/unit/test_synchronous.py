@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from stageout.cli.why import Why, why
 from stageout.core.classads import ClassAd
 from stageout.core.synchronous import CAUSES, FAILED, NO_REASON, NOT_SAID, NotTaken, Reason, sentence_of
 from stageout.handoff.links import CannotOffer
+from stageout.wire.custody import RefusalReport, Report
 from stageout.wire.handoff import refusal, refused_code
 from tests.unit.test_cli_jobs import job
 
@@ -153,6 +155,34 @@ def test_status_and_history_show_code_and_sentence() -> None:
         assert reason in text and "SlotFull" in text and "synchronous" in text
     (shown,) = as_json([row], 0.0)["jobs"]
     assert (shown["synchronous_code"], shown["reason"]) == ("SlotFull", reason)
+
+
+@pytest.mark.parametrize(
+    ("running", "shown"),
+    [
+        ({"JobStatus": 2, "TransferringOutput": True}, "SlotFull"),
+        ({"JobStatus": 6}, "SlotFull"),
+        ({"JobStatus": 2}, ""),
+        ({"JobStatus": 6, "NumShadowStarts": 2}, ""),
+        ({"JobStatus": 6, "StageOutGuard": False}, ""),
+    ],
+)
+def test_a_job_whose_output_is_being_sent_says_why_its_node_refused_it(running: dict[str, Any], shown: str) -> None:
+    """The records of the access point have the reason only after the transfer, which may take hours."""
+    one = job(RemoteHost="slot1_1@ep1", **SYNCHRONOUS, **running)
+    reason = "the data slot of slot1_1@ep is full (STAGEOUT_DATA_SLOT_DEPTH)"
+    refusals = tuple(RefusalReport(name, 1, "SlotFull", reason) for name in ("ap#1.0#1", one.global_id))
+    report = replace(Report("ep1", "", 5, 0, {}, 0), refusals=refusals)
+    pool: Any = SimpleNamespace(
+        managers_of=lambda slots: {"ep1"} if slots == {"slot1_1@ep1"} else set(),
+        reports=lambda managers: [report] if managers == {"ep1"} else [],
+    )
+    queue: Any = SimpleNamespace(jobs=lambda wanted: ([one], []))
+    (row,) = status.look(queue, pool, [one.id], None, {}).rows
+    assert (row.synchronous, row.synchronous_code, row.reason) == (False, shown, reason if shown else "")
+    text = "\n".join(job_details(row, 0.0))
+    assert ("being transferred while the job holds its slot" in text) is bool(shown)
+    assert ("transferring output" in text) is (running != {"JobStatus": 2})
 
 
 def test_records_are_read_once_while_one_watches() -> None:
