@@ -183,6 +183,14 @@ class Queue:
         found = self._ask(lambda schedd: schedd.query(constraint([wanted]), list(projection)))
         return min(found, key=lambda ad: ad.integer("ProcId"), default=None)
 
+    def ended_ad(self, wanted: JobId, projection: Sequence[str]) -> ClassAd | None:
+        """Return attributes of a job that has left the queue, of a cluster's last one; None when there is none.
+
+        :raises Unavailable: the schedd does not answer.
+        """
+        found = self._ask(lambda schedd: schedd.history(constraint([wanted]), list(projection), 1))
+        return found[0] if found else None
+
     def delivered_to(self, place: str, since_at: int, limit: int) -> list[ClassAd]:
         """Return StageOutStats of jobs whose output was delivered, newest first.
 

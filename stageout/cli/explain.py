@@ -7,13 +7,16 @@ import re
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from stageout.cli.arguments import add_json, add_schedd
 from stageout.cli.condor import Pool, Queue, bindings, plain
 from stageout.cli.exits import CommandError, Exit, Unavailable, UnknownJob
-from stageout.cli.jobs import STATUS_WORDS, parse_job_id
+from stageout.cli.explain_job import Story, story
+from stageout.cli.jobs import ATTRIBUTES as JOB_ATTRIBUTES
+from stageout.cli.jobs import STATUS_WORDS, Job, parse_job_id
 from stageout.cli.outputs import OUTPUT_ATTRIBUTES, Output, outputs_of
 from stageout.cli.own_credentials import kept_token, service_of
 from stageout.cli.pool_plugins import plugin_for
@@ -30,7 +33,8 @@ from stageout.movers.schemes import fallback_problem, shown_url
 
 DESCRIPTION = """\
 Explain how the output of a job will be delivered, without submitting or changing anything. FILE is a submit file; its
-first job counts. JOB is a job in the queue. The command expands the file with condor_submit and applies the access
+first job counts. JOB is a job in the queue, or one that has left it. Of a job that has ended the command says what
+happened to its output, and what holds now. The command expands the file with condor_submit and applies the access
 point's own job transforms. It connects to the servers, but writes nothing. A line says 'unknown' if the access point
 cannot know the answer.
 
@@ -42,8 +46,8 @@ _MOST_JOBS = 50
 _FEW_JOBS = 3
 #: Attributes that are read of a job in the queue.
 ATTRIBUTES = (
-    "ClusterId", "ProcId", "GlobalJobId", "JobStatus", *OUTPUT_ATTRIBUTES, "TransferPlugins", "OAuthServicesNeeded",
-    "x509userproxy", "x509UserProxyExpiration", "StageOutGuard", "StageOutSynchronousCode", "StageOutFallback",
+    *JOB_ATTRIBUTES, *OUTPUT_ATTRIBUTES, "TransferPlugins", "OAuthServicesNeeded", "x509userproxy",
+    "x509UserProxyExpiration", "StageOutFallback",
 )  # fmt: skip
 
 
@@ -60,6 +64,7 @@ class Subject(NamedTuple):
 
     :param ad: as the schedd has it, or would have it. :param is_marked: the job transforms were applied.
     :param is_file: of a submit file. :param asks: the file itself says ``MY.StageOutAsync = true``.
+    :param in_queue: False: the job is in the history.
     """
 
     title: str
@@ -67,6 +72,7 @@ class Subject(NamedTuple):
     is_marked: bool
     is_file: bool = False
     asks: bool = False
+    in_queue: bool = True
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -82,11 +88,15 @@ def run(options: argparse.Namespace) -> int:
     settings, queue = condor_settings(), Queue(options.name, options.pool)
     subject = _subject(options.subject, settings, queue)
     outputs = outputs_of(subject.ad)
-    delivery = decision(subject, outputs)
-    lines = [_delivery_line(*delivery)]
-    if outputs:
+    known = None if subject.is_file else story(_job(subject), outputs, queue, Pool(options.pool))
+    delivery = known.delivery if known else decision(subject, outputs)
+    lines = _story_lines(known) if known else [_delivery_line(*delivery)]
+    places = [*outputs, *_fallback_of(subject.ad, delivery[0])]
+    if known and known.open:
+        lines += [*fallback_lines(subject.ad, delivery[0]), *_server_lines(places)]
+        lines += [*_node_lines(places, Pool(options.pool)), *_credential_lines(subject.ad, places, settings)]
+    elif outputs and not known:
         lines += [*_dag_lines(subject, delivery[0]), *fallback_lines(subject.ad, delivery[0])]
-        places = [*outputs, *_fallback_of(subject.ad, delivery[0])]
         lines += [*_pool_lines(places, queue, Pool(options.pool), _own_plugins(subject.ad)), *_server_lines(places)]
         lines += [*_node_lines(outputs, Pool(options.pool)), *_credential_lines(subject.ad, places, settings)]
         lines += [_time_line(outputs, queue)]
@@ -109,12 +119,13 @@ def _subject(text: str, settings: Settings, queue: Queue) -> Subject:
         asks = written.get("StageOutAsync") is True
         return Subject(f"First job of {text}", ad, marked is not None, is_file=True, asks=asks)
     wanted = parse_job_id(text)
-    found = queue.first_ad(wanted, ATTRIBUTES)
+    queued = queue.first_ad(wanted, ATTRIBUTES)
+    found = queued or queue.ended_ad(wanted, ATTRIBUTES)
     if found is None:
-        raise UnknownJob(f"{wanted}: no such job in the queue of {queue.name()}; 'stageout status' knows ended jobs")
+        raise UnknownJob(f"{wanted}: no such job in the queue or the history of {queue.name()}")
     job_id = f"{found.integer('ClusterId')}.{found.integer('ProcId')}"
     word = STATUS_WORDS.get(found.integer("JobStatus"), "in an unknown status")
-    return Subject(f"Job {job_id}, {word}", found, True)
+    return Subject(f"Job {job_id}, {word}", found, True, in_queue=queued is not None)
 
 
 def decision(subject: Subject, outputs: Sequence[Output]) -> tuple[str, str, str]:
@@ -142,6 +153,18 @@ def _delivery_line(kind: str, code: str, reason: str) -> Line:
     if kind == "synchronous":
         return Line("delivery", OK, f"synchronous, while the job holds its slot ({code}): {reason}")
     return Line("delivery", UNKNOWN if kind == "unknown" else OK, f"{kind}: {reason}")
+
+
+def _job(subject: Subject) -> Job:
+    return replace(Job.from_ad(subject.ad), in_queue=subject.in_queue)
+
+
+def _story_lines(known: Story) -> list[Line]:
+    """The lines about output that was handed off or is being sent."""
+    kind, _, reason = known.delivery
+    state = Line("output", PROBLEM if known.failed else OK, known.state)
+    facts = [Line(name, PROBLEM if name == "note" else OK, text) for name, text in known.facts]
+    return [Line("delivery", OK, f"{kind}: {reason}"), state, *facts]
 
 
 def _dag_lines(subject: Subject, kind: str) -> Iterator[Line]:

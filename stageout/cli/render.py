@@ -257,7 +257,7 @@ def job_details(row: Row, now: float, width: int = 0, ledger: bool = False, colo
     """One job, then its files one by one. :param ledger: see :func:`state_word`."""
     word = state_word(row, ledger)
     lines = [f"Job {row.job} of {clean(row.owner)}: {painted(word, _COLOURS.get(word, '') * colour)}"]
-    lines += [f"  {name:<10}{text}" for name, text in _facts(row, now) if text]
+    lines += [f"  {name:<10}{text}" for name, text in facts(row, now) if text]
     if row.files:
         lines += ["", *files_table(row.files, row.attempts_limit, now, width, ledger, colour)]
     hidden = row.files_total - len(row.files)
@@ -268,7 +268,8 @@ def job_details(row: Row, now: float, width: int = 0, ledger: bool = False, colo
     return lines
 
 
-def _facts(row: Row, now: float) -> list[tuple[str, str]]:
+def facts(row: Row, now: float) -> list[tuple[str, str]]:
+    """Return names and texts of what is known of one job; "" for what does not concern it."""
     done = row.files_total - row.files_left
     counts = f"{done} of {row.files_total} files, {size(row.bytes_total - row.bytes_left)} of {size(row.bytes_total)}"
     handed_off = row.files_total > 0

@@ -74,12 +74,17 @@ def test_a_retry_without_the_agent_says_when_it_was_heard(narrow: Site) -> None:
     with refusing(narrow):
         job = narrow.submit()
         narrow.pool.wait_status(job, "Held", timeout_s=90)
+        story = narrow.stageout("explain", str(job), check=False)
+    assert story.returncode == 1 and "were handed off when the job ended" in story.stdout
+    assert "`stageout retry` sends it again" in story.stdout and "if the sandbox manager" not in story.stdout
     (agent,) = narrow.pool.ap.pids("schedd-agent")
     with standing(agent):
         done = narrow.stageout("retry", str(job), check=False, timeout_s=120)
     assert done.returncode == 2
     assert "the schedd agent was last heard of" in done.stderr and "agent of ap runs" not in done.stderr
     assert narrow.wait_left(job, timeout_s=120)["StageOutState"] == "Delivered", "the request has stayed"
+    story = narrow.stageout("explain", str(job))
+    assert "delivered" in story.stdout and "accepts the files then" not in story.stdout
 
 
 def test_a_collector_that_stands_still_is_named_soon(narrow: Site) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +18,13 @@ import pytest
 from stageout.cli import explain, submit_file
 from stageout.cli.exits import CommandError, Unavailable, UnknownJob, UsageError
 from stageout.cli.explain import OK, PROBLEM, UNKNOWN, Line, Subject, decision
+from stageout.cli.explain_job import story
+from stageout.cli.jobs import Job
 from stageout.cli.outputs import Output, outputs_of
 from stageout.core.classads import ClassAd
 from stageout.core.config import mapping_settings
-from stageout.wire.custody import FlowReport, Report, ServerReport
+from stageout.wire.custody import FlowReport, RefusalReport, Report, ServerReport
+from tests.unit.test_cli_jobs import job
 
 NOTHING = mapping_settings({})
 
@@ -110,9 +116,59 @@ def test_a_submit_file_may_be_a_node_of_a_dag(asks: bool, is_file: bool, kind: s
 def test_a_directory_with_the_name_of_a_job_is_no_submit_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("1234").mkdir()
-    queue: Any = type("Empty", (Silent,), {"first_ad": lambda *_: None})()
+    queue: Any = type("Empty", (Silent,), {"first_ad": lambda *_: None, "ended_ad": lambda *_: None})()
     with pytest.raises(UnknownJob):
         explain._subject("1234", NOTHING, queue)
+
+
+HELD_BY_US = {"JobStatus": 5, "HoldReasonCode": 12, "HoldReasonSubCode": 20033, "HoldReason": "403; retry"}
+SENT_NOW = {"JobStatus": 6, "TransferOutputStats": None, "RemoteHost": "slot1_1@ep1"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "in_queue", "kind", "state", "failed", "is_open"),
+    [
+        ({**HELD_BY_US, "StageOutState": "Failed", "StageOutRun": 1}, True, "hand-off", "failed", True, True),
+        ({"StageOutState": "Moving"}, True, "hand-off", "sending", False, True),
+        ({"StageOutState": "Delivered", "StageOutRun": 1}, True, "hand-off", "delivered", False, False),
+        ({"StageOutState": "Delivered", "StageOutRun": 1}, False, "hand-off", "delivered", False, False),
+        ({"StageOutState": "Moving"}, False, "hand-off", "sending", True, False),
+        ({"TransferOutputStats": None}, True, "synchronous", "synchronous", False, False),
+        ({"TransferOutputStats": None, "JobStatus": 3}, False, "unknown", "removed", True, False),
+        (SENT_NOW, True, "synchronous", "transferring output", False, True),
+    ],
+)
+def test_of_a_job_that_has_ended_it_says_what_happened(
+    facts: dict[str, Any], in_queue: bool, kind: str, state: str, failed: bool, is_open: bool
+) -> None:
+    one = replace(job(**facts), in_queue=in_queue)
+    found = story(one, OUT, *daemons_of(one))
+    assert found is not None
+    assert (found.delivery[0], found.state, found.failed, found.open) == (kind, state, failed, is_open)
+    text = " ".join([found.delivery[2], *(text for _, text in found.facts)])
+    assert not re.search(r"\bwill\b|if the sandbox manager|after the job's end", text)
+    assert ("3 files, 3.0 MB were handed off" in text) is (kind == "hand-off")
+    assert ("SlotFull" in text) is (facts is SENT_NOW)
+
+
+@pytest.mark.parametrize("facts", [{"JobStatus": 1}, {"JobStatus": 2}, {"JobStatus": 5, "HoldReasonCode": 1}])
+def test_of_a_job_that_has_not_ended_nothing_happened_yet(facts: dict[str, Any]) -> None:
+    one = job(TransferOutputStats=None, **facts)
+    assert story(one, OUT, *daemons_of(one)) is None
+
+
+def daemons_of(one: Job) -> tuple[Any, Any]:
+    """A schedd with this job, and a collector whose node has refused the job's hand-off."""
+    refusal = RefusalReport(one.global_id, 1, "SlotFull", "the data slot is full")
+    queue = SimpleNamespace(
+        jobs=lambda wanted: ([one] if one.in_queue else [], []), history=lambda wanted: [one],
+        output_records=lambda wanted: [], name=lambda: "ap",
+    )  # fmt: skip
+    pool = SimpleNamespace(
+        reports=lambda managers: [Report("ep1", "", 1, 1, {}, 0, refusals=(refusal,))],
+        managers_of=lambda slots: {"ep1"}, heard=set, agent_heard_at=lambda schedd: int(time.time()),
+    )  # fmt: skip
+    return queue, pool
 
 
 def test_machines_and_managers_of_the_pool_are_counted() -> None:

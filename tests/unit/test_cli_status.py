@@ -517,7 +517,7 @@ def first_row(**changes: Any) -> Row:
 def test_the_limit_of_attempts_does_not_run_away(attempts: int, excused: int, column: str, text: str) -> None:
     row = first_row(attempts=attempts, excused=excused)
     assert column in render.jobs_table([row], NOW)[1]
-    assert dict(render._facts(row, NOW))["attempt"] == text
+    assert dict(render.facts(row, NOW))["attempt"] == text
 
 
 def test_owners_read_plain_words_and_administrators_the_ledgers() -> None:
