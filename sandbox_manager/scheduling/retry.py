@@ -81,7 +81,7 @@ def decide_retry(
     is_excused = failure.kind in UNREACHABLE or waits_for_one
     counted = attempts - excused + (0 if is_excused else 1)
     if rules.attempts and counted >= rules.attempts:
-        return Verdict(FileState.FAILED, 0, is_excused, f"{failure.message} (gave up after {attempts + 1} attempts)")
+        return Verdict(FileState.FAILED, 0, is_excused, f"{failure.message} (gave up after {counted} attempts)")
     max_delay_s = PROBE_LONGEST_S if failure.kind in UNREACHABLE else rules.max_delay_s
     wait_s = max(min(backoff_s(rules, attempts), max_delay_s) * spread(), failure.retry_after_s)
     if waits_for_one:

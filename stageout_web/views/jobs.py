@@ -264,7 +264,8 @@ def _file(context: PageContext, number: int, one: FileReport, limit: int, now_at
     else:
         yield join(f"File {number}", tag("br"), tag("small", server_of(one.url)))
     yield state_mark(one.state)
-    yield f"{one.attempts} of {limit}" if limit else str(one.attempts)
+    counted = max(0, one.attempts - one.excused)
+    yield f"{counted} of {limit}" if limit and one.attempts else str(counted)
     yield _until(one.next_attempt_at, now_at)
     yield size(one.size_bytes)
     yield _reason(one, context.sees_names)

@@ -359,6 +359,8 @@ def test_attempts_end() -> None:
     last = verdict(ErrorClass.STALLED, 4)
     assert last.state is FileState.FAILED
     assert last.message == "words (gave up after 5 attempts)"
+    excused = verdict(ErrorClass.STALLED, 7, 3).message
+    assert excused == "words (gave up after 5 attempts)", "those that do not count are not named"
 
 
 def test_an_unreachable_server_uses_up_no_attempts_only_time() -> None:

@@ -320,6 +320,17 @@ def test_odd_words_and_times_of_a_report_break_no_page(tmp_path: Path, odd: dict
     serve(tmp_path, work, ads=(ad_of(7, replace(box, files=files)),))
 
 
+def test_attempts_that_do_not_count_are_not_shown_against_the_limit(tmp_path: Path) -> None:
+    box = sandbox(70, "RetryWait", code=72)
+    files = tuple(replace(one, attempts=23, excused=20) for one in box.files)
+
+    async def work(client: Client, server: Server) -> None:
+        answer = await client.get(f"/job?id={job_name(70).replace('#', '%23')}")
+        assert re.search(r"<td[^>]*>3 of 20</td>", await answer.text())
+
+    serve(tmp_path, work, ads=(ad_of(7, replace(box, files=files)),))
+
+
 def test_a_page_that_fails_has_the_headers_and_a_line_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
