@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Story(NamedTuple):
-    """What is known of a job's output.
+    """The past and the present of a job's output.
 
     :param delivery: "hand-off", "synchronous", "none" or "unknown", the code of the reason and a sentence.
     :param state: of the output, in a word. :param failed: nothing more is sent unless a person acts.
