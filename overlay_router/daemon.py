@@ -13,7 +13,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from overlay_router import report, verify
@@ -54,6 +54,7 @@ from stageout.overlay.uplink import Uplink, uplink_at
 from stageout.overlay.wire.egress import BadEgress, read_targets
 from stageout.overlay.wire.fields import MAX_LINKS
 from stageout.overlay.wire.route import BadRoute, address, addresses, written
+from stageout.wire.services import RouterReport
 
 PROGRAM = daemon.Program(
     name="stageout-router",
@@ -255,6 +256,12 @@ class Daemon:
             own.now = credential
         return settings
 
+    async def _report(self) -> RouterReport:
+        """Return the figures for the ad."""
+        assert self._router is not None and self._home is not None
+        custody = await asyncio.get_running_loop().run_in_executor(None, report.custody_reports, self._home)
+        return replace(await self._router.links.report(), custody=custody)
+
     async def _serve(self, started: Callable[..., None]) -> None:
         settings = self._load()
         place, keys = place_of(settings), read_keys(Path(settings.text("STAGEOUT_ROUTER_KEYS")))
@@ -286,7 +293,7 @@ class Daemon:
             self._home = home_of(settings)
             started(port=port, root=place.root if place else "")
             collector = None if self._local_name is None else CollectorChild(self._local_name)
-            directory = Directory(collector, links.address, router.meet) if collector else None
+            directory = Directory(collector, links.address, router.meet, self._report) if collector else None
             work = [keep(home_of(settings), incarnation), *([directory.run()] if directory else [])]
             beside = [asyncio.ensure_future(item) for item in work]
             try:

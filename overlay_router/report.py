@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,8 @@ from overlay_router.rules.states import Release
 from stageout.core import log
 from stageout.core.errors import StageoutError
 from stageout.core.metrics import Readings
+from stageout.wire.services import CustodyReport
+from stageout.wire.typed import built
 
 NAME = "custody.json"
 #: Of what plugins deliver.
@@ -137,14 +140,27 @@ def all_shown(home: Path, now: float) -> str:
     return "\n".join(shown(path, now) for path in found or [home / NAME])
 
 
+def _known(home: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each spool with its report, without those that cannot be read. :param home: of the records."""
+    for spool, name in (("custody", NAME), ("egress", EGRESS_NAME)):
+        with contextlib.suppress(OSError, ValueError):
+            yield spool, json.loads((home / name).read_text())
+
+
+def custody_reports(home: Path) -> tuple[CustodyReport, ...]:
+    """Return the sums for the router's ad, which lists no files. :param home: of the records."""
+    return tuple(_custody_report(spool, facts) for spool, facts in _known(home))
+
+
+def _custody_report(spool: str, facts: dict[str, Any]) -> CustodyReport:
+    problems = [{"to": to, "reason": why} for to, why in sorted(facts["problems"].items())]
+    return built(CustodyReport, {**facts["summary"], "spool": spool, "problems": problems})
+
+
 def readings(home: Path) -> Readings:
     """Return the metrics of a router's reports, without those that cannot be read. :param home: of its records."""
     found = Readings()
-    for spool, name in (("custody", NAME), ("egress", EGRESS_NAME)):
-        try:
-            facts = json.loads((home / name).read_text())
-        except (OSError, ValueError):
-            continue
+    for spool, facts in _known(home):
         for metric, key in _METRICS.items():
             found.put(f"stageout_router_{metric}", facts["summary"][key], spool)
         found.put("stageout_router_delivery_problems", len(facts["problems"]), spool)

@@ -1,109 +1,99 @@
-"""The service's ad in the pool's collector, for ``condor_status``. Nothing depends on it.
-
-HTCondor's bindings hold the interpreter while they wait for the network, so a child process publishes the ad:
-``python -m policy_service.advert LOCAL_NAME`` reads one ad as JSON from stdin and publishes it.
-"""
+"""The service's ad in the pool's collector, for people. Nothing depends on it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import sys
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
-from policy_service.model import RequestRefused
+from policy_service.model import Lease, RequestRefused
 from policy_service.views import LeaseSnapshot
-from stageout import __version__
 from stageout.core import log
-from stageout.core.children import module_command
-from stageout.core.config import condor_settings
+from stageout.core.collector import CollectorChild, CollectorError
+from stageout.wire.custody import LETTERS
+from stageout.wire.services import (
+    POLICY_AD,
+    ROWS,
+    ClientReport,
+    GrantReport,
+    PolicyReport,
+    bounded,
+    service_ad,
+)
 
-POLICY_AD = "StageOutPolicy"
-_INTERVAL_S = 300.0
-_LIFETIME_S = 900
-_PUBLISH_TIMEOUT_S = 20.0
-_PROBLEM_CHARS = 300
+_INTERVAL_S = 60.0
 
 
-def make_ad(url: str, snapshot: LeaseSnapshot) -> dict[str, str | int]:
+def make_ad(url: str, snapshot: LeaseSnapshot) -> dict[str, Any]:
     """Return the service's ad. :param url: URL on which the service listens."""
-    leases = [lease for lease, _ in snapshot.leases]
+    report = report_of(snapshot)
     return {
-        "MyType": POLICY_AD, "Name": f"policy@{url.partition('://')[2]}", "StageOutVersion": __version__,
-        "StageOutPolicyURL": url, "StageOutPolicyName": snapshot.policy, "StageOutPolicyMaxPair": snapshot.max_pair,
-        "StageOutPolicyLeases": len(leases), "StageOutPolicyStreams": sum(lease.counted for lease in leases),
-        "StageOutPolicyProblem": " ".join(snapshot.problems), "ClassAdLifetime": _LIFETIME_S,
+        **service_ad(POLICY_AD, f"policy@{url.partition('://')[2]}", report),
+        "StageOutPolicyURL": url, "StageOutPolicyName": bounded(snapshot.policy),
+        "StageOutPolicyMaxPair": snapshot.max_pair, "StageOutPolicyLeases": report.leases,
+        "StageOutPolicyStreams": report.streams,
+        "StageOutPolicyProblem": " ".join(map(bounded, snapshot.problems)),
     }  # fmt: skip
 
 
-class CollectorAdvertiser:
-    """Publisher of the service's ad, every five minutes.
+def report_of(snapshot: LeaseSnapshot) -> PolicyReport:
+    """Return the figures, of the owners and clients with the most streams."""
+    by_owner: dict[tuple[str, str, str], list[Lease]] = defaultdict(list)
+    for lease, _ in snapshot.leases:
+        by_owner[lease.source, lease.destination, lease.owner].append(lease)
+    grants = sorted((_grant(*names, leases) for names, leases in by_owner.items()), key=lambda one: -one.streams)
+    largest = sorted(snapshot.leases, key=lambda pair: -pair[0].counted)[:ROWS]
+    return PolicyReport(
+        int(time.time()), snapshot.policy, snapshot.max_pair, int(snapshot.policy_ok), int(snapshot.reconfig_ok),
+        snapshot.problems, sum(lease.counted for lease, _ in snapshot.leases), len(snapshot.leases), len(grants),
+        tuple(grants[:ROWS]),
+        tuple(_client(lease, left_s) for lease, left_s in largest),
+    )  # fmt: skip
 
-    :param local_name: local name of the daemon. :param facts: makes the ad.
-    """
 
-    def __init__(self, local_name: str, facts: Callable[[], Awaitable[Mapping[str, str | int]]]) -> None:
-        self._argv = module_command("policy_service.advert", local_name)
-        self._facts = facts
-        self._problem: str | None = None
+def _grant(source: str, destination: str, owner: str, leases: Sequence[Lease]) -> GrantReport:
+    holding = sum(lease.counted > 0 for lease in leases)
+    return GrantReport(
+        source, destination, owner, sum(lease.counted for lease in leases), sum(lease.in_use for lease in leases),
+        holding, len(leases) - holding, sum(map(_rate, leases)),
+    )  # fmt: skip
 
-    async def run(self) -> None:
-        """Publish until cancelled. Log a collector that refuses the ad, and try again."""
+
+def _client(lease: Lease, left_s: float) -> ClientReport:
+    return ClientReport(
+        lease.client, lease.owner, lease.source, lease.destination, lease.counted, lease.in_use, _rate(lease),
+        int(left_s),
+    )  # fmt: skip
+
+
+def _rate(lease: Lease) -> int:
+    return int((lease.rate_mb_s or 0.0) * 1e6)
+
+
+async def advertise(collector: CollectorChild, ad: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+    """Publish the service's ad every minute until cancelled. Log a collector that refuses it, and try again."""
+    last: str | None = None
+    try:
         while True:
             with contextlib.suppress(RequestRefused):  # the leases' disk fails, which is in the log already
-                self._log_change(await self._publish(json.dumps(await self._facts())))
+                problem = await _problem(collector, await ad())
+                if problem and problem != last:
+                    log.warn("ad-publish-failed", problem=problem)
+                elif problem != last:
+                    log.event("ad-published")
+                last = problem
             await asyncio.sleep(_INTERVAL_S)
-
-    async def _publish(self, ad: str) -> str:
-        """Return the reason why the ad is not in the collector; "" when it is."""
-        pipe = asyncio.subprocess.PIPE
-        try:
-            child = await asyncio.create_subprocess_exec(
-                *self._argv, stdin=pipe, stdout=asyncio.subprocess.DEVNULL, stderr=pipe
-            )
-        except OSError as problem:
-            return str(problem)
-        try:
-            _, errors = await asyncio.wait_for(child.communicate(ad.encode("ascii")), _PUBLISH_TIMEOUT_S)
-        except asyncio.TimeoutError:
-            return f"the collector did not answer within {_PUBLISH_TIMEOUT_S:.0f} s"
-        finally:
-            if child.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    child.kill()
-                await child.wait()
-        if not child.returncode:
-            return ""
-        return errors.decode(errors="replace").strip()[-_PROBLEM_CHARS:] or f"status {child.returncode}"
-
-    def _log_change(self, problem: str) -> None:
-        if problem != self._problem:
-            if problem:
-                log.warn("ad-publish-failed", problem=problem)
-            else:
-                log.event("ad-published")
-        self._problem = problem
+    finally:
+        await collector.close()
 
 
-def main() -> int:
-    """Publish the ad on stdin in all collectors. With several collectors, one that takes the ad is enough."""
-    import classad2
-    import htcondor2
-
-    ad = classad2.ClassAd(json.load(sys.stdin))
-    problems = []
-    hosts = condor_settings(sys.argv[1]).condor("COLLECTOR_HOST").replace(",", " ").split()
-    for host in hosts:
-        try:
-            htcondor2.Collector(host).advertise([ad], "UPDATE_AD_GENERIC")
-        except Exception as problem:
-            problems.append(str(problem) or type(problem).__name__)
-    if len(problems) == len(hosts):
-        print(*problems or ["COLLECTOR_HOST is not set"], sep="; ", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+async def _problem(collector: CollectorChild, ad: Mapping[str, Any]) -> str:
+    """Publish an ad. Return the reason why the collector does not have it, "" when it has."""
+    try:
+        await collector.publish(ad, LETTERS.update)
+    except CollectorError as problem:
+        return str(problem)
+    return ""

@@ -8,10 +8,11 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
-from policy_service.advert import CollectorAdvertiser, make_ad
+from policy_service.advert import advertise, make_ad
 from policy_service.api import Api
 from policy_service.lease_store import LeaseStore
 from policy_service.lease_table import LeaseRules, LeaseTable
@@ -20,6 +21,7 @@ from policy_service.site_policy import ActivePolicy, BuiltInPolicy, PolicyError,
 from policy_service.views import LeaseSnapshot
 from stageout.core import daemon, log
 from stageout.core.clock import SystemClock
+from stageout.core.collector import CollectorChild
 from stageout.core.config import ConfigError, Settings
 from stageout.core.ending import end
 from stageout.core.errors import StageoutError
@@ -119,10 +121,10 @@ class Daemon:
             yield
             return
 
-        async def facts() -> Mapping[str, str | int]:
+        async def ad() -> Mapping[str, Any]:
             return make_ad(url, await self._api.call(lambda: LeaseSnapshot.of(self._table)))
 
-        task = asyncio.get_running_loop().create_task(CollectorAdvertiser(self._pool_name, facts).run())
+        task = asyncio.get_running_loop().create_task(advertise(CollectorChild(self._pool_name), ad))
         try:
             yield
         finally:

@@ -43,7 +43,7 @@ _ATTRIBUTE = re.compile(r"\bStageOut[A-Z]\w*")
 #: Names that begin like an attribute: transforms of the access point, types of ads, and a probe of the doctor.
 _NO_ATTRIBUTES = frozenset({
     "StageOutDefault_", "StageOutDefault_in", "StageOutDefault_out", "StageOutInit", "StageOutRetry", "StageOutWhy",
-    "StageOutFactory", "StageOutFile",
+    "StageOutFactory", "StageOutFile", "StageOutPolicy", "StageOutRouter",
     "StageOutAgent", "StageOutOrders", "StageOutOrderBucket", "StageOutProbe", "StageOutRenewal", "StageOutSuccessor",
 })  # fmt: skip
 

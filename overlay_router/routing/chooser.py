@@ -11,6 +11,7 @@ from collections import OrderedDict
 from overlay_router.routing.routes import Choice, Graph, Route, disjoint, latency_s, rate_bps, widest
 from stageout.overlay.wire.fields import MAX_ROUTES
 from stageout.overlay.wire.messages import Routed
+from stageout.wire.services import RouteReport
 
 _TERMINALS_KEPT = 64
 _MOST_ROUTES = 4
@@ -40,6 +41,14 @@ class Chooser:
             if self._look(graph, terminal, choice, now_s):
                 changed.append((terminal, choice))
         return changed
+
+    def reports(self, graph: Graph) -> tuple[RouteReport, ...]:
+        """Return the routes in use, those to the terminals that were last asked for first."""
+        return tuple(
+            RouteReport(terminal, route[1:], int(rate_bps(graph, route)), choice.reason)
+            for terminal, choice in reversed(self._choices.items())
+            for route in choice.routes or [()]
+        )
 
     def routed(self, graph: Graph, terminal: str, now_s: float) -> Routed:
         """Routes in use, others, and a reason for each; the terminal last, this router left out."""

@@ -32,6 +32,7 @@ from stageout.overlay.wire import frames, messages
 from stageout.overlay.wire.fields import MAX_LINKS, ShareRow
 from stageout.overlay.wire.frames import BadFrame, Decoder
 from stageout.overlay.wire.messages import Heartbeat, Known, Links, Message, Probe, Probed, Refuse, Routed
+from stageout.wire.services import LinkReport, RouterReport
 
 BEATS_AN_INTERVAL = 5
 INTERVALS_TO_AGE = 6
@@ -158,6 +159,14 @@ class Neighbourhood:
         used, sharers = self.uplink.used()
         seen = [one for one in sharers if not key.prefix or one.owner == key.name][:MAX_LINKS]
         return replace(known, uplink=int(self.uplink.rate), used=int(used), sharers=tuple(map(_row, seen)))
+
+    async def report(self) -> RouterReport:
+        """Return the links to all neighbours and the routes in use, for this router's ad."""
+        meters = {line.source: line.meter for line in self._lines if line.meter}
+        links = tuple(_link_report(target, meters.get(target)) for target in sorted(self._targets))
+        incoming = sum(line.meter is None for line in self._lines)
+        routes = await self._thought(self._chooser.reports, self._book.graph(time.monotonic()))
+        return RouterReport(int(time.time()), links, routes, incoming=incoming)
 
     async def incoming(self, sock: socket.socket, peer: Peer, first: Heartbeat) -> None:
         """A router has connected to this one. Takes the socket. :raises Unwelcome: its key is not that of a router."""
@@ -350,6 +359,12 @@ class Neighbourhood:
 
 def _row(one: Sharer) -> ShareRow:
     return one.to, one.owner, one.priority, one.flows, round(1000 * one.share), int(one.rate)
+
+
+def _link_report(to: str, meter: Meter | None) -> LinkReport:
+    if meter is None:
+        return LinkReport(to)
+    return LinkReport(to, 1, int(meter.rate), int(meter.round_trip_s * 1e6), meter.source)
 
 
 def _shown(routes: Sequence[Sequence[str]]) -> str:

@@ -450,7 +450,7 @@ def _envelope(my_type: str, name: str, text: str, sent_at: int, key: SigningKey 
 def read_report(payload: str) -> Report:
     """Parse a manager's payload. :raises BadPayload: not a report."""
     try:
-        report = built(Report, _object(payload))
+        report = built(Report, json_object(payload))
         for box in report.sandboxes:
             State(box.state)
     except ValueError as problem:
@@ -468,7 +468,7 @@ def sandbox_of(item: object) -> SandboxReport:
 def read_orders(payload: str) -> OrderSheet:
     """Parse an agent's order payload. :raises BadPayload: not an order sheet."""
     try:
-        return built(OrderSheet, _object(payload))
+        return built(OrderSheet, json_object(payload))
     except IllTyped as problem:
         raise BadPayload(f"not an order sheet: {problem}") from None
 
@@ -476,7 +476,7 @@ def read_orders(payload: str) -> OrderSheet:
 def read_notice(payload: str) -> AgentNotice:
     """Parse an agent's own payload. :raises BadPayload: not a notice."""
     try:
-        return built(AgentNotice, _object(payload))
+        return built(AgentNotice, json_object(payload))
     except IllTyped as problem:
         raise BadPayload(f"not an agent's notice: {problem}") from None
 
@@ -498,7 +498,8 @@ def check_signature(kind: str, ad: Mapping[str, Any], key: str) -> None:
         raise BadPayload(str(problem)) from None
 
 
-def _object(payload: str) -> dict[str, Any]:
+def json_object(payload: str) -> dict[str, Any]:
+    """Parse a payload. :raises BadPayload: it is no JSON object."""
     try:
         data = json.loads(payload)
     except (ValueError, RecursionError) as problem:

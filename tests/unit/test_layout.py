@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "sandbox_manager": {"core", "wire", "tuning", "movers"},
     "overlay_router": {"core", "wire", "overlay", "movers"},
     "schedd_agent": {"core", "wire", "overlay"},
-    "policy_service": {"core", "tuning"},
+    "policy_service": {"core", "wire", "tuning"},
     "stageout_web": {"core", "wire"},
     "tests": {"core", "overlay", "testing"},
 }
