@@ -35,7 +35,10 @@ class Matter(NamedTuple):
 
 def matters(pool: Pool) -> list[Matter]:
     """Return all matters, the most outputs first."""
-    found = [*_failed(pool), *_unreachable(pool), *_unconfirmed(pool), *_silent_nodes(pool), *_silent_agents(pool)]
+    found = [
+        *_failed(pool), *_unreachable(pool), *_unconfirmed(pool), *_silent_nodes(pool), *_silent_agents(pool),
+        *_routers(pool), *_policies(pool),
+    ]  # fmt: skip
     return sorted(found, key=lambda matter: -matter.outputs)
 
 
@@ -98,3 +101,23 @@ def _silent_agents(pool: Pool) -> Iterator[Matter]:
             title = f"The agent of {schedd} sends no notices. {count(number, 'output')} may wait for it."
             action = f"Start it on {schedd}: `condor_on -daemon SCHEDD_AGENT`"
             yield Matter(title, action, "jobs", {"q": schedd}, number)
+
+
+def _routers(pool: Pool) -> Iterator[Matter]:
+    """Yield routers that cannot deliver files in their custody."""
+    for router in pool.routers.values():
+        failing = [one for one in router.report.custody if one.problems]
+        if failing:
+            files = count(sum(one.files for one in failing), "file")
+            title = f"Router {router.name} cannot deliver to all destinations. {files} in its custody may wait."
+            action = "Its page names the destinations. The router tries again by itself."
+            yield Matter(title, action, "router", {"name": router.name}, 0)
+
+
+def _policies(pool: Pool) -> Iterator[Matter]:
+    """Yield services whose policy or settings cannot be used."""
+    for service in pool.policies.values():
+        if not (service.report.is_policy_ok and service.report.is_reconfig_ok):
+            title = f"The service {service.name} cannot use its configuration."
+            action = "Look into its log (`StageoutPolicyLog`), mend the setting, and run `condor_reconfig`."
+            yield Matter(title, action, "policy", {}, 0)

@@ -9,13 +9,14 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from stageout.core.eta import Eta, at_least
 from stageout.core.metrics import host_of
 from stageout.core.states import State
 from stageout.wire.custody import AD_LIFETIME_S, Report, SandboxReport, ServerReport, read_report
 from stageout.wire.expected import Backlog, backlogs
+from stageout.wire.services import PolicyReport, RouterReport
 
 #: Groups of states, as the page counts them.
 WAITING, MOVING, DELIVERED, TROUBLE, GONE = "waiting", "moving", "delivered", "trouble", "gone"
@@ -32,6 +33,7 @@ GROUP_OF: dict[str, str] = {
 #: States after which a sandbox that leaves the reports was delivered. A report may be replaced before it is read.
 _LAST_BEFORE_DELIVERY = frozenset({State.LEASED.value, State.MOVING.value, State.HANDED_OVER.value})
 _COMPRESSION = 1
+R = TypeVar("R")
 
 
 class Box(NamedTuple):
@@ -117,6 +119,16 @@ class Flow(NamedTuple):
     backlog: Backlog
 
 
+@dataclass(frozen=True)
+class Service(Generic[R]):
+    """The newest ad of a router or of a policy service. :param heard_at: by the collector's clock, in seconds."""
+
+    name: str
+    version: str
+    heard_at: int
+    report: R
+
+
 class Delivery(NamedTuple):
     """A change between two reports. :param is_whole: the whole sandbox is delivered."""
 
@@ -173,6 +185,11 @@ class Node:
     def expected(self, now: float) -> Eta | None:
         """Return the time until all output that waits or moves has arrived. :param now: wall clock, seconds."""
         return at_least(flow.backlog.expected(now) for flow in self.flows)
+
+
+def site_of(text: str) -> str:
+    """Return a text that may be a URL without all that may be secret."""
+    return server_of(text) if "://" in text else text
 
 
 def server_of(url: str) -> str:
@@ -238,6 +255,8 @@ class Pool:
         self.nodes: dict[tuple[str, str], Node] = {}
         self.figures: dict[str, Figures] = {}
         self.agents: dict[str, int] = {}
+        self.routers: dict[str, Service[RouterReport]] = {}
+        self.policies: dict[str, Service[PolicyReport]] = {}
         self.now_at = self.answers_since_at = 0
         self._silence_s = silence_s
 

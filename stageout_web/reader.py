@@ -11,7 +11,7 @@ import asyncio
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from stageout.core import log
 from stageout.core.classads import quote
@@ -25,7 +25,8 @@ from stageout.wire.custody import (
     payload_of,
     read_report,
 )
-from stageout_web.model import Delivery, Node, Pool, figures_of, node_of
+from stageout.wire.services import POLICY_AD, ROUTER_AD, PolicyReport, RouterReport, bounded, read_service
+from stageout_web.model import Delivery, Node, Pool, Service, figures_of, node_of
 
 FIRST_PARTS = 64
 #: A reading should bring so many ads at most. Bounds of a cycle: its readings, and the time that they take.
@@ -39,9 +40,15 @@ _FIGURES = (
 )  # fmt: skip
 #: One slot of each node. It has the figures of the manager, and its report where the collector takes no other ad.
 _SLOTS = "SlotID == 1 && (DSlotID ?: 0) == 0 && StageOutManager isnt undefined"
-_AGENT_INTERVAL_S = 30.0
+#: Notices of agents, routers and policy services. They are few, and one query brings all.
+_LETTERS = f'MyType == "{AGENT_AD}" || MyType == "{ROUTER_AD}" || MyType == "{POLICY_AD}"'
+_LETTER = ("MyType", "Name", "StageOutSchedd", "StageOutVersion", "StageOutPayload", "LastHeardFrom")
+_LETTERS_INTERVAL_S = 30.0
+#: Routers that the page knows, and policy services.
+_SERVICES = 300
 #: After so long without an answer, nobody is silent because of that time.
 _OUTAGE_S = 60.0
+R = TypeVar("R")
 #: Largest share of the time that scans of the slots may take, and bounds of the pause between two.
 _SCAN_SHARE = 0.005
 _SCAN_LEAST_S, _SCAN_MOST_S = 30.0, 600.0
@@ -55,7 +62,7 @@ class Queries(Protocol):
 
 
 class Reader:
-    """Reader of all reports, agents and figures of a pool.
+    """Reader of all reports, letters and figures of a pool.
 
     :param clock_s: a monotonic clock.
     """
@@ -67,7 +74,7 @@ class Reader:
         self._newest = self._begun_at = self._count = 0
         self._checksums: dict[tuple[str, str], int] = {}
         self._refused: set[tuple[str, str]] = set()
-        self._scan_s = self._agents_s = float("-inf")
+        self._scan_s = self._letters_s = float("-inf")
         self._read_s, self._failed = clock_s(), False
         self.interval_s = 5.0
         """Seconds between two readings."""
@@ -80,8 +87,8 @@ class Reader:
         now_s, failed, self._failed = self._clock_s(), self._failed, True
         now_at = self._pool.now_at + int(now_s) - int(self._read_s)
         found = await self._read_all() if self._since is None else await self._read_new(self._since)
-        if now_s - self._agents_s >= _AGENT_INTERVAL_S:
-            await self._read_agents()
+        if now_s - self._letters_s >= _LETTERS_INTERVAL_S:
+            await self._read_letters()
         if now_s >= self._scan_s:
             found += await self._scan()
         self._pool.now_at = max(self._pool.now_at, now_at)
@@ -163,16 +170,38 @@ class Reader:
             self._refused.add(place)
             log.warn("report-refused", ad=place[1], problem=problem)
 
-    async def _read_agents(self) -> None:
-        ads = await self._collector.query(
-            f'MyType == "{AGENT_AD}"', ("StageOutSchedd", "LastHeardFrom"), LETTERS.ad_type
-        )
-        found: dict[str, int] = {}
-        for ad in ads:
-            schedd = str(ad.get("StageOutSchedd"))
-            found[schedd] = max(found.get(schedd, 0), _heard_at(ad))
-        self._pool.agents = found
-        self._agents_s = self._clock_s()
+    async def _read_letters(self) -> None:
+        """Read the notices of agents, and the figures of routers and policy services."""
+        agents: dict[str, int] = {}
+        routers: dict[str, Service[RouterReport]] = {}
+        policies: dict[str, Service[PolicyReport]] = {}
+        for number, ad in enumerate(await self._collector.query(_LETTERS, _LETTER, LETTERS.ad_type)):
+            self._pool.now_at = max(self._pool.now_at, _heard_at(ad))
+            my_type = ad.get("MyType")
+            if my_type == AGENT_AD:
+                schedd = str(ad.get("StageOutSchedd"))
+                agents[schedd] = max(agents.get(schedd, 0), _heard_at(ad))
+            elif my_type == ROUTER_AD:
+                self._take_service(ad, RouterReport, routers)
+            else:
+                self._take_service(ad, PolicyReport, policies)
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._pool.agents, self._pool.routers, self._pool.policies = agents, routers, policies
+        self._letters_s = self._clock_s()
+
+    def _take_service(self, ad: Mapping[str, Any], cls: type[R], known: dict[str, Service[R]]) -> None:
+        """Add the report in an ad to those that are known, unless it cannot be read."""
+        name = bounded(str(ad.get("Name")))
+        if len(known) >= _SERVICES:
+            self._refuse((cls.__name__, ""), f"more than {_SERVICES} of them")
+            return
+        try:
+            report = read_service(cls, ad)
+        except BadPayload as problem:
+            self._refuse((cls.__name__, name), str(problem))
+            return
+        known[name] = Service(name, bounded(str(ad.get("StageOutVersion", ""))), _heard_at(ad), report)
 
     async def _scan(self) -> list[Delivery]:
         """Read the figures in the slot ads, and reports that are only there."""

@@ -25,7 +25,7 @@ from stageout_web.html import Markup, tag
 from stageout_web.queue import QueueError
 from stageout_web.ring import COARSE_STEP_S, FINE_S
 from stageout_web.state import SERIES, PageState
-from stageout_web.views import destinations, history, jobs, nodes, now, owners, page
+from stageout_web.views import destinations, history, jobs, nodes, now, owners, page, policy, routers
 from stageout_web.views.page import PageContext
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -150,6 +150,9 @@ class Server:
             ("GET", "/nodes", self._view("nodes", "Nodes", lambda c, r: nodes.nodes(c, self._state, r.query))),
             ("GET", "/node", self._view("nodes", "", self._node)),
             ("GET", "/owners", self._view("owners", "Owners", lambda c, r: owners.owners(c, self._state))),
+            ("GET", "/routers", self._view("routers", "Routers", lambda c, r: routers.routers(c, self._state))),
+            ("GET", "/router", self._view("routers", "", self._router)),
+            ("GET", "/policy", self._view("policy", "Policy", lambda c, r: policy.policy(c, self._state))),
             ("GET", "/history", self._view("history", "History",
                                            lambda c, r: history.history(c, self._state.records, r.query))),
             ("GET", "/history.csv", self._export),
@@ -252,6 +255,9 @@ class Server:
 
     def _node(self, context: PageContext, request: web.Request) -> Markup:
         return _or_not_found(nodes.node(context, self._state, request.query.get("name", "")))
+
+    def _router(self, context: PageContext, request: web.Request) -> Markup:
+        return _or_not_found(routers.router(context, self._state, request.query.get("name", "")))
 
     async def _job(self, request: web.Request) -> web.StreamResponse:
         """Show one job. The schedd is queried about it, too, so this page is not kept."""

@@ -13,7 +13,7 @@ from stageout_web.html import Markup, encodable, join, moment, tag
 #: Views in the menu, in their order.
 MENU = {
     "": "Now", "jobs": "Jobs", "destinations": "Destinations", "owners": "Owners", "nodes": "Nodes",
-    "history": "History",
+    "routers": "Routers", "policy": "Policy", "history": "History",
 }  # fmt: skip
 
 _MOST_PAGES = 10_000

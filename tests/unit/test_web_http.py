@@ -25,7 +25,19 @@ from stageout_web.format import moment
 from stageout_web.html import Markup, join, tag
 from stageout_web.server import STATIC, Readers, Server
 from stageout_web.views import destinations
-from tests.unit.web_site import NOW, SECRET_NAME, SECRET_PATH, SECRET_WORDS, Site, ad_of, file_record, job_name, sandbox
+from tests.unit.web_site import (
+    NOW,
+    SECRET_NAME,
+    SECRET_PATH,
+    SECRET_WORDS,
+    Site,
+    ad_of,
+    file_record,
+    job_name,
+    policy_ad,
+    router_ad,
+    sandbox,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "reader-token-0123456789"
@@ -34,7 +46,7 @@ PAGES = [
     "/", "/?span=month", "/jobs", "/jobs?group=trouble", "/jobs?q=1.0", "/jobs?state=Failed&error=72", JOB,
     "/owners", "/destinations", "/destination?server=store.example.org", "/nodes", "/nodes?condition=trouble",
     "/node?name=manager@ep1.example.org", "/sign-in",
-    "/history", "/history?by=owner&first=2027-01-01",
+    "/history", "/history?by=owner&first=2027-01-01", "/routers", "/router?name=gw1.example.org:9620", "/policy",
 ]  # fmt: skip
 
 Client = TestClient[Any, Any]
@@ -55,6 +67,7 @@ def serve(
         sandbox(3, "Moving"),
     )
     site = Site(folder, ad_of(1, *boxes, servers=(away,)), ad_of(2, sandbox(4, owner="<b>bob</b>")), *ads)
+    site.collector.services += [router_ad("gw1.example.org:9620"), policy_ad()]
     site.queue.jobs["job9_0"] = {"ClusterId": 9, "ProcId": 0, "GlobalJobId": job_name(9), "StageOutGuard": True,
                                  "StageOutState": "Lost", "StageOutReason": SECRET_WORDS}  # fmt: skip
 
@@ -291,7 +304,13 @@ def test_wrong_parameters_are_no_failure(tmp_path: Path) -> None:
             "/series.json?server=x",
         ):
             assert (await client.get(path)).status == 200, path
-        for path in ("/destination?server=none", "/node", "/static/..%2f..%2fdaemon.py"):
+        for path in (
+            "/destination?server=none",
+            "/node",
+            "/router",
+            "/router?name=none",
+            "/static/..%2f..%2fdaemon.py",
+        ):
             assert (await client.get(path)).status == 404, path
 
     serve(tmp_path, work)

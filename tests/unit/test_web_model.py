@@ -20,7 +20,7 @@ from stageout_web import attention, reader
 from stageout_web.model import GROUP_OF, box_of, server_of
 from stageout_web.reader import FIRST_PARTS
 from stageout_web.ring import COARSE_STEP_S, Ring
-from tests.unit.web_site import NOW, SCHEDD, Site, ad_of, job_name, sandbox
+from tests.unit.web_site import NOW, SCHEDD, Site, ad_of, agent_ad, job_name, sandbox
 
 from stageout.core.states import State  # isort: skip
 
@@ -138,7 +138,7 @@ def test_a_silent_collector_makes_no_silent_nodes_and_agents(make: Make) -> None
     site.collector.put(ad_of(1, sandbox(1), number=2, heard_at=NOW + 810))
     run(site)
     assert site.state.matters == [], "the others may not have sent a report to the new collector yet"
-    site.collector.agents = [{"StageOutSchedd": SCHEDD, "LastHeardFrom": NOW + 1600}]
+    site.collector.agents = [agent_ad(SCHEDD, NOW + 1600)]
     run(site, 160)
     assert len([matter for matter in site.state.matters if "sent no report" in matter.title]) == 5
 
@@ -152,14 +152,14 @@ def test_a_slow_interval_makes_no_silent_nodes(make: Make, monkeypatch: pytest.M
         now_at = int(site.clock.wall_s()) + 60
         if minute % 5 == 0:
             site.collector.put(*(ad_of(n, sandbox(n), number=minute + 1, heard_at=now_at) for n in range(30)))
-        site.collector.agents = [{"StageOutSchedd": SCHEDD, "LastHeardFrom": now_at}]
+        site.collector.agents = [agent_ad(SCHEDD, now_at)]
         asyncio.run(site.tick(60))
         assert site.state.matters == []
 
 
 def test_the_newest_notice_of_an_agent_counts(make: Make) -> None:
     site = make(ad_of(1, sandbox(1)))
-    site.collector.agents = [{"StageOutSchedd": SCHEDD, "LastHeardFrom": at} for at in (NOW, NOW - 400)]
+    site.collector.agents = [agent_ad(SCHEDD, at) for at in (NOW, NOW - 400)]
     run(site)
     assert site.state.matters == []
 

@@ -12,7 +12,20 @@ from schedd_agent.file_records import key_of
 from stageout.core.collector import CollectorError
 from stageout.core.history import HistoryFile
 from stageout.core.signing import SigningKey
-from stageout.wire.custody import FileReport, Report, SandboxReport, ServerReport, report_ad
+from stageout.wire.custody import AGENT_AD, FileReport, Report, SandboxReport, ServerReport, report_ad
+from stageout.wire.services import (
+    POLICY_AD,
+    ROUTER_AD,
+    ClientReport,
+    CustodyReport,
+    DeliveryProblem,
+    GrantReport,
+    LinkReport,
+    PolicyReport,
+    RouteReport,
+    RouterReport,
+    service_ad,
+)
 from stageout_web.queue import QueueError
 from stageout_web.records import Records
 from stageout_web.ring import Ring
@@ -70,13 +83,48 @@ def file_record(cluster: int, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def agent_ad(schedd: str, heard_at: int = NOW) -> dict[str, Any]:
+    """The notice of an agent."""
+    return {"MyType": AGENT_AD, "StageOutSchedd": schedd, "LastHeardFrom": heard_at}
+
+
+def router_ad(name: str, heard_at: int = NOW, **more: Any) -> dict[str, Any]:
+    """The ad of a router with two links, of which one is down, a route and files in custody. :param more: fields."""
+    facts: dict[str, Any] = {
+        "links": (LinkReport("gw2.example.org:9620", 1, 110_000_000, 12_400, "probe"),
+                  LinkReport("gw3.example.org:9620")),
+        "routes": (RouteReport("archive.example.org:9620", ("gw2.example.org:9620", "archive.example.org:9620"),
+                               90_000_000, "first found"), RouteReport("lost.example.org:9620", reason="none known")),
+        "custody": (CustodyReport("custody", 12, 48_000_000_000, 3, 9_000_000_000, 0, 5400,
+                                  (DeliveryProblem(f"https://dav.example.org{SECRET_PATH}", SECRET_WORDS),)),),
+        "incoming": 2, **more,
+    }  # fmt: skip
+    return {**service_ad(ROUTER_AD, name, RouterReport(heard_at, **facts)), "LastHeardFrom": heard_at}
+
+
+def policy_ad(name: str = "policy@ap.example.org:9620", heard_at: int = NOW, **more: Any) -> dict[str, Any]:
+    """The ad of a policy service with two owners, a client that waits, and a policy that fails."""
+    facts: dict[str, Any] = {
+        "policy": "fair-share", "max_pair": 64, "is_policy_ok": 0, "problems": (SECRET_WORDS,), "streams": 48,
+        "leases": 3, "owners": 2,
+        "grants": (GrantReport("example.org", "store.example.org", "cms", 40, 36, 1, 1, 400_000_000),
+                   GrantReport("example.org", f"https://dav.example.net{SECRET_PATH}", "atlas", 8, 8, 1, 0, 9_000_000)),
+        "clients": (ClientReport("ep1", "cms", "example.org", "store.example.org", 40, 36, 400_000_000, 300),
+                    ClientReport("ep2", "cms", "example.org", "store.example.org", 0, 0, 0, 200),
+                    ClientReport("ep1", "atlas", "example.org", "store.example.org", 8, 8, 90_000_000, 100)),
+        **more,
+    }  # fmt: skip
+    return {**service_ad(POLICY_AD, name, PolicyReport(heard_at, **facts)), "LastHeardFrom": heard_at}
+
+
 class FakeCollector:
     """A collector with these ads. It understands the constraints of the reader only."""
 
     def __init__(self, *ads: Mapping[str, Any]) -> None:
         self.ads = {str(ad["Name"]): ad for ad in ads}
         self.slots: list[Mapping[str, Any]] = []
-        self.agents: list[Mapping[str, Any]] = [{"StageOutSchedd": SCHEDD, "LastHeardFrom": NOW}]
+        self.agents: list[Mapping[str, Any]] = [agent_ad(SCHEDD)]
+        self.services: list[Mapping[str, Any]] = []
         self.asked: list[str] = []
         self.sent = 0
         self.problem = ""
@@ -91,7 +139,7 @@ class FakeCollector:
             raise CollectorError(self.problem)
         self.asked.append(constraint)
         if ad_type != "License":
-            return self.slots if ad_type == "Startd" else self.agents
+            return self.slots if ad_type == "Startd" else [*self.agents, *self.services]
         part = re.search(r"LastHeardFrom % (\d+) == (\d+)", constraint)
         since = re.search(r"LastHeardFrom >= (\d+)", constraint)
         lower = re.search(r'StageOutManager >= "([^"]*)"', constraint)

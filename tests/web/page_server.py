@@ -14,14 +14,16 @@ from aiohttp import web
 
 from stageout.core.tokens import TokenTable
 from stageout.wire.custody import FlowReport, SandboxReport, ServerReport
+from stageout.wire.services import ClientReport, GrantReport, LinkReport, RouteReport
 from stageout_web.server import Readers, Server
-from tests.unit.web_site import NOW, SCHEDD, Site, ad_of, file_record, job_name, sandbox
+from tests.unit.web_site import NOW, SCHEDD, Site, ad_of, file_record, job_name, policy_ad, router_ad, sandbox
 
 TOKEN = "reader-token-0123456789"
 NODES, EACH = 48, 6
 _SERVERS = ("se1.cern.example:1094", "store.example.org", "s3.example.net", "dcache.example.edu:2880")
 _OWNERS = ("alice@example.org", "bob@example.org", "carol@example.edu")
 _STATES = ("Moving", "Confirmed", "Confirmed", "RetryWait", "Moving", "Accepted", "HandedOver", "Leased")
+_ROUTERS = tuple(f"{name}.example.org:9620" for name in ("gw1", "gw2", "gw3", "archive"))
 _TUNING = ("raised", "kept", "lowered")
 _AWAY = ServerReport("https://s3.example.net", "open", "connection refused", 4, NOW - 1500, NOW + 240)
 
@@ -69,10 +71,41 @@ def fill(site: Site) -> None:
             "StageOutDataSlotsFree": 24 - len(boxes),
             "StageOutAccept": used < 90,
         })  # fmt: skip
+    site.collector.services += [*map(_router, range(len(_ROUTERS))), _policy(), policy_ad("policy@vo.example.org:9620")]
     site.ring.add_deliveries("2027-01-15", 1284, 3_400_000_000_000)
     for at in range(NOW - 3600, NOW, 5):
         site.ring.add(at, _past(at))
     site.history.append(_delivered(number) for number in range(3000))
+
+
+def _router(number: int) -> dict[str, Any]:
+    """Return the ad of a router with links to all others. The first has files in custody, and has lost the last one."""
+    others = [(other, name) for other, name in enumerate(_ROUTERS) if other != number]
+    links = tuple(
+        LinkReport(name, 1, 30_000_000 * (1 + number + other), 9_000 * (1 + other), "probe")
+        if number or other < len(_ROUTERS) - 1 else LinkReport(name)
+        for other, name in others
+    )  # fmt: skip
+    terminal = _ROUTERS[-1]
+    routes = (RouteReport(terminal, (_ROUTERS[1], terminal), 60_000_000, "first found"),)
+    more = {} if number == 0 else {"custody": (), "routes": () if number == len(_ROUTERS) - 1 else routes}
+    return router_ad(_ROUTERS[number], NOW - 7 * number, links=links, **more)
+
+
+def _policy() -> dict[str, Any]:
+    """Return the ad of a policy service whose policy is in order."""
+    grants = tuple(
+        GrantReport("example.org", server, owner, 24 - 4 * number, 20 - 4 * number, 6 - number, number,
+                    (24 - 4 * number) * 9_000_000)
+        for server in _SERVERS[:2] for number, owner in enumerate(("cms", "atlas", "lhcb"))
+    )  # fmt: skip
+    clients = tuple(
+        ClientReport(f"ep{number}", "cms", "example.org", _SERVERS[0], 4, 4 - number % 2, 36_000_000, 60 + 17 * number)
+        for number in range(6)
+    )
+    return policy_ad(
+        policy="fair-share", is_policy_ok=1, streams=120, leases=36, owners=6, grants=grants, clients=clients
+    )
 
 
 def _delivered(number: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 from stageout.wire.custody import FlowReport
 from tests.polling import wait_for
-from tests.unit.web_site import NOW, SECRET_NAME, SECRET_WORDS, Site, ad_of, job_name, sandbox
+from tests.unit.web_site import NOW, SECRET_NAME, SECRET_WORDS, Site, ad_of, job_name, router_ad, sandbox
 from tests.web.browser import Browser, browser, missing
 from tests.web.page_server import TOKEN, serve
 
@@ -21,7 +21,8 @@ VIEWS = {
     "now": "/", "jobs": "/jobs", "job": f"/job?id={_FAILED}", "destinations": "/destinations",
     "destination": "/destination?server=s3.example.net", "nodes": "/nodes", "owners": "/owners",
     "node": "/node?name=manager@ep5.example.org", "sign-in": "/sign-in",
-    "history": "/history?by=destination",
+    "history": "/history?by=destination", "routers": "/routers", "router": "/router?name=gw1.example.org:9620",
+    "policy": "/policy",
 }  # fmt: skip
 _CHECK = """
 const done = arguments[arguments.length - 1];
@@ -110,6 +111,32 @@ def test_figures_change_without_a_new_page_and_the_focus_stays(window: tuple[Bro
     wait_for(lambda: int(opened.run(shown)) == before + 1, "one more output moves")
     assert opened.run("return window.isSame") is True
     assert opened.run("return document.activeElement.closest('.cards') !== null")
+
+
+def test_the_keyboard_leads_from_the_menu_to_a_routers_page(window: tuple[Browser, str, Site]) -> None:
+    opened, url, _ = window
+    opened.size(1200, 900)
+    opened.open(url)
+    for link, path in (("nav a[href='/routers']", "/routers"), ("#routers a[href*=gw1]", "/router")):
+        opened.run(f'document.querySelector("{link}").focus()')
+        opened.press("\ue007")
+        wait_for(lambda path=path: opened.run("return location.pathname") == path, path)  # type: ignore[misc]
+    text = opened.run("return document.querySelector('main').innerText")
+    assert "Routes in use" in text
+    assert SECRET_WORDS not in text
+
+
+def test_a_router_that_comes_appears_in_the_open_page(window: tuple[Browser, str, Site]) -> None:
+    opened, url, site = window
+    opened.open(f"{url}/routers")
+    opened.run("window.isSame = true")
+    new = router_ad("new.example.org:9620", NOW + 1000)
+    site.collector.services.append(new)
+    try:
+        wait_for(lambda: "new.example.org" in opened.run("return document.body.innerText"), "the router")
+        assert opened.run("return window.isSame") is True
+    finally:
+        site.collector.services.remove(new)
 
 
 def test_a_job_that_is_no_longer_reported_is_marked(window: tuple[Browser, str, Site]) -> None:
