@@ -56,11 +56,15 @@ def problem_of(
 
 
 def use_if_due(db: sqlite3.Connection, box: Sandbox, rules: FallbackRules, now: int) -> bool:
-    """Send undelivered files to the fallback if their time has come. Return whether any go there."""
+    """Send undelivered files to the fallback if their time has come. Return whether the sandbox has changed."""
     if not box.fallback or not (_has_failed(box) or _has_waited(box, rules.after_s, now)):
         return False
     why = _failure_so_far(db, box, rules.reason_away)
-    return bool(why) and use(db, box, why, rules.find_plugin, now)
+    if not why:
+        return False
+    use(db, box, why, rules.find_plugin, now)
+    found = queries.sandbox(db, box.id)
+    return found is not None and found.change != box.change
 
 
 def use(db: sqlite3.Connection, box: Sandbox, why: str, find_plugin: FindPlugin, now: int) -> bool:

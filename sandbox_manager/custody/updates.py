@@ -297,7 +297,8 @@ def keep_fallback_reason(db: sqlite3.Connection, sandbox: int, reason: str) -> N
 
 def ignore_fallback(db: sqlite3.Connection, sandbox: int, problem: str) -> None:
     """Send nothing to the fallback from now on. :param problem: reason why it cannot be used."""
-    db.execute("UPDATE sandboxes SET fallback = '', fallback_note = ? WHERE id = ?", (problem, sandbox))
+    sql = "UPDATE sandboxes SET fallback = '', fallback_note = ?, change = change + 1 WHERE id = ?"
+    db.execute(sql, (problem, sandbox))
 
 
 def set_paused(db: sqlite3.Connection, sandbox: int, paused: bool) -> None:

@@ -203,6 +203,18 @@ def test_the_first_destination_is_no_fallback(db: sqlite3.Connection) -> None:
     assert (found.state, found.reason, _urls(db)) == (State.FAILED, "403", ["https://old/p/a"])
 
 
+def test_a_fallback_that_proves_useless_while_output_waits_is_reported_once(db: sqlite3.Connection) -> None:
+    box = _moving(db, "x/a", "y/a")
+    db.execute("UPDATE files SET state = 0")
+    updates.set_state(db, box, State.RETRY_WAIT, 20)
+    before = queries.sandbox(db, box)
+    assert _pass_deadlines(db, 61, 60, "away") == {box}
+    found = queries.sandbox(db, box)
+    assert before and found and found.change > before.change
+    assert found.fallback == "" and found.fallback_note.startswith("two files would get")
+    assert _pass_deadlines(db, 71, 60, "away") == set()
+
+
 # ---- STAGEOUT_FALLBACK_AFTER -----------------------------------------------------------------------------------------
 
 
