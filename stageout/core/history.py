@@ -28,6 +28,8 @@ _TAIL = 1 << 20
 #: Bytes of records that one write appends at most.
 _PIECE = 1 << 18
 _MOST_KNOWN = 20_000
+#: Longer text without a banner is no record. So reading needs little memory in a file that is damaged, too.
+_MOST_RECORD = 4 << 20
 _BANNER = re.compile(rb"^\*\*\* [^\n]*\n", re.M)
 _LINE = re.compile(rb'^(\w+) = (?:"([^"\\\n]*)"|(-?\d+)|(true|false)|([^\n]+))$', re.M)
 _STAMP = "%Y%m%dT%H%M%S"
@@ -104,6 +106,7 @@ def _rotated(path: Path) -> list[tuple[datetime, Path]]:
 
 
 def _backwards(descriptor: int) -> Iterator[HistoryEntry]:
+    """Yield the records of one file, newest first. Text that is too long for a record is left out."""
     position, carried = durable.disk.fstat(descriptor).st_size, b""
     while position:
         length = min(_BLOCK, position)
@@ -114,6 +117,8 @@ def _backwards(descriptor: int) -> Iterator[HistoryEntry]:
         for before, banner in zip(banners[-2::-1], banners[:0:-1]):
             yield HistoryEntry(data[before.end() : banner.start()], banner[0])
         carried = data[: banners[0].end()] if banners else data
+        if len(carried) > _MOST_RECORD:
+            carried = carried[: carried.find(b"\n", 0, _BLOCK) + 1]  # a banner may begin before this block
     first = _BANNER.search(carried)
     if first:
         yield HistoryEntry(carried[: first.start()], first[0])
@@ -220,14 +225,26 @@ class HistoryFollower:
         return False
 
     def _forwards(self, descriptor: int, most_bytes: int) -> list[HistoryEntry]:
-        data = _read(descriptor, most_bytes, self._offset)
-        banners = list(_BANNER.finditer(data))
-        if not banners:
-            return self._forwards(descriptor, most_bytes * 2) if len(data) == most_bytes else []
-        starts = [0, *(banner.end() for banner in banners)]
-        self._offset += starts[-1]
-        self._banner = banners[-1][0]
-        return [HistoryEntry(data[start : banner.start()], banner[0]) for start, banner in zip(starts, banners)]
+        """Return the next records of a file. Text that is too long for a record is left out, up to the next banner."""
+        place, is_damaged, is_within_line = self._offset, False, False
+        while True:
+            data = _read(descriptor, most_bytes, place)
+            # The rest of a line is no banner whatever it looks like.
+            banners = list(_BANNER.finditer(data, is_within_line))
+            if banners:
+                starts = [0, *(banner.end() for banner in banners)]
+                self._offset, self._banner = place + starts[-1], banners[-1][0]
+                found = [HistoryEntry(data[start : end.start()], end[0]) for start, end in zip(starts, banners)]
+                if found[is_damaged:]:
+                    return found[is_damaged:]
+                place, is_damaged, is_within_line = self._offset, False, False
+            elif len(data) < most_bytes:
+                return []
+            elif most_bytes < _MOST_RECORD:
+                most_bytes *= 2
+            else:
+                length = data.rfind(b"\n") + 1 or len(data)  # the last line may be the first half of a banner
+                place, is_damaged, is_within_line = place + length, True, data[length - 1] != ord("\n")
 
 
 # ---- records of files ------------------------------------------------------------------------------------------------

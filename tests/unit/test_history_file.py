@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,62 @@ def test_a_follower_leaves_a_record_that_is_being_written(tmp_path: Path) -> Non
     assert followed(follower) == [1]
     file.append([record(2)])
     assert followed(follower) == [2]
+
+
+GARBAGE = {
+    "lines": b"x" * 99 + b"\n", "one-line": b"x" * 100, "bytes": bytes(range(256)) + b"\n\xff",
+    "false-banners": b"x *** in a long line\r*** ",
+}  # fmt: skip
+
+
+@pytest.fixture
+def short_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small limits, so that a test needs little garbage."""
+    monkeypatch.setattr(history, "_MOST_RECORD", 2000)
+    monkeypatch.setattr(history, "_BLOCK", 512)
+
+
+@pytest.mark.usefixtures("short_records")
+@pytest.mark.parametrize("kind", GARBAGE)
+@pytest.mark.parametrize("most_bytes", [1, 100, 1500])
+def test_garbage_costs_no_record_beside_its_neighbour(tmp_path: Path, kind: str, most_bytes: int) -> None:
+    file, follower = opened(tmp_path), HistoryFollower(tmp_path / FILE_NAME)
+    file.append([record(number) for number in range(4)])
+    found = followed(follower, most_bytes)
+    damage(tmp_path / FILE_NAME, kind)
+    assert followed(follower, most_bytes) == []
+    opened(tmp_path).append([record(4)])
+    found += followed(follower, most_bytes)
+    assert found == [0, 1, 2, 3, 4], "the writer cuts off what is no record"
+    damage(tmp_path / FILE_NAME, kind)
+    with (tmp_path / FILE_NAME).open("ab") as behind:
+        for number in range(5, 9):
+            behind.write(b"Number = %d\n*** Offset = 0 ClusterId = 1\n" % number)
+    assert followed(follower, most_bytes) == [6, 7, 8]
+    assert numbers(tmp_path) == [8, 7, 6, 4, 3, 2, 1, 0]
+    assert follower.restarts == 0
+
+
+def damage(path: Path, kind: str) -> None:
+    """Append garbage."""
+    with path.open("ab") as file:
+        file.write(GARBAGE[kind] * 500 + b"\n")
+
+
+@pytest.mark.usefixtures("short_records")
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_a_part_of_garbage_needs_little_memory(tmp_path: Path, kind: str) -> None:
+    opened(tmp_path).append([record(1)])
+    part = GARBAGE[kind] * (4_000_000 // len(GARBAGE[kind]))
+    (tmp_path / f"{FILE_NAME}.20200101T000000").write_bytes(part)
+    del part
+    follower = HistoryFollower(tmp_path / FILE_NAME)
+    tracemalloc.start()
+    assert followed(follower, 1000) == [1]
+    assert numbers(tmp_path) == [1]
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 500_000
 
 
 def test_a_follower_begins_again_after_the_file_was_replaced(tmp_path: Path) -> None:
