@@ -175,7 +175,7 @@ class Reader:
         agents: dict[str, int] = {}
         routers: dict[str, Service[RouterReport]] = {}
         policies: dict[str, Service[PolicyReport]] = {}
-        for number, ad in enumerate(await self._collector.query(_LETTERS, _LETTER, LETTERS.ad_type)):
+        for ad in await self._collector.query(_LETTERS, _LETTER, LETTERS.ad_type):
             self._pool.now_at = max(self._pool.now_at, _heard_at(ad))
             my_type = ad.get("MyType")
             if my_type == AGENT_AD:
@@ -185,8 +185,7 @@ class Reader:
                 self._take_service(ad, RouterReport, routers)
             else:
                 self._take_service(ad, PolicyReport, policies)
-            if number % _AT_ONCE == 0:
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)  # the largest payload takes a third of a second
         self._pool.agents, self._pool.routers, self._pool.policies = agents, routers, policies
         self._letters_s = self._clock_s()
 

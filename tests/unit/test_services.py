@@ -125,6 +125,18 @@ def test_the_largest_report_that_is_written_is_read() -> None:
     assert (found.owners, found.leases) == (2 * ROWS, 2 * ROWS)
 
 
+def test_the_largest_report_of_a_router_is_read() -> None:
+    """A router has at most 32 links, 256 routes of 8 hops, and 2 spools. Its addresses are ASCII."""
+    name, words = f"{'x' * 120}:65535", "\u00fc" * 300
+    problems = tuple(DeliveryProblem(name, words) for _ in range(2 * ROWS))
+    said = RouterReport(
+        5, (LinkReport(name, 1, 10**9, 10**6, "transfer"),) * 32, (RouteReport(name, (name,) * 8, 10**9, words),) * 256,
+        (CustodyReport("custody", problems=problems), CustodyReport("egress", problems=problems)),
+    )  # fmt: skip
+    found = read_service(RouterReport, service_ad(ROUTER_AD, name, said))
+    assert (len(found.links), len(found.routes), len(found.custody[1].problems)) == (32, ROWS, ROWS)
+
+
 # ---- policy services -------------------------------------------------------------------------------------------------
 
 
