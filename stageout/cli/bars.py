@@ -9,7 +9,7 @@ import time
 import unicodedata
 
 from stageout.core.errors import TransferFailure
-from stageout.core.units import size
+from stageout.core.units import duration, size
 
 _BAR = 30
 _LEAST_BAR = 5
@@ -35,8 +35,6 @@ def cut(text: str, columns: int) -> str:
 
 def drawn(name: str, moved_bytes: int, size_bytes: int, elapsed_s: float, idle_s: float, columns: int) -> str:
     """One line about a file on its way, in less than so many columns. :param idle_s: since bytes moved last."""
-    from stageout.cli.render import duration  # a file may take less time than this module
-
     if not moved_bytes:
         return cut(f"{name}: waiting for the first byte, {duration(elapsed_s)}", columns - 1)
     rate = moved_bytes / max(1e-3, elapsed_s)

@@ -20,7 +20,7 @@ from stageout.cli.jobs import STATUS_WORDS, Job, parse_job_id
 from stageout.cli.outputs import OUTPUT_ATTRIBUTES, Output, outputs_of
 from stageout.cli.own_credentials import kept_token, service_of
 from stageout.cli.pool_plugins import plugin_for
-from stageout.cli.render import clean, duration
+from stageout.cli.render import clean
 from stageout.cli.request import NOTICE_FRESH_S, agent_silence_s
 from stageout.cli.results import tell
 from stageout.cli.servers import milliseconds_to, server_of
@@ -28,7 +28,7 @@ from stageout.cli.submit_file import first_job, transformed
 from stageout.core.classads import ClassAd
 from stageout.core.config import Settings, condor_settings
 from stageout.core.synchronous import sentence_of
-from stageout.core.units import count, size
+from stageout.core.units import count, duration, size
 from stageout.movers.schemes import fallback_problem, shown_url
 
 DESCRIPTION = """\

@@ -19,7 +19,7 @@ from stageout.cli.status import terminal_width, whose_jobs
 from stageout.core.config import condor_settings
 from stageout.core.history import FILE_NAME, HistoryEntry, ended_at, newest_first, took_s
 from stageout.core.states import plain_word
-from stageout.core.units import count, size
+from stageout.core.units import count, duration, size
 
 Ad = Mapping[str, Any]
 
@@ -123,7 +123,7 @@ def overview(ads: Iterable[Ad], width: int) -> list[str]:
 
 
 def _duration(seconds: float | None) -> str:
-    return "-" if seconds is None else render.duration(seconds)
+    return "-" if seconds is None else duration(seconds)
 
 
 def _print_values(found: Iterable[HistoryEntry], options: argparse.Namespace) -> None:

@@ -22,7 +22,7 @@ from stageout.core.classads import ClassAd
 from stageout.core.config import condor_settings
 from stageout.core.failures import FILE_NAME, Failure, read_failures
 from stageout.core.states import plain_word
-from stageout.core.units import count, size
+from stageout.core.units import count, duration, size
 
 if TYPE_CHECKING:
     from stageout.cli.condor import Queue
@@ -290,7 +290,7 @@ def details(item: Mapping[str, Any]) -> list[str]:
 def _stats(stats: Mapping[str, Any]) -> list[tuple[str, str]]:
     shown = (
         ("output", "Files", lambda value: f"{count(value, 'file')}, {size(stats.get('Bytes', 0))}"),
-        ("took", "Seconds", lambda value: f"{render.duration(value)} after the job's end"),
+        ("took", "Seconds", lambda value: f"{duration(value)} after the job's end"),
         ("attempts", "Attempts", str),
         ("verified", "VerifiedBy", lambda value: render.clean(str(value))),
     )

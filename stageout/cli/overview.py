@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from stageout.cli.render import bar, clean, duration, table
+from stageout.cli.render import bar, clean, table
 from stageout.cli.rows import Row
 from stageout.core.states import State
-from stageout.core.units import count, size
+from stageout.core.units import count, duration, size
 
 #: Seconds over which rates are taken: bytes count when a file has arrived whole.
 WINDOW_S = 60.0

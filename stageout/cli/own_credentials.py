@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stageout.cli.exits import CommandError
-from stageout.cli.render import duration
 from stageout.core.config import Settings
 from stageout.core.credentials import BadCredential, end_of, shown
 from stageout.core.errors import ErrorClass
+from stageout.core.units import duration
 from stageout.wire.handoff import MAX_CREDENTIAL_BYTES, OfferedCredential
 
 _TOKEN_END = ".use"

@@ -13,7 +13,7 @@ from stageout.cli.rows import Destination, Row, server_totals
 from stageout.cli.verdict import UNREPORTED
 from stageout.core import eta
 from stageout.core.states import ENDS, State, plain_word
-from stageout.core.units import count, size
+from stageout.core.units import count, duration, size
 from stageout.wire.control import StreamsReport
 from stageout.wire.custody import AD_LIFETIME_S, FileReport, Report
 from stageout.wire.deposits import Holding
@@ -54,18 +54,6 @@ _RIGHT = frozenset(
         "ETA",
     }
 )
-
-
-def duration(seconds: float) -> str:
-    """A duration in at most two units: ``0s``, ``45s``, ``3m20s``, ``2h05m``, ``4d03h``."""
-    whole = max(0, int(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
 def until(at: int, now: float) -> str:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from stageout.cli.arguments import JOB, add_json, add_schedd
 from stageout.cli.exits import CommandError, Exit, Unavailable, UnknownJob
 from stageout.cli.jobs import STATUS_WORDS, Job, JobId, parse_job_ids
-from stageout.cli.render import clean, duration
+from stageout.cli.render import clean
 from stageout.cli.results import tell
 from stageout.cli.selection import add_selection, is_selection, selected
 from stageout.cli.verdict import GAVE_UP, UNREPORTED, judge_history
 from stageout.core.clock import Clock, SystemClock
 from stageout.core.states import plain_word
+from stageout.core.units import duration
 from stageout.wire.custody import AD_LIFETIME_S
 
 if TYPE_CHECKING:

@@ -18,3 +18,15 @@ def size(count_bytes: float) -> str:
 def count(number: int, what: str) -> str:
     """``1 file``, ``2 files``."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def duration(seconds: float) -> str:
+    """A duration in at most two units: ``0s``, ``45s``, ``3m20s``, ``2h05m``, ``4d03h``."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"

@@ -33,7 +33,7 @@ from stageout.cli.rows import (
 from stageout.cli.status import Snapshot, lines
 from stageout.core.classads import ClassAd
 from stageout.core.states import PLAIN, State
-from stageout.core.units import size
+from stageout.core.units import duration, size
 from stageout.wire.control import StreamsReport
 from stageout.wire.custody import (
     FileReport,
@@ -329,7 +329,7 @@ def test_sizes(text: str, count: int) -> None:
     ("text", "seconds"), [("0s", -3), ("0s", 0.4), ("59s", 59.9), ("3m20s", 200), ("2h05m", 7500), ("4d03h", 356400)]
 )
 def test_durations(text: str, seconds: float) -> None:
-    assert render.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 def test_a_bar_is_full_only_when_all_is_done() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from stageout.cli.arguments import add_json
 from stageout.cli.bars import printable
 from stageout.cli.exits import Exit, UsageError
-from stageout.cli.render import duration, table
+from stageout.cli.render import table
+from stageout.core.units import duration
 from stageout.overlay.cli.arguments import add_key
 from stageout.overlay.key_file import gateway_of
 from stageout.overlay.routes import ask_links, ask_routes, ask_uplink
