@@ -12,7 +12,7 @@ from typing import Any
 
 from schedd_agent.collector import CollectorClient, CollectorError
 from schedd_agent.custodians import CustodyTable
-from schedd_agent.decisions import decide
+from schedd_agent.decisions import decide, failed_attempt
 from schedd_agent.edits import edit_for
 from schedd_agent.factories import FactoryLimits
 from schedd_agent.file_records import FileRecorder
@@ -26,6 +26,7 @@ from schedd_agent.model import (
     DecisionInput,
     DecisionLimits,
     Effect,
+    FailedAttempt,
     HistoryRecord,
     Job,
     MailRecipient,
@@ -42,6 +43,7 @@ from schedd_agent.model import (
     name_of,
 )
 from schedd_agent.orders import OrderNumbers, OrderOutbox
+from schedd_agent.output_watch import OutputWatch
 from schedd_agent.queue import JobQueue, QueueError
 from schedd_agent.receipts import Receipts, ids_of
 from schedd_agent.reports import NewestReportNumbers, ReportTable, manager_of
@@ -84,6 +86,7 @@ class Agent:
     :param failures: log of output that failed after its job had left the queue, None for no log.
     :param file_recorder: records of files whose delivery has ended, None for no records.
     :param mail_queue: mail to owners, None for no mail. :param factory_limits: None to raise no limits.
+    :param output_watch: messages about whole clusters, None for no such messages.
     :param credential_port: URL of the credential server and SHA-256 of its certificate, empty texts without one.
     """
 
@@ -106,6 +109,7 @@ class Agent:
     file_recorder: FileRecorder | None = None
     mail_queue: MailQueue | None = None
     factory_limits: FactoryLimits | None = None
+    output_watch: OutputWatch | None = None
     report_table: ReportTable = field(init=False)
     counts: AgentCounts = field(init=False, default_factory=AgentCounts)
     has_edits_left: bool = field(init=False, default=False)
@@ -115,6 +119,7 @@ class Agent:
     _asked_at_s: dict[object, float] = field(default_factory=dict)
     _refused: dict[str, str] = field(default_factory=dict)
     _undecided: dict[str, str] = field(default_factory=dict)
+    _attempts: list[tuple[Job, FailedAttempt]] = field(init=False, default_factory=list)
     _notice_sent_s: float = float("-inf")
     _records_cleaned_s: float = field(init=False, default=0.0)
     _problem: str = ""
@@ -142,6 +147,8 @@ class Agent:
             if self.custody_table:
                 self.custody_table.update_from_jobs(jobs, self._history, self._recorded_run)
             self._decide_all(jobs, reported)
+            if self.output_watch:
+                self.output_watch.post_ends(jobs.values())
             if self.mail_queue:
                 self.mail_queue.send(self.clock.monotonic_s())
             self._publish_notice()
@@ -224,6 +231,7 @@ class Agent:
 
     def _decide_all(self, jobs: Mapping[str, Job], reported: Mapping[str, Sequence[ReportedSandbox]]) -> None:
         names = jobs.keys() | reported.keys()
+        self._attempts.clear()
         self._keep_only(names)
         self._ask_history([name for name in reported if name not in jobs])
         self._ask_dags({job.dag for job in jobs.values() if job.dag and job.has_final_handoff})
@@ -243,6 +251,7 @@ class Agent:
         waiting = self._record_files(sends, reported)
         if self._order([one for one in sends if one[0] not in unrecorded and one not in waiting]):
             self._publish_orders()
+        self._watch_output(plans)
         self._edit_all(plans)
 
     def _decide(self, name: str, job: Job | None, reported: Sequence[ReportedSandbox]) -> list[Effect]:
@@ -259,7 +268,17 @@ class Agent:
                 self._undecided[name] = repr(problem)
             return []
         self._undecided.pop(name, None)
+        attempt = failed_attempt(given) if self.output_watch else None
+        if job and attempt:
+            self._attempts.append((job, attempt))
         return effects
+
+    def _watch_output(self, plans: Iterable[tuple[Job, Sequence[Effect]]]) -> None:
+        """Watch the clusters of jobs that this pass marks as delivered: after that they may leave the queue."""
+        attempts, self._attempts = self._attempts, []
+        if self.output_watch:
+            delivered = (job for job, effects in plans if any(isinstance(one, MarkDelivered) for one in effects))
+            self.output_watch.follow(delivered, attempts)
 
     def _record_files(
         self, sends: Iterable[tuple[str, SendOrder]], reported: Mapping[str, Sequence[ReportedSandbox]]
@@ -324,26 +343,27 @@ class Agent:
             return {failure.job for failure in found}
         for one in new:
             log.warn("late-output-failed", job=one.job, run=one.run, state=one.state, reason=one.reason)
-            self._post(self._history[one.job].mail, Run(one.job, 0).job_id, MailKind.FAILED, one.reason)
+            self._post(self._history[one.job].mail, f"Job {Run(one.job, 0).job_id}", MailKind.FAILED, one.reason)
         return set()
 
-    def _post(self, to: MailRecipient, job_id: str, kind: MailKind, reason: str) -> None:
+    def _post(self, to: MailRecipient, what: str, kind: MailKind, reason: str) -> None:
         if self.mail_queue:
-            self.mail_queue.post(to, job_id, kind, reason)
+            self.mail_queue.post(to, what, kind, reason)
 
     def _mail_owner(self, job: Job, effect: Effect) -> None:
         """Mail the owner the result of an edit."""
-        job_id = f"{job.cluster}.{job.proc}"
+        name = f"Job {job.cluster}.{job.proc}"
         if isinstance(effect, RestoreHoldReason):
-            self._post(job.mail, job_id, MailKind.HELD, effect.reason)
-        elif isinstance(effect, MarkDelivered):
-            self._post(job.mail, job_id, MailKind.DELIVERED, effect.ad_state.reason)
+            self._post(job.mail, name, MailKind.HELD, effect.reason)
+        elif isinstance(effect, MarkDelivered) and not job.dag and job.cluster_jobs != 1:
+            # A node of a DAG, and a job that is alone in its cluster, have the message about the whole.
+            self._post(job.mail, name, MailKind.DELIVERED, effect.ad_state.reason)
         elif (
             isinstance(effect, UpdateAdState)
             and effect.ad_state.state in HOLD_STATES
             and effect.ad_state.state != job.ad_state.state
         ):
-            self._post(job.mail, job_id, MailKind.FAILED, effect.ad_state.reason)
+            self._post(job.mail, name, MailKind.FAILED, effect.ad_state.reason)
 
     def _under_another_name(self, name: str, job: Job | None, effects: Sequence[Effect]) -> list[Effect]:
         """Decide on a job from before the schedd was renamed. Its managers cannot get orders.

@@ -25,6 +25,8 @@ from schedd_agent.liveness import LivenessTracker
 from schedd_agent.mail import MailQueue, mailer_of
 from schedd_agent.model import DecisionLimits
 from schedd_agent.orders import OrderNumbers, OrderOutbox
+from schedd_agent.output_watch import FILE_NAME as WATCHED_FILE_NAME
+from schedd_agent.output_watch import OutputWatch
 from schedd_agent.queue import CondorJobQueue, QueueError
 from schedd_agent.receipts import DIRECTORY, Receipts
 from schedd_agent.reports import NewestReportNumbers
@@ -221,6 +223,8 @@ class Daemon:
                 agent.collector_client.follow(flocked_to(settings))
             if agent.file_recorder:
                 agent.file_recorder.history.max_bytes, agent.file_recorder.history.rotations = history
+            if agent.output_watch:
+                agent.output_watch.query_interval_s = limits.history_s
             if agent.mail_queue:
                 agent.mail_queue.interval_s = mail_s
                 agent.mail_queue.replace_mailer(mailer)
@@ -243,6 +247,7 @@ def make_agent(settings: Settings) -> Agent:
     key = read_key(settings)
     log.event("agent-key-loaded", schedd=name, key=key.public)
     receipts = Receipts(directory or Path(os.devnull), Path(settings.condor("JOB_EPOCH_HISTORY") or os.devnull))
+    mail_queue = MailQueue(mailer_of(settings, name), settings.number("STAGEOUT_MAIL_INTERVAL"))
     history = HistoryFile(spool / HISTORY_FILE_NAME, key_of, clock.wall_s, *history_limits_of(settings))
     return Agent(
         name=name,
@@ -267,8 +272,9 @@ def make_agent(settings: Settings) -> Agent:
         ),
         failures=FailureLog(spool / FILE_NAME),
         file_recorder=FileRecorder(history, receipts, clock, directory is not None),
-        mail_queue=MailQueue(mailer_of(settings, name), settings.number("STAGEOUT_MAIL_INTERVAL")),
+        mail_queue=mail_queue,
         factory_limits=FactoryLimits(queue),
+        output_watch=OutputWatch(spool / WATCHED_FILE_NAME, queue, mail_queue, clock, limits.history_s),
     )  # fmt: skip
 
 

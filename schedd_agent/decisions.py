@@ -22,6 +22,7 @@ from schedd_agent.model import (
     DecisionInput,
     DecisionLimits,
     Effect,
+    FailedAttempt,
     Hold,
     Job,
     JobAdState,
@@ -43,6 +44,7 @@ from schedd_agent.model import (
     name_of,
 )
 from stageout.core.errors import ErrorClass
+from stageout.core.metrics import UNKNOWN, host_of
 from stageout.core.states import ENDS, FREED, State
 from stageout.core.units import count, size
 from stageout.wire.custody import Action, SandboxReport
@@ -82,6 +84,8 @@ _ANSWER_CHARS = 1000
 #: Most holdings of routers in a job's ad, and most characters of each.
 _HOLDINGS_SHOWN, _HOLDING_CHARS = 8, 500
 _HOLD_REASON_CHARS = 2000
+#: Most hosts in the figures of delivered output.
+_HOSTS_SHOWN = 5
 #: Seconds after which the time of an attempt is no longer shown as that of the next one.
 _PAST_S = 60.0
 #: Page of the documentation with a row for each sub-code, whose anchor is ``hold-SUBCODE``.
@@ -122,6 +126,27 @@ def _keep_in_queue(given: DecisionInput, job: Job, limits: DecisionLimits) -> Ef
     until = max(job.kept_until, job.entered_at + limits.leave_s)
     if job.status == Status.COMPLETED and job.ad_state.state not in ENDS and until - given.wall_s < limits.leave_s / 2:
         yield KeepInQueue(int(given.wall_s + limits.leave_s))
+
+
+def failed_attempt(given: DecisionInput) -> FailedAttempt | None:
+    """Return a failed attempt to deliver the final run's output that its manager repeats, None without one."""
+    if given.job is None or not given.job.has_final_handoff:
+        return None
+    if not any(item.sandbox.attempts and item.sandbox.state not in ENDS for item in given.reported):
+        return None  # most jobs
+    own = _own_sandboxes(given, given.job, _effective_record(given, given.job))
+    found = (attempt for item in own for attempt in _repeated_attempts(item.sandbox))
+    return next(found, None)
+
+
+def _repeated_attempts(sandbox: SandboxReport) -> Iterator[FailedAttempt]:
+    if sandbox.state in ENDS or sandbox.paused:
+        return
+    for file in sandbox.files:
+        if file.attempts and file.error and file.state not in ENDS:
+            yield FailedAttempt(
+                file.name, host_of(file.url), file.error, sandbox.attempts_limit, min(sandbox.gives_up_at, LATEST_AT)
+            )
 
 
 # ---- sandboxes of the final run ---------------------------------------------------------------------------------
@@ -587,6 +612,8 @@ def _mark_delivered(given: DecisionInput, job: Job, own: Sandboxes) -> Effects:
         "Seconds": max(0, int(given.wall_s) - job.entered_at),
         "Attempts": max(sandbox.attempts for sandbox in sandboxes),
         "VerifiedBy": verified,
+        "Hosts": " ".join(_hosts(sandboxes)),
+        "DeliveredAt": int(given.wall_s),
     }
     reason = f"{count(files, 'file')}, {size(size_bytes)} delivered, verified by {verified}"
     reason += "".join(f"; {one.reason}" for one in sandboxes if one.reason and one.state in GOOD_ENDS and one.fallback)
@@ -594,6 +621,12 @@ def _mark_delivered(given: DecisionInput, job: Job, own: Sandboxes) -> Effects:
     if job.held_by_us:
         yield Complete("Stage-out has delivered the output; the job is completed")
     yield MarkDelivered(ad_state, stats)
+
+
+def _hosts(sandboxes: Iterable[SandboxReport]) -> list[str]:
+    """Return the first hosts of the files in reports, without those whose names cannot be shown."""
+    hosts = dict.fromkeys(host_of(file.url) for sandbox in sandboxes for file in sandbox.files)
+    return [host for host in hosts if host != UNKNOWN][:_HOSTS_SHOWN]
 
 
 def _free_managers(given: DecisionInput, job: Job, own: Sandboxes, limits: DecisionLimits) -> Effects:

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,7 +23,8 @@ from schedd_agent.model import MailRecipient
 from stageout.core import log
 from stageout.core.config import Settings, checked_path
 
-_JOBS_NAMED = 50
+#: Jobs that a mail names at most, and clusters.
+_NAMED = 50
 _REASON_CHARS = 500
 _MAILERS = 4
 #: Messages of one program that wait for its turn at most.
@@ -40,6 +41,15 @@ class MailKind(enum.Enum):
     HELD = "put on hold"
     FAILED = "stage-out failed"
     DELIVERED = "output delivered"
+    ATTEMPT_FAILED = "delivery attempt failed, retries go on"
+    ALL_DELIVERED = "all output delivered"
+    SOME_DELIVERED = "output delivered for some jobs only"
+
+
+#: Ends of the output of a cluster or a DAG.
+END_KINDS = frozenset({MailKind.ALL_DELIVERED, MailKind.SOME_DELIVERED})
+#: News about a cluster or a DAG, each at most once.
+GROUP_KINDS = END_KINDS | {MailKind.ATTEMPT_FAILED}
 
 
 class Notification(enum.IntEnum):
@@ -49,13 +59,28 @@ class Notification(enum.IntEnum):
     ALWAYS = 1
     COMPLETE = 2
     ERROR = 3
+    START = 4
+
+
+_FAILURES = frozenset({MailKind.HELD, MailKind.FAILED})
+#: The kinds follow ``Email::shouldSend`` of HTCondor. But `Complete` includes failures, because HTCondor has already
+#: sent its "exited normally" at the hand-off.
+_WANTED: dict[int, frozenset[MailKind]] = {
+    Notification.NEVER: frozenset(),
+    Notification.COMPLETE: _FAILURES | END_KINDS,
+    Notification.ERROR: _FAILURES | {MailKind.ATTEMPT_FAILED},
+    Notification.START: frozenset(),
+}
 
 
 def is_wanted(notification: int, kind: MailKind) -> bool:
-    """Tell whether the owner wants this mail. `Complete` includes failures: HTCondor sent its mail at the hand-off."""
-    if notification in (Notification.ALWAYS, Notification.COMPLETE):
-        return True
-    return notification == Notification.ERROR and kind is not MailKind.DELIVERED
+    """Tell whether the owner wants this mail. HTCondor takes an unknown number for `Always`."""
+    return kind in _WANTED.get(notification, frozenset(MailKind))
+
+
+def is_of_group(kind: MailKind) -> bool:
+    """Tell whether news of this kind is about a cluster or a DAG."""
+    return kind in GROUP_KINDS
 
 
 class Mailer(Protocol):
@@ -76,9 +101,16 @@ class Mailer(Protocol):
 
 @dataclass
 class _PendingMail:
-    lines: list[str] = field(default_factory=list)
+    lines: list[tuple[MailKind, str]] = field(default_factory=list)
     counts: Counter[MailKind] = field(default_factory=Counter)
     subject: str = ""
+
+    def add(self, what: str, kind: MailKind, reason: str) -> None:
+        """Add news. Many jobs leave room for news about clusters."""
+        self.counts[kind] += 1
+        self.subject = f"Condor {what} {kind.value}"
+        if sum(is_of_group(known) == is_of_group(kind) for known, _ in self.lines) < _NAMED:
+            self.lines.append((kind, f"{what}: {kind.value}\n    {_printable(reason)}\n"))
 
 
 class MailQueue:
@@ -99,18 +131,17 @@ class MailQueue:
         self._former.append(self.mailer)
         self.mailer = mailer
 
-    def post(self, to: MailRecipient, job_id: str, kind: MailKind, reason: str) -> None:
-        """Add news to the owner's next mail, if the job's ``notification`` asks for it."""
-        if not is_wanted(to.notification, kind):
-            return
-        addresses = self.mailer.addresses(to)
-        if not addresses:
-            return
-        pending = self._pending.setdefault(addresses, _PendingMail())
-        pending.counts[kind] += 1
-        pending.subject = f"Condor Job {job_id} {kind.value}"
-        if len(pending.lines) < _JOBS_NAMED:
-            pending.lines.append(f"Job {job_id}: {kind.value}\n    {_printable(reason)}\n")
+    def wants(self, to: MailRecipient, kinds: Collection[MailKind]) -> bool:
+        """Tell whether the owner wants some of these kinds and has an address."""
+        return any(is_wanted(to.notification, kind) for kind in kinds) and bool(self.mailer.addresses(to))
+
+    def post(self, to: MailRecipient, what: str, kind: MailKind, reason: str) -> None:
+        """Add news to the owner's next mail, if the job's ``notification`` asks for it.
+
+        :param what: object of the news, for example "Job 7.0".
+        """
+        if self.wants(to, [kind]):
+            self._pending.setdefault(self.mailer.addresses(to), _PendingMail()).add(what, kind, reason)
 
     def send(self, now_s: float, at_once: bool = False) -> None:
         """Send the mails that are due. :param at_once: send all mails."""
@@ -129,16 +160,19 @@ def _printable(text: str) -> str:
 
 
 def _subject(pending: _PendingMail) -> str:
-    jobs = sum(pending.counts.values())
-    if jobs == 1:
+    total = sum(pending.counts.values())
+    if total == 1:
         return f"[Condor] {pending.subject}"
     counted = ", ".join(f"{count} {kind.value}" for kind, count in pending.counts.items())
-    return f"[Condor] {jobs} Condor jobs: {counted}"
+    return f"[Condor] {total} {'messages on ' if any(map(is_of_group, pending.counts)) else ''}Condor jobs: {counted}"
 
 
 def _body(pending: _PendingMail) -> str:
-    more = sum(pending.counts.values()) - len(pending.lines)
-    lines = [*pending.lines, *([f"and {more} more jobs\n"] if more else [])]
+    lines: list[str] = []
+    for of_group, noun in ((True, "clusters"), (False, "jobs")):
+        named = [line for kind, line in pending.lines if is_of_group(kind) == of_group]
+        total = sum(number for kind, number in pending.counts.items() if is_of_group(kind) == of_group)
+        lines += [*named, *([f"and {total - len(named)} more {noun}\n"] if total > len(named) else [])]
     return "\n".join([*lines, "`stageout status` shows jobs in the queue, `stageout history` those that have left it."])
 
 

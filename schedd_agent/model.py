@@ -117,6 +117,7 @@ class Job:
     :param kept_until: time until which the queue keeps the job; 0 for the default limit after its end.
     :param has_flocked: the last run was in another pool. :param in_factory: the job comes from a factory.
     :param is_left_by_owner: the owner's own expression may keep the job in the queue.
+    :param submitted_at: QDate. :param cluster_jobs: TotalSubmitProcs, 0 while unknown.
     """
 
     name: str
@@ -150,6 +151,8 @@ class Job:
     has_flocked: bool = False
     in_factory: bool = False
     is_left_by_owner: bool = False
+    submitted_at: int = 0
+    cluster_jobs: int = 0
 
     @property
     def held_by_us(self) -> bool:
@@ -269,6 +272,30 @@ class ReportedSandbox:
         return manager_identity(self.manager_name, self.key)
 
 
+@dataclass(frozen=True)
+class FailedAttempt:
+    """A failed attempt to deliver a file, which is repeated.
+
+    :param host: of the file's URL. :param attempts_limit: for each file, 0 without a limit.
+    :param gives_up_at: wall clock, seconds, of the last attempt at the latest; 0 when unknown.
+    """
+
+    file: str
+    host: str
+    error: str
+    attempts_limit: int
+    gives_up_at: int
+
+
+@dataclass(frozen=True)
+class DagRoot:
+    """The DAGMan job at the top of a DAG with its sub-DAGs. :param submitted_at: QDate."""
+
+    cluster: int
+    mail: MailRecipient
+    submitted_at: int
+
+
 class PreviousRunManager(NamedTuple):
     """A manager that accepted output of an earlier run. :param manager: its identity."""
 
@@ -365,7 +392,7 @@ class UpdateAdState:
 class MarkDelivered:
     """Write that the output is delivered, so that a completed job can leave the queue.
 
-    :param stats: StageOutStats: bytes, files, seconds and kind of verification.
+    :param stats: StageOutStats: bytes, files, seconds, kind of verification, hosts and time.
     """
 
     ad_state: JobAdState

@@ -18,12 +18,16 @@ from schedd_agent.model import (
     NOTHING_YET,
     POLICY_HOLD_CODE,
     DagEnd,
+    DagRoot,
     HistoryRecord,
     Job,
     JobAdState,
     MailRecipient,
     Status,
 )
+from schedd_agent.outcomes import PROJECTION as OUTCOME
+from schedd_agent.outcomes import JobOutcome, read_outcome
+from schedd_agent.output_watch import Watched
 from stageout.core import log
 from stageout.core.condor_ads import UNDECODABLE, SkippedAttributes, decoded, value_of
 from stageout.core.dagman import is_kept_node, is_with_its_dag
@@ -38,6 +42,13 @@ _IDS_AT_ONCE = 200
 #: SetAttribute_PostSubmitClusterChange: an edit of the cluster's ad. The bindings have no name for it.
 _CLUSTER_CHANGE = 1 << 7
 _OF_A_CLUSTER = "(ProcId ?: -1) < 0"
+#: Ads of clusters whose factory has not made all its jobs.
+_OPEN_FACTORY = (
+    f"{_OF_A_CLUSTER} && JobMaterializeNextProcId isnt undefined "
+    "&& !((TotalSubmitProcs ?: 0) > 0 && JobMaterializeNextProcId >= TotalSubmitProcs)"
+)
+#: Sub-DAGs within each other at most.
+_DAG_DEPTH = 20
 
 #: Jobs that may need a decision. Idle and running ones matter only after their ads showed a stage-out.
 CANDIDATES = (
@@ -56,7 +67,7 @@ PROJECTION = [
     "StageOutManager", "StageOutKeys", "StageOutCustody", "StageOutUntold", "NumHoldsByReason", "Owner",
     "TerminationPending", "RemoveReason", "RemoteHost",
     "JobNotification", "NotifyUser", "UidDomain", "StageOutKeptUntil", "RemotePool", "LastRemotePool",
-    "JobMaterializeNextProcId", "StageOutUserLeave",
+    "JobMaterializeNextProcId", "StageOutUserLeave", "QDate", "TotalSubmitProcs",
 ]  # fmt: skip
 
 
@@ -133,7 +144,14 @@ def parse_job(ad: Mapping[str, Any], candidate: bool) -> Job:
         mail=MailRecipient(number("JobNotification"), text("NotifyUser") or text("Owner"), text("UidDomain")),
         kept_until=number("StageOutKeptUntil"), has_flocked="RemotePool" in ad or "LastRemotePool" in ad,
         in_factory="JobMaterializeNextProcId" in ad, is_left_by_owner=ad.get("StageOutUserLeave", False) is not False,
+        submitted_at=number("QDate"), cluster_jobs=number("TotalSubmitProcs"),
     )  # fmt: skip
+
+
+def parse_root(ad: Mapping[str, Any]) -> DagRoot:
+    """Return a DAGMan job from its ad."""
+    job = parse_job({"GlobalJobId": "", **ad}, False)
+    return DagRoot(job.cluster, job.mail, job.submitted_at)
 
 
 def parse_factory(ad: Any) -> Factory | None:
@@ -238,6 +256,40 @@ class CondorJobQueue:
             for ad, job in ads
         }  # fmt: skip
 
+    def dag_root(self, cluster: int) -> DagRoot | None:
+        """Return the DAGMan job above a DAGMan job and all its parents, itself without a parent; None when unknown."""
+        wanted = ["ClusterId", "DAGManJobId", "QDate", "Owner", "JobNotification", "NotifyUser", "UidDomain"]
+        found = None
+        for _ in range(_DAG_DEPTH):
+            constraint = f"ClusterId == {cluster} && ProcId == 0"
+            ads = self._query(constraint, wanted) or list(self._history_ads(constraint, wanted, 1))
+            if not ads:
+                break
+            found = parse_root(ads[0])
+            parent = ads[0].get("DAGManJobId")
+            if not isinstance(parent, int) or parent == cluster:
+                break
+            cluster = parent
+        return found
+
+    def has_unfinished(self, watched: Watched) -> bool:
+        """Tell whether jobs of a cluster or DAG are, or will be, in the queue whose output has not come to its end."""
+        settled = _settled(bool(watched.dags))
+        constraint = f"({_group(watched)}) && ({_OPEN_FACTORY} || ProcId >= 0 && ({settled}) =!= true)"
+        options = self._condor.QueryOpt.IncludeClusterAd
+        return bool(self._query_raw(constraint, ["ClusterId"], opts=options, limit=1))
+
+    def outcomes(self, watched: Watched) -> Iterator[JobOutcome]:
+        """Yield the outcomes of its jobs in the queue, then of those in the history."""
+        here = [found for ad in self._query(_group(watched), OUTCOME) if (found := read_outcome(ad))]
+        yield from here
+        if watched.jobs and len(here) >= watched.jobs:
+            return
+        constraint = f"({_group(watched)}) && QDate >= {watched.submitted_at}"
+        # A limit ends the search in the history early. Jobs that leave meanwhile are in both places.
+        ads = self._history_ads(constraint, OUTCOME, watched.jobs or -1)
+        yield from (found for ad in ads if (found := read_outcome(ad)))
+
     def apply(self, edit: Edit) -> None:
         """Change a job. On return the change is in the schedd's log. :raises QueueError: the job is not changed."""
         schedd = self._condor.Schedd()
@@ -331,11 +383,32 @@ class CondorJobQueue:
             "StageOutRun", "Owner", "JobNotification", "NotifyUser", "UidDomain",
         ]  # fmt: skip
         for constraint in _by_ids(ids):
-            try:
-                for ad in self._condor.Schedd().history(constraint, wanted, min(len(ids), _IDS_AT_ONCE)):
-                    yield decoded(ad, wanted, self._skipped.add)
-            except self._errors as problem:
-                raise QueueError(f"the history cannot be read: {problem}") from None
+            yield from self._history_ads(constraint, wanted, min(len(ids), _IDS_AT_ONCE))
+
+    def _history_ads(self, constraint: str, wanted: list[str], most: int) -> Iterator[dict[str, Any]]:
+        """Yield attributes of jobs in the history, the newest first. :param most: number of ads, -1 without a limit."""
+        try:
+            for ad in self._condor.Schedd().history(constraint, wanted, most):
+                yield decoded(ad, wanted, self._skipped.add)
+        except self._errors as problem:
+            raise QueueError(f"the history cannot be read: {problem}") from None
+
+
+def _group(watched: Watched) -> str:
+    """Return the constraint for the jobs of a cluster, or for the root job and the nodes of a DAG."""
+    parts = (f"DAGManJobId == {dag}" for dag in watched.dags)
+    return " || ".join((f"ClusterId == {watched.cluster}", *parts))
+
+
+def _settled(is_dag: bool) -> str:
+    """Return the constraint for jobs that have ended and whose output has, too. A failed node of a DAG stays."""
+    states = (State.DELIVERED, State.CANCELLED, *(HOLD_STATES if is_dag else ()))
+    ended = f"JobStatus == {int(Status.COMPLETED)}"
+    if is_dag:
+        ended = f"({ended} || JobStatus == {int(Status.REMOVED)} && TerminationPending =?= true)"
+    names = " || ".join(f'StageOutState =?= "{state.value}"' for state in states)
+    handed_off = "(TransferOutputStats.STAGEOUTFilesCountLastRun ?: 0)"
+    return f"{ended} && ({handed_off} == 0 || StageOutRun =?= NumShadowStarts && ({names}))"
 
 
 def _sentence(done: subprocess.CompletedProcess[str]) -> str:

@@ -147,8 +147,12 @@ class Desk:
 
     def notes(self, address: str) -> list[str]:
         """Subjects of the messages that the administrator's program got for an address, oldest first."""
+        return [text.partition("\n")[0] for text in self.note_texts(address)]
+
+    def note_texts(self, address: str) -> list[str]:
+        """Return these messages with their subjects."""
         found = [json.loads(path.read_text()) for path in sorted(self.mailbox.glob("note-*"))]
-        return [message["subject"] for message in found if message["to"] == [address]]
+        return [message["text"] for message in found if message["to"] == [address]]
 
     def submit(self, extra: str = "", place: str = "x", queue: str = "queue") -> Submission:
         """Submit a job with two output files that go below ``fake://MANAGER/PLACE/``."""
@@ -188,6 +192,18 @@ request_disk = 10M
         assert (order.tickets, order.files) == (tickets, 2)
         self.manager.report(name, wanted, State.CONFIRMED, reason="waits for a data slot")
         return name
+
+    def completed_all(self, made: Submission) -> dict[str, str]:
+        """Do the same for all jobs of a cluster. An order is acknowledged together with all earlier ones."""
+        names, numbers = {}, {}
+        for job in made.ids:
+            self.pool.wait_status(job, "Completed")
+            names[job] = str(self.ad(job)["GlobalJobId"])
+            (order, *_) = self.pool.wait(lambda name=names[job]: self.manager.orders(name), what="the order")  # type: ignore[misc]
+            numbers[job] = order.number
+        for job in sorted(made.ids, key=numbers.__getitem__):
+            self.completed(job)
+        return names
 
     def deliver(self, job: Any, name: str, run: int = 1) -> dict[str, Any]:
         """Report the delivery and return the ad that the job leaves behind."""
@@ -362,14 +378,108 @@ def test_owners_are_mailed_by_the_notification_of_the_job(desk: Desk, when: str)
     desk.pool.qedit(job, user="alice", StageOutRequest='"retry"')
     desk.manager.wait_order(name, Action.RETRY)
     desk.deliver(job, name)
-    ended, held, delivered = "", f" Condor Job {job} put on hold", f" Condor Job {job} output delivered"
-    everything = [ended, held, delivered]
+    ended, held = "", f" Condor Job {job} put on hold"
+    everything = [ended, held, f" Condor Cluster {job.cluster} all output delivered"]
     wanted = {"Always": everything, "Complete": everything, "Error": [held], "Never": []}[when]
     desk.pool.wait(lambda: len(desk.mails(address)) >= len(wanted), what=f"{len(wanted)} mails to {address}")
     assert [subject.endswith(end) for subject, end in zip(desk.mails(address), wanted)] == [True] * len(wanted)
     assert len(desk.mails(address)) == len(wanted)
     of_the_agent = [f"[Condor]{subject}" for subject in wanted if subject]
     desk.pool.wait(lambda: desk.notes(address) == of_the_agent, what=f"the messages {of_the_agent}")
+
+
+_RETRY = FileReport("a", "fake://dest.example.org/a", 3, "RetryWait", attempts=1, error="507 the disk is full")
+
+
+@pytest.mark.oldest_condor_too
+def test_one_message_each_for_the_first_failed_attempt_and_the_end_of_a_cluster(desk: Desk) -> None:
+    """One of three jobs is removed, and the agent dies in between."""
+    address = "cluster@example.org"
+    made = desk.submit(f"notification = Always\nnotify_user = {address}", queue="queue 3")
+    cluster = f"[Condor] Condor Cluster {made.cluster}"
+    names = desk.completed_all(made)
+    tried = f"{cluster} delivery attempt failed, retries go on"
+    for job in made.ids:
+        waits = {"files": (_RETRY,), "attempts": 1, "attempts_limit": 20, "gives_up_at": int(time.time()) + 3600}
+        desk.manager.report(names[job], 1, State.RETRY_WAIT, reason="507 the disk is full", **waits)
+        desk.wait_state(job, "RetryWait")
+    desk.pool.wait(lambda: desk.notes(address), what="the message about the attempt")
+    assert "a of job " in desk.note_texts(address)[0]
+    assert (
+        " did not reach dest.example.org: 507 the disk is full. Its node tries again until "
+        in desk.note_texts(address)[0]
+    )
+    assert " UTC, with at most 20 attempts for each file" in desk.note_texts(address)[0]
+    first, second, last = made.ids
+    desk.deliver(first, names[first])
+    desk.pool.ap.kill("schedd-agent")
+    desk.manager.publish()
+    desk.manager.report(names[second], 1, State.DELIVERED, reason="")
+    desk.pool.wait(lambda: desk.pool.history(second), timeout_s=90, what=f"{second} to leave the queue")
+    desk.manager.wait_order(names[second], Action.FORGET)
+    desk.manager.forget(names[second])
+    assert not [subject for subject in desk.notes(address) if "all output" in subject]
+    desk.pool.rm(last, user="alice")
+    desk.manager.wait_order(names[last], Action.CANCEL)
+    desk.manager.report(names[last], 1, State.CANCELLED)
+    desk.manager.wait_order(names[last], Action.FORGET)
+    ended = f"{cluster} output delivered for some jobs only"
+    desk.pool.wait(lambda: ended in desk.notes(address), timeout_s=60, what="the message about the end")
+    each = [f"[Condor] Condor Job {job} output delivered" for job in (first, second)]
+    assert desk.notes(address) == [tried, *each, ended]
+    words = "The output of 2 of 3 jobs is delivered, 1 removed: 4 files, 10 B to x. The last file arrived "
+    assert words in desk.note_texts(address)[-1]
+
+
+@pytest.mark.oldest_condor_too
+def test_a_factory_has_its_message_when_it_has_made_all_its_jobs(desk: Desk) -> None:
+    address = "factory@example.org"
+    made = desk.submit(f"notification = Complete\nnotify_user = {address}\nmax_materialize = 1", queue="queue 2")
+    for job in (f"{made.cluster}.0", f"{made.cluster}.1"):
+        desk.pool.wait(lambda job=job: desk.pool.q(job), timeout_s=60, what=f"{job} to be made")  # type: ignore[misc]
+        assert desk.notes(address) == []
+        desk.deliver(job, desk.completed(job))
+    desk.pool.wait(lambda: desk.notes(address), timeout_s=60, what="the message about the end")
+    assert desk.notes(address) == [f"[Condor] Condor Cluster {made.cluster} all output delivered"]
+    assert "The output of all 2 jobs is delivered: 4 files" in desk.note_texts(address)[0]
+
+
+@pytest.mark.oldest_condor_too
+def test_a_dag_has_one_message_when_its_root_job_has_ended(desk: Desk) -> None:
+    address = "dag@example.org"
+    node = f"""executable = /bin/sh
+arguments = "-c 'echo hi > a; echo b > b'"
+transfer_output_files = a, b
+output_destination = fake://{MANAGER}/dag/
+request_disk = 10M
+MY.StageOutAsync = true
+log = node.log
+queue
+"""
+    text = "JOB A a.sub\nJOB B a.sub\nPARENT A CHILD B\n"
+    text += "".join(f"SCRIPT POST {name} /opt/stageout/bin/stageout wait --return $RETURN $JOBID\n" for name in "AB")
+    options = ("-notification", "complete", "-append", f"notify_user={address}")
+    dag = desk.pool.submit_dag("alice", text, files={"a.sub": node}, options=options)
+    known: set[str] = set()
+    for _ in range(2):
+        wanted = f"DAGManJobId == {dag.cluster} && JobStatus == 4"
+
+        def ended() -> set[str]:
+            return {f"{ad['ClusterId']}.{ad['ProcId']}" for ad in desk.pool.jobs(wanted)} - known  # noqa: B023
+
+        (job,) = desk.pool.wait(ended, timeout_s=90, what="the node's end")
+        known.add(job)
+        name = desk.completed(job)
+        desk.manager.report(name, 1, State.DELIVERED, reason="")
+        # The schedd may remove the last node together with the root job.
+        past = desk.pool.wait(lambda job=job: desk.pool.history(job), what=f"{job} to leave the queue")  # type: ignore[misc]
+        assert past["StageOutState"] == "Delivered"
+        desk.manager.wait_order(name, Action.FORGET)
+        desk.manager.forget(name)
+    desk.pool.wait(lambda: desk.notes(address), timeout_s=90, what="the message about the end")
+    assert desk.pool.history(dag), "the root job has ended"
+    assert desk.notes(address) == [f"[Condor] Condor DAG {dag.cluster} all output delivered"]
+    assert "The output of all 2 jobs is delivered: 4 files" in desk.note_texts(address)[0]
 
 
 @pytest.mark.parametrize("end", [State.FAILED, State.LOST])

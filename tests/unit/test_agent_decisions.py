@@ -610,7 +610,9 @@ def test_what_routers_have_stands_in_the_jobs_ad_until_its_end() -> None:
 def test_delivery_says_what_was_verified() -> None:
     (effect,) = decide(situation(job(entered_at=900), seen(State.DELIVERED)), LIMITS)
     assert isinstance(effect, MarkDelivered)
-    assert effect.stats == {"Bytes": 10, "Files": 2, "Seconds": 100, "Attempts": 1, "VerifiedBy": "size"}
+    assert effect.stats == {
+        "Bytes": 10, "Files": 2, "Seconds": 100, "Attempts": 1, "VerifiedBy": "size", "Hosts": "y", "DeliveredAt": 1000,
+    }  # fmt: skip
     assert (effect.ad_state.state, effect.ad_state.run, effect.ad_state.files_left) == ("Delivered", 1, 0)
 
 

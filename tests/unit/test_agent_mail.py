@@ -33,15 +33,19 @@ class MemoryMailer:
 
 
 def test_which_news_a_notification_asks_for() -> None:
-    asked = {number: [news.name for news in MailKind if is_wanted(number, news)] for number in range(5)}
-    everything = ["HELD", "FAILED", "DELIVERED"]
-    assert asked == {0: [], 1: everything, 2: everything, 3: ["HELD", "FAILED"], 4: []}
+    """``Email::shouldSend`` of HTCondor has the same numbers, and sends all mail for a number that it does not know."""
+    asked = {number: {news.name for news in MailKind if is_wanted(number, news)} for number in range(6)}
+    failures, ends = {"HELD", "FAILED"}, {"ALL_DELIVERED", "SOME_DELIVERED"}
+    everything = {*failures, *ends, "DELIVERED", "ATTEMPT_FAILED"}
+    assert asked == {
+        0: set(), 1: everything, 2: failures | ends, 3: {*failures, "ATTEMPT_FAILED"}, 4: set(), 5: everything,
+    }  # fmt: skip
 
 
 def test_one_job_one_mail() -> None:
     mailer = MemoryMailer()
     outbox = MailQueue(mailer, 600.0)
-    outbox.post(ALICE, "7.0", MailKind.HELD, "no\nroom")
+    outbox.post(ALICE, "Job 7.0", MailKind.HELD, "no\nroom")
     outbox.send(1.0)
     ((addresses, subject, body),) = mailer.mails
     assert (addresses, subject) == (("alice@example.org",), "[Condor] Condor Job 7.0 put on hold")
@@ -52,7 +56,7 @@ def test_ten_thousand_jobs_are_two_mails() -> None:
     mailer = MemoryMailer()
     outbox = MailQueue(mailer, 600.0)
     for number in range(10_000):
-        outbox.post(ALICE, f"{number}.0", MailKind.HELD, "x" * 9000)
+        outbox.post(ALICE, f"Job {number}.0", MailKind.HELD, "x" * 9000)
         outbox.send(number / 100)
     outbox.send(700.0)
     outbox.send(5000.0)
@@ -64,13 +68,28 @@ def test_ten_thousand_jobs_are_two_mails() -> None:
     assert len(mailer.mails[1][2]) < 60_000, "it must fit into a pipe"
 
 
+def test_many_jobs_leave_room_for_news_about_a_cluster() -> None:
+    mailer = MemoryMailer()
+    outbox = MailQueue(mailer, 600.0)
+    for number in range(60):
+        outbox.post(ALICE, f"Job 7.{number}", MailKind.DELIVERED, "x")
+    for number in range(7, 9):
+        outbox.post(ALICE, f"Cluster {number}", MailKind.ALL_DELIVERED, f"sums of {number}")
+    outbox.send(1.0)
+    ((_, subject, body),) = mailer.mails
+    assert subject == "[Condor] 62 messages on Condor jobs: 60 output delivered, 2 all output delivered"
+    assert body.startswith("Cluster 7: all output delivered\n    sums of 7\n\nCluster 8: all output delivered\n")
+    assert "and 10 more jobs" in body
+    assert "more clusters" not in body
+
+
 def test_owners_do_not_wait_for_one_another_and_nothing_is_left_at_the_end() -> None:
     mailer = MemoryMailer()
     outbox = MailQueue(mailer, 600.0)
-    outbox.post(ALICE, "1.0", MailKind.HELD, "x")
+    outbox.post(ALICE, "Job 1.0", MailKind.HELD, "x")
     outbox.send(1.0)
-    outbox.post(MailRecipient(1, "bob", "example.org"), "2.0", MailKind.DELIVERED, "x")
-    outbox.post(ALICE, "3.0", MailKind.HELD, "x")
+    outbox.post(MailRecipient(1, "bob", "example.org"), "Job 2.0", MailKind.DELIVERED, "x")
+    outbox.post(ALICE, "Job 3.0", MailKind.HELD, "x")
     outbox.send(2.0)
     assert [addresses for addresses, _, _ in mailer.mails] == [("alice@example.org",), ("bob@example.org",)]
     outbox.send(2.0, at_once=True)
@@ -108,8 +127,8 @@ def test_the_administrator_s_program_gets_the_same_messages(tmp_path: Path) -> N
     _, sent = _mailer(tmp_path)
     command = str(tmp_path / "mailer")
     outbox = MailQueue(mailer_of(mapping_settings({"STAGEOUT_NOTIFY_COMMAND": command}), "ap"), 600.0)
-    outbox.post(MailRecipient(0, "bob", "example.org"), "8.0", MailKind.DELIVERED, "")
-    outbox.post(ALICE, "7.0", MailKind.HELD, 'no "room" für 5 €')
+    outbox.post(MailRecipient(0, "bob", "example.org"), "Job 8.0", MailKind.DELIVERED, "")
+    outbox.post(ALICE, "Job 7.0", MailKind.HELD, 'no "room" für 5 €')
     outbox.send(1.0)
     wait_for(sent.exists)
     arguments, _, text = sent.read_text(encoding="utf-8").partition("\n")

@@ -40,6 +40,7 @@ _BY_THEMSELVES = {
     "overlay-migrate": "tests/unit/test_overlay_migrations.py",
     "overlay-recover-sync": "tests/unit/test_overlay_packs.py",
     "policy-record": "tests/unit/test_policy_service.py",
+    "watched-record": "tests/unit/test_output_watch.py",
     "record-unknown": "tests/unit/test_unknown_output.py",
     "spool-aside": "tests/unit/test_unknown_output.py",
     "spool-take-back": "tests/unit/test_unknown_output.py",

@@ -1,0 +1,268 @@
+"""Messages about the output of whole clusters and DAGs: the first failed attempt, and the end.
+
+The watched clusters are stored before a message is posted. So each message is posted at most once, over restarts too.
+The sums come from the job queue and its history. The watch itself counts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from schedd_agent.mail import END_KINDS, GROUP_KINDS, MailKind, MailQueue
+from schedd_agent.model import HOLD_STATES, DagRoot, FailedAttempt, Job, MailRecipient
+from schedd_agent.outcomes import JobOutcome, Totals, totals_of
+from stageout.core import durable, log
+from stageout.core.clock import Clock
+from stageout.core.errors import StageoutError
+from stageout.core.states import State
+from stageout.core.units import count
+
+FILE_NAME = "stageout_agent_watched"
+#: Clusters and DAGs that are watched at most.
+MOST = 1000
+#: Clusters about which one pass queries the queue at most.
+_QUERIES_AT_ONCE = 20
+_MOST_ROOTS = 1000
+_FILE_CHARS = 100
+_ERROR_CHARS = 200
+_SETTLED = (State.DELIVERED, State.CANCELLED)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A cluster or a DAG whose owner gets messages.
+
+    :param cluster: ClusterId, of a DAG that of its root job.
+    :param submitted_at: QDate; numbers of clusters begin again with a new queue.
+    :param jobs: number of all jobs, 0 while unknown. :param dags: clusters of the DAGMan jobs of its nodes.
+    :param is_attempt_told: the owner got the message about a failed attempt. :param is_end_told: likewise, the end.
+    """
+
+    cluster: int
+    notification: int
+    address: str
+    domain: str
+    submitted_at: int = 0
+    jobs: int = 0
+    dags: tuple[int, ...] = ()
+    is_attempt_told: bool = False
+    is_end_told: bool = False
+
+    @property
+    def mail(self) -> MailRecipient:
+        """Return the recipient of the messages."""
+        return MailRecipient(self.notification, self.address, self.domain)
+
+    @property
+    def name(self) -> str:
+        """Return the name in messages."""
+        return f"{'DAG' if self.dags else 'Cluster'} {self.cluster}"
+
+
+class OutputQueue(Protocol):
+    """The calls to a schedd that the watch needs. All block, and raise :class:`schedd_agent.queue.QueueError`."""
+
+    def dag_root(self, cluster: int) -> DagRoot | None:
+        """Return the DAGMan job above a DAGMan job and all its parents, itself without a parent; None when unknown."""
+
+    def has_unfinished(self, watched: Watched) -> bool:
+        """Tell whether jobs of a cluster or DAG are, or will be, in the queue whose output has not come to its end."""
+
+    def outcomes(self, watched: Watched) -> Iterator[JobOutcome]:
+        """Yield the outcomes of its jobs in the queue, then of those in the history."""
+
+
+def read_watched(path: Path) -> dict[int, Watched]:
+    """Read the file. Without one, or when it cannot be read, nothing is watched."""
+    try:
+        rows = json.loads(durable.read_file(path))
+        found = [Watched(**{**row, "dags": tuple(row["dags"])}) for row in rows]
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError) as problem:
+        log.error(
+            "watched-read-failed", path=path, problem=problem, advice="owners get no message about these clusters"
+        )
+        return {}
+    return {one.cluster: one for one in found}
+
+
+@dataclass
+class OutputWatch:
+    """The watched clusters and DAGs of one schedd.
+
+    :param query_interval_s: least seconds between two queries about one of them.
+    """
+
+    path: Path
+    queue: OutputQueue
+    mail_queue: MailQueue
+    clock: Clock
+    query_interval_s: float = 60.0
+    _watched: dict[int, Watched] = field(init=False)
+    _stored: dict[int, Watched] = field(init=False)
+    _queried_at_s: dict[int, float] = field(init=False, default_factory=dict)
+    _roots: dict[int, DagRoot] = field(init=False, default_factory=dict)
+    _problem: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        self._watched = read_watched(self.path)
+        self._stored = self._watched
+
+    def follow(self, delivered: Iterable[Job], attempts: Iterable[tuple[Job, FailedAttempt]]) -> None:
+        """Watch the clusters of these jobs, and post messages about first failed attempts.
+
+        :param delivered: jobs about to be marked as delivered. :param attempts: jobs with failed attempts.
+        """
+        watched = dict(self._watched)
+        for job in delivered:
+            self._add(watched, job, END_KINDS)
+        begun = dict(watched)
+        told: list[tuple[Watched, Job, FailedAttempt]] = []
+        for job, attempt in attempts:
+            group = self._add(watched, job, [MailKind.ATTEMPT_FAILED])
+            if group and not group.is_attempt_told:
+                watched[group.cluster] = replace(group, is_attempt_told=True)
+                told.append((group, job, attempt))
+        if not self._store(watched):
+            self._watched = begun
+            return
+        for group, job, attempt in told:
+            self.mail_queue.post(group.mail, group.name, MailKind.ATTEMPT_FAILED, attempt_text(job, attempt))
+
+    def post_ends(self, jobs: Iterable[Job]) -> None:
+        """Post messages about clusters and DAGs all of whose output has come to its end.
+
+        :param jobs: the agent's jobs in the queue. Clusters with unfinished ones among them cause no query.
+        """
+        ended: list[tuple[Watched, Totals]] = []
+        try:
+            for one in self._due(jobs):
+                self._queried_at_s[one.cluster] = self.clock.monotonic_s()
+                if not self.queue.has_unfinished(one):
+                    ended.append((one, self._totals(one)))
+        except StageoutError as problem:
+            self._log_problem(str(problem))
+        watched = {**self._watched, **{one.cluster: replace(one, is_end_told=True) for one, _ in ended}}
+        for one, _ in ended:
+            if not one.dags:  # nothing of a cluster can come back; a failed node of a DAG can be retried
+                del watched[one.cluster]
+        if ended and self._store(watched):
+            for one, totals in ended:
+                self._post_end(one, totals)
+
+    def _totals(self, one: Watched) -> Totals:
+        """Return the sums for the message, empty ones when the owner wants none. The history is expensive."""
+        is_wanted = self.mail_queue.wants(one.mail, END_KINDS)
+        return totals_of(self.queue.outcomes(one), one.jobs) if is_wanted else Totals()
+
+    def _post_end(self, one: Watched, totals: Totals) -> None:
+        if totals.delivered:
+            kind = MailKind.ALL_DELIVERED if totals.is_complete else MailKind.SOME_DELIVERED
+            self.mail_queue.post(one.mail, one.name, kind, totals.text())
+
+    def _due(self, jobs: Iterable[Job]) -> Sequence[Watched]:
+        """Return the watched ones to query about, those that wait longest first."""
+        now_s = self.clock.monotonic_s()
+        self._queried_at_s = {cluster: at for cluster, at in self._queried_at_s.items() if cluster in self._watched}
+        busy = {(job.cluster, job.dag) for job in jobs if _is_unfinished(job)}
+        clusters, dags = {cluster for cluster, dag in busy if not dag}, {dag for _, dag in busy if dag}
+        due = [
+            one for one in self._watched.values()
+            if not one.is_end_told
+            and not (dags & set(one.dags) if one.dags else one.cluster in clusters)
+            and now_s - self._queried_at_s.get(one.cluster, float("-inf")) >= self.query_interval_s
+        ]  # fmt: skip
+        return sorted(due, key=lambda one: self._queried_at_s.get(one.cluster, 0.0))[:_QUERIES_AT_ONCE]
+
+    def _add(self, watched: dict[int, Watched], job: Job, kinds: Collection[MailKind]) -> Watched | None:
+        """Add the cluster or DAG of a job. Return None when its owner wants no message of these kinds about it."""
+        group = self._group_of(job)
+        if group is None or not self.mail_queue.wants(group.mail, kinds):
+            return None
+        known = watched.get(group.cluster)
+        if known and known.submitted_at == group.submitted_at:
+            group = replace(
+                group, jobs=max(known.jobs, group.jobs), dags=tuple(sorted({*known.dags, *group.dags})),
+                is_attempt_told=known.is_attempt_told, is_end_told=known.is_end_told,
+            )  # fmt: skip
+        watched[group.cluster] = group
+        return group
+
+    def _group_of(self, job: Job) -> Watched | None:
+        if not job.dag:
+            mail = job.mail
+            return Watched(
+                job.cluster, mail.notification, mail.address, mail.domain, job.submitted_at, job.cluster_jobs
+            )
+        root = self._root_of(job.dag)
+        if root is None:
+            return None
+        mail = root.mail if self.mail_queue.wants(root.mail, GROUP_KINDS) else job.mail
+        return Watched(root.cluster, mail.notification, mail.address, mail.domain, root.submitted_at, 0, (job.dag,))
+
+    def _root_of(self, dag: int) -> DagRoot | None:
+        if dag not in self._roots:
+            try:
+                root = self.queue.dag_root(dag)
+            except StageoutError as problem:
+                self._log_problem(str(problem))
+                return None
+            if len(self._roots) >= _MOST_ROOTS:
+                del self._roots[next(iter(self._roots))]
+            self._roots[dag] = root or DagRoot(dag, MailRecipient(), 0)
+        return self._roots[dag]
+
+    def _store(self, watched: Mapping[int, Watched]) -> bool:
+        """Store what is watched. Return False when that fails: then nothing may be posted."""
+        kept = _bounded(watched)
+        if kept == self._stored:
+            self._watched = kept
+            return True
+        text = json.dumps([asdict(one) for one in kept.values()], indent=0)
+        try:
+            durable.write_file("watched-record", self.path, text.encode())
+        except OSError as problem:
+            log.error("watched-write-failed", clusters=len(kept), problem=problem, advice="make room in SPOOL")
+            return False
+        self._watched = self._stored = kept
+        return True
+
+    def _log_problem(self, problem: str) -> None:
+        if problem != self._problem:
+            log.warn("watched-query-failed", problem=problem)
+        self._problem = problem
+
+
+def attempt_text(job: Job, attempt: FailedAttempt) -> str:
+    """Return the message about a failed attempt."""
+    text = f"{attempt.file[:_FILE_CHARS]} of job {job.cluster}.{job.proc} did not reach {attempt.host}: "
+    text += f"{attempt.error[:_ERROR_CHARS].rstrip('.')}. Its node tries again"
+    if attempt.gives_up_at:
+        text += time.strftime(" until %Y-%m-%d %H:%M UTC", time.gmtime(attempt.gives_up_at))
+    if attempt.attempts_limit:
+        text += f", with at most {count(attempt.attempts_limit, 'attempt')} for each file"
+    return f"{text}. There is no message about later attempts; if the node gives up, you get one."
+
+
+def _is_unfinished(job: Job) -> bool:
+    """Tell whether the output of a job in the queue has not come to its end. A failed node of a DAG stays as it is."""
+    settled = (*_SETTLED, *HOLD_STATES) if job.dag else _SETTLED
+    return job.has_final_handoff and not (job.ad_state.run == job.run and job.ad_state.state in settled)
+
+
+def _bounded(watched: Mapping[int, Watched]) -> dict[int, Watched]:
+    """Return the newest ones. Those about which the owner knows the end go first."""
+    surplus = len(watched) - MOST
+    if surplus <= 0:
+        return dict(watched)
+    dropped = set(sorted(watched, key=lambda cluster: not watched[cluster].is_end_told)[:surplus])
+    unknown = [cluster for cluster in dropped if not watched[cluster].is_end_told]
+    if unknown:
+        log.warn("watched-dropped", clusters=len(unknown), first=min(unknown))
+    return {cluster: one for cluster, one in watched.items() if cluster not in dropped}
