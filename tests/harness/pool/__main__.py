@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stageout.core.errors import StageoutError
+from stageout.core.units import count
 from tests.harness.pool import leftovers, namespace
 from tests.harness.pool.errors import PoolError
 from tests.harness.pool.image import find_image
@@ -18,7 +19,7 @@ from tests.harness.pool.logs import collect
 from tests.harness.pool.node import PILOT, NodeSpec
 from tests.harness.pool.pool import Pool
 
-_ME = "python -m tests.harness.pool"
+_ME = f"{os.path.relpath(sys.executable)} -m tests.harness.pool"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,7 +82,7 @@ def _start(arguments: argparse.Namespace) -> int:
         detached=True,
     )
     pool.start().detach()
-    print(f"A pool with {len(points)} execute points runs in {pool.dir}.")
+    print(f"A pool with {count(len(points), 'execute point')} runs in {pool.dir}.")
     print(f"  {_ME} shell                    a shell on the access point as alice (condor_submit, condor_q)")
     print(f"  {_ME} shell --node ep1 --user root")
     print(f"  {_ME} stop")
@@ -93,8 +94,8 @@ def _status(arguments: argparse.Namespace) -> int:
         print(f"{directory} (owner pid {state['owner'][0]}{', detached' if state['detached'] else ''})")
         for name, (pid, born, user) in state["nodes"].items():
             words = "running" if namespace.start_time(pid) == born else "off"
-            count = len(list(namespace.processes(pid))) if words == "running" else 0
-            print(f"  {name}: {words}, {count} processes, condor_master as {user}")
+            processes = len(list(namespace.processes(pid))) if words == "running" else 0
+            print(f"  {name}: {words}, {processes} processes, condor_master as {user}")
         sys.stdout.flush()
         pid, born, _ = state["nodes"]["ap"]
         for command in (["condor_status"], ["condor_q", "-allusers"]) if namespace.start_time(pid) == born else ():
