@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -35,6 +36,7 @@ from stageout.core.metrics import Readings
 from stageout.core.metrics_server import MetricsServer
 from stageout.core.states import State
 from stageout.wire.custody import FlowReport, Report
+from stageout_web.daemon import Daemon as WebDaemon
 from tests.harness.ports import free_ports
 from tests.harness.router import RouterProcess
 from tests.monitoring.queries import EXAMPLE, alerts, dashboard_queries
@@ -188,6 +190,47 @@ async def manager_and_agent(folder: Path, ports: dict[str, int]) -> AsyncIterato
         ):
             await accepted(node, "copy://h/ok/a")
             yield
+
+
+@contextlib.asynccontextmanager
+async def page(folder: Path, port: int) -> AsyncIterator[None]:
+    """Publish the metrics of a web page that has read the pool."""
+    settings = {"STAGEOUT_WEB_DIR": str(folder), "SPOOL": str(folder), "COLLECTOR_HOST": "cm.example.org"}
+    daemon = WebDaemon(lambda: mapping_settings(settings))
+    daemon._state.updated_at = time.time()
+    try:
+        async with published("WEB", daemon, port):
+            yield
+    finally:
+        daemon._ring.close()
+
+
+def test_promtool_finds_no_fault_in_what_the_daemons_publish(tmp_path: Path) -> None:
+    """Beside the syntax it checks names, units, help texts and duplicates."""
+    promtool_path = tool("promtool")
+    ports = dict(zip((*JOBS, "stageout-web"), free_ports(len(JOBS) + 1)))
+    found: dict[str, str] = {}
+
+    def scrape(port: int) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def fault_in(text: str) -> str:
+        command = [promtool_path, "check", "metrics"]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=60)
+        return done.stdout + done.stderr if done.returncode else ""
+
+    async def story() -> None:
+        async with manager_and_agent(tmp_path, ports), page(tmp_path / "web", ports["stageout-web"]):
+            for name, port in ports.items():
+                text = await in_thread(scrape, port)
+                assert "stageout_build_info" in text
+                found[name] = await in_thread(fault_in, text)
+
+    with policy_and_router(tmp_path, ports):
+        asyncio.run(asyncio.wait_for(story(), 3 * DEADLINE_S))
+    assert found == dict.fromkeys(ports, "")
+    assert "no help text" in fault_in("# TYPE stageout_x gauge\nstageout_x 1\n")
 
 
 def check(prometheus: Prometheus) -> None:
