@@ -39,6 +39,11 @@ def _arrived(site: Site, second: Destination, job: Any, place: str) -> None:
         assert hashlib.sha256(found).hexdigest() == site.wrote(job)[name]
 
 
+def _records(site: Site, job: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(site.stageout("history", "-files", "-json", str(job)).stdout)["files"]
+    return found
+
+
 def test_refused_output_arrives_at_the_fallback(places: tuple[Site, Destination]) -> None:
     site, second = places
     site.destination.refuse("no such project")
@@ -52,7 +57,8 @@ def test_refused_output_arrives_at_the_fallback(places: tuple[Site, Destination]
     _arrived(site, second, job, "d")
     assert len(second.requests("PUT", "d")) == 2
     assert "delivered to the fallback" in site.stageout("history", str(job)).stdout
-    records = json.loads(site.stageout("history", "-files", "-json", str(job)).stdout)["files"]
+    # The agent writes them when it lets the manager forget the output, which may be after the job has left.
+    records = site.pool.wait(lambda: _records(site, job), timeout_s=60, what="the records of the files")
     assert sorted(one["TransferUrl"] for one in records) == [f"{url}out1", f"{url}out2"]
     assert all("no such project" in one["StageOutReason"] for one in records)
 
