@@ -37,6 +37,7 @@ def test_goals_and_ratios() -> None:
         "ratio": 0.5,
         "goal": 0.3,
         "met": True,
+        "noise": None,
     }
     assert common.Figure("a", 0.31, "s", goal=0.3).met is False
     assert common.Figure("a", 0.31, "1/s", goal=0.3, more=True).met is True
