@@ -179,7 +179,7 @@ def _set(*path: Any) -> Callable[[Dashboard], None]:
         (_set("panels", 1, "options", "reduceOptions", "calcs", ["newest"]), "calculation"),
         (_set("panels", 5, "options", "legend", "displayMode", "rows"), "displayMode is rows"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_a_fault_is_found(change: Callable[[Dashboard], None], fault: str) -> None:
     changed = copy.deepcopy(DASHBOARD)
