@@ -17,7 +17,7 @@ import common  # noqa: F401 - finds the tests' harness
 from published.headlines import HEADLINES
 from published.measured import path_of, read_figures, read_timeline
 from published.page import page
-from published.programs import PROGRAMS
+from published.programs import PROGRAMS, needed
 from published.runs import Ran, Runner, clock, read_runs
 from published.schedule import plan, total_s
 
@@ -27,7 +27,7 @@ def main() -> int:
     given = _parser().parse_args()
     folder = (given.out / ("quick" if given.quick else "full")).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [] if given.no_run else given.only or list(PROGRAMS)
+    wanted = [] if given.no_run else given.only or needed(given.quick)
     ran = _run(folder, [name for name in wanted if not _young(path_of(folder, name), given.reuse)], given.quick)
     report = given.page or folder / "figures.html"
     report.write_text(_report(folder, given.quick, given.note))

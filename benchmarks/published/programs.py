@@ -12,7 +12,7 @@ class Program:
     """One program of a run.
 
     :param script: file in this directory's parent; several programs may run parts of one script.
-    :param parts: of the script; all without a list. :param quick_s: expected seconds of a quick run.
+    :param parts: of the script; all without a list. :param quick_s: expected seconds of a quick run; 0: no part of it.
     :param full_s: of a full run. :param cores: that it uses on average; 2 also where it saturates the disk.
     :param quick_rounds: measurements behind a figure of a quick run. :param full_rounds: of a full run.
     :param exact: its figures with goals are counts, which another round would not change.
@@ -51,7 +51,12 @@ PROGRAMS: dict[str, Program] = {
     "overlay_hops-custodians": Program("overlay_hops", 125, 340, 0.3, ("away", "middle"), full_rounds=1),
     "estimator": Program("estimator", 110, 300, 0.4, ("rate", "RTT", "downloads")),
     "globus_batching": Program("globus_batching", 40, 240, 0.1, exact=True),
-    "profiles-far": Program("profiles", 55, 430, 0.4, ("GridFTP-far",)),
-    "profiles": Program("profiles", 95, 560, 2.0, ("GridFTP", "directory", "router")),
+    "profiles-far": Program("profiles", 0, 430, 0.4, ("GridFTP-far",)),
+    "profiles": Program("profiles", 65, 560, 2.0, ("GridFTP", "directory", "router")),
     "overlay_lots": Program("overlay_lots", 25, 90, 2.0, quick_rounds=5, full_rounds=21),
 }
+
+
+def needed(quick: bool) -> list[str]:
+    """Return the programs of a whole run."""
+    return [name for name, program in PROGRAMS.items() if program.quick_s or not quick]
