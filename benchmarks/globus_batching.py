@@ -76,7 +76,7 @@ def upload(files: int, **knobs: str) -> Seen:
 
 def measure(quick: bool) -> list[Figure]:
     """The figures."""
-    files = 30 if quick else 200
+    files = 24 if quick else 200
     print(f"assumed: {SETUP_S:g} s before a task's first byte, {LATENCY_S * 1000:g} ms for each request; {files} files")
     ours, peer = upload(files), upload(files, TASK_FILES="1", TASKS="3")
     return [

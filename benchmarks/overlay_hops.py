@@ -150,7 +150,7 @@ def eighteen(quick: bool) -> list[Figure]:
         late = [one["named_s"] - one["there_s"] for one in _write(net, size_bytes, WRITERS, 0)]
         queue = _one_queue(net, size_bytes)
         alone_s, beside_s = list[float](), list[float]()
-        for _ in range(1 if quick else 5):
+        for _ in range(1 if quick else 3):
             alone_s.append(max(one["named_s"] for one in _write(net, size_bytes, WRITERS - 1, 0)))
             with _stopped(net.terminals[1], 1.0):
                 beside_s.append(max(one["named_s"] for one in _write(net, size_bytes, WRITERS - 1, 1)))

@@ -33,7 +33,7 @@ def path_of(folder: Path, name: str) -> Path:
 def read_figures(folder: Path, quick: bool) -> tuple[Figures, str]:
     """Return the figures of each script that has left some, and the machine in a line ("" without figures).
 
-    Each figure gets the number of ``rounds`` behind it.
+    Each figure gets the number of ``rounds`` behind it, and whether they vary.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     machine = ""
@@ -47,19 +47,22 @@ def read_figures(folder: Path, quick: bool) -> tuple[Figures, str]:
             content = json.loads(path.read_text())
             figures, machine = content["figures"], content["machine"]
         rounds = _LEAST_ROUNDS if program.exact else program.rounds(quick)
-        found.setdefault(program.script, []).extend({**figure, "rounds": rounds} for figure in figures)
+        told = {"rounds": rounds, "varies": program.varies}
+        found.setdefault(program.script, []).extend({**figure, **told} for figure in figures)
     return found, machine
 
 
 def verdict(figure: Mapping[str, Any]) -> str:
-    """Tell whether a goal is met, or that the data do not decide it; "" without a goal."""
-    goal = figure["goal"]
+    """Tell whether a goal is met, or that the data do not decide it; "" without a goal, unless rounds vary."""
+    goal, few = figure["goal"], figure["rounds"] < _LEAST_ROUNDS
+    if few and figure.get("varies"):
+        return NOT_ENOUGH
     if goal is None:
         return ""
     distance = abs(figure["value"] - goal)
     unsure = figure.get("noise") or 0.0
-    if goal and figure["rounds"] < _LEAST_ROUNDS and not unsure:
-        unsure = max(_CLEAR * goal, _CLEAR_SHARE if figure["unit"] in ("", "share", "ratio") else 0.0)
+    if goal and few:
+        unsure = max(unsure, _CLEAR * goal, _CLEAR_SHARE if figure["unit"] in ("", "share", "ratio") else 0.0)
     if distance < unsure:
         return NOT_ENOUGH
     return MET if figure["met"] else MISSED

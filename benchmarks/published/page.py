@@ -47,7 +47,8 @@ _COLUMNS = ("", "published", "measured here", "beside, in the same run", "goal")
 _PROGRAM_COLUMNS = ("", "min:s", "ran beside", "cores it used", "cores that all others used", "outcome")
 _UNDECIDED = (
     f"\u201c{NOT_ENOUGH}\u201d stands where a goal was neither met nor missed clearly: fewer than three rounds and a "
-    "figure near the goal, or noise larger than the distance from it."
+    "figure near the goal, or noise larger than the distance from it. It also stands beside figures whose equal rounds "
+    "differ several times."
 )
 _BESIDE = (
     "Programs that mostly wait ran two at a time; programs that saturate a core or the disk ran alone. The machine did "
@@ -159,9 +160,9 @@ def why_absent(row: Row, ran: Mapping[str, Ran]) -> str:
 
 
 def _goal(figure: dict[str, Any]) -> str:
-    if figure["goal"] is None:
-        return "<td></td>"
     side, word = "", verdict(figure)
+    if figure["goal"] is None:
+        return f'<td class="soft">{word}</td>'
     if figure["value"] != figure["goal"]:
         side = "at most " if figure["met"] == (figure["value"] < figure["goal"]) else "at least "
     css = {MISSED: "missed", NOT_ENOUGH: "soft"}.get(word, "")

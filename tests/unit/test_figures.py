@@ -148,6 +148,7 @@ def test_a_program_that_failed_leaves_its_reason(tmp_path: Path) -> None:
         (0.7, 0.9, False, 1, None, MISSED),
         (0.042, 0.05, True, 1, None, NOT_ENOUGH),
         (0.01, 0.05, True, 1, None, MET),
+        (0.55, 0.05, False, 1, 0.66, NOT_ENOUGH),
         (0.02, 0.03, True, 21, 0.04, NOT_ENOUGH),
         (-0.02, 0.03, True, 5, 0.04, MET),
         (0.0, 0.0, True, 1, None, MET),
@@ -159,6 +160,11 @@ def test_a_goal_is_decided_by_enough_data(
 ) -> None:
     figure = planted(value, unit="ratio", goal=goal, met=met, rounds=rounds, noise=noise)
     assert verdict(figure) == expected
+
+
+def test_rounds_that_vary_decide_nothing_when_they_are_few() -> None:
+    assert verdict(planted(4.7, rounds=1, varies=True)) == NOT_ENOUGH
+    assert verdict(planted(4.7, rounds=3, varies=True)) == ""
 
 
 def test_a_goal_without_enough_data_is_neither_met_nor_missed(tmp_path: Path) -> None:
