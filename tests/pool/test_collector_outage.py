@@ -90,7 +90,10 @@ def test_a_node_whose_disk_is_full_starts_no_jobs_until_there_is_room(site: Any,
     ep.run(["fallocate", "-l", f"{_DISK_MB - 20}M", str(disk / "filler")], user="root", cwd="/")
     full_s = seen_after_s(False)
     job = site.submit(outputs=("out1",), extra=f'requirements = Machine == "{slot()["Machine"]}"')
-    time.sleep(15)
+    site.pool.wait(
+        lambda: (site.pool.q(job, ["LastRejMatchTime"]) or {}).get("LastRejMatchTime"),
+        timeout_s=90, what="a negotiation without a match",
+    )  # fmt: skip
     ad = site.pool.q(job, ["JobStatus", "NumShadowStarts"])
     assert ad["JobStatus"] == 1 and not ad.get("NumShadowStarts"), ad
     ep.run(["rm", str(disk / "filler")], user="root", cwd="/")
