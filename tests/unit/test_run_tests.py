@@ -17,6 +17,8 @@ _TESTS = {
     "always": _ONCE + "    assert False\n",
     "four": "import pytest\n@pytest.mark.parametrize('a', range(4))\ndef test_four(a):\n    assert False\n",
     "broken": "import nothing_of_this_name\n",
+    # A test whose name differs between processes: pytest-xdist names the process as failed, and no test.
+    "unlike": "import os, pytest\n@pytest.mark.parametrize('a', [os.getpid()])\ndef test_unlike(a):\n    pass\n",
     "passes": "def test_passes():\n    pass\n",
 }
 
@@ -28,14 +30,15 @@ _TESTS = {
         ("once", "", 0, "PASSED ONLY ALONE, mend them: test_it.py::test_once"),
         ("once", "1", 1, "1 failed"),
         ("always", "", 1, "run again, alone: test_it.py::test_once"),
-        ("four", "", 1, "4 tests failed. No more than 3 are run again."),
+        ("four", "", 1, "4 failed. No more than 3 tests are run again."),
         ("broken", "", 2, "nothing_of_this_name"),
+        ("unlike", "", 1, "No more than 3 tests are run again."),
     ],
 )
 def test_failures_are_run_again_once(tmp_path: Path, kind: str, strict: str, status: int, says: str) -> None:
     (tmp_path / "test_it.py").write_text(_TESTS[kind])
     done = subprocess.run(
-        [_RUNNER, "-n", "0", "--rootdir", tmp_path, tmp_path],
+        [_RUNNER, "-n", "2" if kind == "unlike" else "0", "--rootdir", tmp_path, tmp_path],
         cwd=tmp_path,
         env={**os.environ, "PYTHON": sys.executable, "STRICT": strict},
         stdout=subprocess.PIPE,
