@@ -25,8 +25,9 @@ from stageout.core.units import count
 FILE_NAME = "stageout_agent_watched"
 #: Clusters and DAGs that are watched at most.
 MOST = 1000
-#: Clusters about which one pass queries the queue at most.
-_QUERIES_AT_ONCE = 20
+#: Clusters about which one pass queries the queue at most, and seconds after which it begins no other query. The
+#: history of a large access point takes seconds to read, and orders wait meanwhile.
+_QUERIES_AT_ONCE, _QUERIES_S = 20, 2.0
 _MOST_ROOTS = 1000
 _FILE_CHARS = 100
 _ERROR_CHARS = 200
@@ -141,8 +142,11 @@ class OutputWatch:
         :param jobs: the agent's jobs in the queue. Clusters with unfinished ones among them cause no query.
         """
         ended: list[tuple[Watched, Totals]] = []
+        begun_s = self.clock.monotonic_s()
         try:
             for one in self._due(jobs):
+                if self.clock.monotonic_s() - begun_s > _QUERIES_S:
+                    break
                 self._queried_at_s[one.cluster] = self.clock.monotonic_s()
                 if not self.queue.has_unfinished(one):
                     ended.append((one, self._totals(one)))

@@ -238,6 +238,21 @@ def test_the_queue_has_few_queries(desk: Desk) -> None:
     assert desk.queue.queries == 100
 
 
+def test_orders_do_not_wait_for_the_histories_of_many_clusters(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow_history(constraint: str, wanted: list[str], most: int) -> Iterator[dict[str, Any]]:
+        desk.clock.now_s += 3
+        return AdQueue._history_ads(desk.queue, constraint, wanted, most)
+
+    monkeypatch.setattr(desk.queue, "_history_ads", slow_history)
+    clusters = [job(cluster=number, cluster_jobs=1) for number in (8, 9)]
+    desk.queue.gone = [ad(0, ClusterId=one.cluster) for one in clusters]
+    desk.watch.follow(clusters, [])
+    desk.watch.post_ends([])
+    first = desk.mails()
+    desk.watch.post_ends([])
+    assert [text.split()[2] for text in first + desk.mails()] == ["Cluster", "Cluster"] and len(first) == 1
+
+
 def test_a_schedd_that_does_not_answer_is_asked_again(desk: Desk) -> None:
     desk.queue.gone = [ad(0), ad(1), ad(2)]
     desk.watch.follow([job(0)], [])
