@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stageout.cli.doctor.config import AGENT_IN_SPOOL
 from stageout.cli.doctor.findings import Ran, Unseen
 from stageout.core.children import MOVER_MARK
 from stageout.core.classads import ClassAd
@@ -37,7 +38,7 @@ SETTINGS = {
     "StageOutStats StageOutCustody StageOutUntold StageOutKeptUntil StageOutRefused",
     "JOB_EPOCH_HISTORY": "/var/lib/condor/spool/epoch_history",
     "JOB_EPOCH_HISTORY_DIR": "/var/lib/condor/spool/stageout_agent_runs",
-    "VALID_SPOOL_FILES": "SCHEDD.lock, stageout_agent, stageout_agent_runs, stageout_history*",
+    "VALID_SPOOL_FILES": ", ".join(["SCHEDD.lock", *AGENT_IN_SPOOL, "stageout_agent_runs", "stageout_history*"]),
     "START": "(TRUE) && (StageOutAccept =!= false || time() - (StageOutHeartbeat ?: 0) > 900)",
     "HISTORY": "/var/lib/condor/spool/history",
     "STARTD_JOB_ATTRS": "GlobalJobId RemoteUser NumShadowStarts StageOutGuard StageOutAsync OutputDestination "

@@ -32,6 +32,7 @@ from doctor_machine import (
 )
 
 from stageout.cli.doctor import alone, config, node, report
+from stageout.cli.doctor.config import AGENT_IN_SPOOL
 from stageout.cli.doctor.findings import Finding, Level, Ran, Role, Unseen, names_of
 from stageout.cli.doctor.machine import ThisMachine
 from stageout.cli.doctor.pilot import pilot_end
@@ -222,6 +223,12 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("startd-attributes", Level.FAIL, "running startd", has(live={"STARTD_JOB_ATTRS": ""})),
     ("start-expression", Level.WARN, "takes new jobs", values(START="TRUE")),
     ("order-numbers", Level.FAIL, "condor_preen", values(VALID_SPOOL_FILES="SCHEDD.lock")),
+    (
+        "order-numbers",
+        Level.FAIL,
+        "from SPOOL: stageout_agent_watched",
+        values(VALID_SPOOL_FILES=", ".join(AGENT_IN_SPOOL[:-1])),
+    ),
     ("startd-cron", Level.FAIL, "no job", values(STARTD_CRON_JOBLIST="Other")),
     (
         "plugin stageout_curl_plugin",
@@ -435,6 +442,13 @@ def test_names_of_others_are_theirs() -> None:
     machine = Fake()
     machine.values.update(dict.fromkeys(others, "x"))
     assert not [item for item in examine(machine) if item.name == "settings" and item.level is not Level.OK]
+
+
+def test_the_doctor_and_the_fragment_name_the_same_files_of_the_agent() -> None:
+    fragment = (Path(__file__).parents[2] / "condor_config.d" / "20-stageout-ap.conf").read_text()
+    (line,) = [line for line in fragment.splitlines() if line.startswith("VALID_SPOOL_FILES")]
+    others = {"$(VALID_SPOOL_FILES)", "stageout_agent_runs", "stageout_history*"}
+    assert set(line.partition(" = ")[2].split(", ")) == {*AGENT_IN_SPOOL, *others}
 
 
 def test_every_macro_of_the_fragments_is_known() -> None:

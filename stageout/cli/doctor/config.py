@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
 from pathlib import PurePath
 
 from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, reports_as, unchecked, warn, words
@@ -58,6 +59,11 @@ _READABLE = "let all users read and run the installation: chmod -R go+rX on the 
 _INSTALL_AP = "put condor_config.d/20-stageout-ap.conf into the configuration directory, then condor_restart"
 _INSTALL_ROUTER = "put condor_config.d/20-stageout-router.conf into the configuration directory, then condor_restart"
 _INSTALL_EP = "put condor_config.d/20-stageout-ep.conf into the configuration directory, then condor_restart"
+#: Directories and files of the agent in SPOOL, as 20-stageout-ap.conf names them for condor_preen.
+AGENT_IN_SPOOL = (
+    "stageout_agent", "stageout_agent_key", "stageout_agent_seen", "stageout_agent_tls", "stageout_agent_custody",
+    "stageout_agent_failures", "stageout_agent_watched",
+)  # fmt: skip
 _DAEMON_SETTINGS = ("", "_LOG", "_DEBUG", "_USERID", "_ENVIRONMENT", "_ARGS", "_LOCAL_NAME")
 _ALIKE = 0.85
 #: Of every name that is looked at: comparing all of HTCondor's thousand would take a while.
@@ -261,12 +267,15 @@ def superuser(machine: Machine) -> Iterator[Finding]:
 
 
 def order_numbers(machine: Machine) -> Iterator[Finding]:
-    """Check that condor_preen leaves the agent's directory in SPOOL alone."""
-    if "stageout_agent" in words(machine.settings.condor("VALID_SPOOL_FILES")):
-        yield ok("order-numbers", "condor_preen leaves the agent's directory in SPOOL alone")
+    """Check that condor_preen leaves the agent's directories and files in SPOOL alone."""
+    kept = words(machine.settings.condor("VALID_SPOOL_FILES"))
+    missing = [name for name in AGENT_IN_SPOOL if not any(fnmatch(name, pattern) for pattern in kept)]
+    if not missing:
+        yield ok("order-numbers", "condor_preen leaves the agent's files in SPOOL alone")
     else:
-        remedy = f"add stageout_agent to VALID_SPOOL_FILES ({_INSTALL_AP})"
-        yield fail("order-numbers", "condor_preen removes the agent's directory from SPOOL", remedy)
+        names = ", ".join(missing)
+        remedy = f"add {names} to VALID_SPOOL_FILES ({_INSTALL_AP})"
+        yield fail("order-numbers", f"condor_preen removes the agent's files from SPOOL: {names}", remedy)
 
 
 @reports_as("job-records", "epoch-history", "history")
