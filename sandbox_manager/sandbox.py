@@ -100,7 +100,6 @@ class Sandbox:
 
     id: int
     run: Run
-    owner: str
     user: str
     uid: int
     gid: int
@@ -141,6 +140,11 @@ class Sandbox:
     refused: str = ""
     fallback: str = ""
     fallback_note: str = ""
+
+    @property
+    def owner(self) -> str:
+        """``alice@domain``."""
+        return self.run.owner
 
     @property
     def sent_to(self) -> tuple[int, ...]:

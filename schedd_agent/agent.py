@@ -55,7 +55,7 @@ from stageout.core.failures import Failure, FailureLog
 from stageout.core.metrics import Readings
 from stageout.core.signing import SigningKey
 from stageout.core.states import FREED, State
-from stageout.wire.custody import Action, AgentNotice, Run, notice_ad, orders_ad
+from stageout.wire.custody import Action, AgentNotice, JobKey, notice_ad, orders_ad
 
 #: Seconds for the edits of one pass. Runs that end meanwhile wait for their orders.
 _EDIT_BUDGET_S = 4.0
@@ -113,15 +113,16 @@ class Agent:
     report_table: ReportTable = field(init=False)
     counts: AgentCounts = field(init=False, default_factory=AgentCounts)
     has_edits_left: bool = field(init=False, default=False)
-    _edited_at_s: dict[str, float] = field(default_factory=dict)
-    _history: dict[str, HistoryRecord] = field(default_factory=dict)
+    _edited_at_s: dict[JobKey, float] = field(default_factory=dict)
+    _history: dict[JobKey, HistoryRecord] = field(default_factory=dict)
     _dag_ends: dict[int, DagEnd] = field(default_factory=dict)
     _asked_at_s: dict[object, float] = field(default_factory=dict)
-    _refused: dict[str, str] = field(default_factory=dict)
-    _undecided: dict[str, str] = field(default_factory=dict)
+    _refused: dict[JobKey, str] = field(default_factory=dict)
+    _undecided: dict[JobKey, str] = field(default_factory=dict)
     _attempts: list[tuple[Job, FailedAttempt]] = field(init=False, default_factory=list)
     _notice_sent_s: float = float("-inf")
     _records_cleaned_s: float = field(init=False, default=0.0)
+    _misnamed: dict[str, str] = field(init=False, default_factory=dict)
     _problem: str = ""
 
     def __post_init__(self) -> None:
@@ -139,7 +140,7 @@ class Agent:
         try:
             self._query_collector()
             reported = self._reported_sandboxes()
-            jobs = {job.name: job for job in self.queue.jobs(reported.keys())}
+            jobs = {job.key: job for job in self._identified(self.queue.jobs(reported.keys()))}
             self.counts.count_jobs(jobs.values())
             if self.factory_limits:
                 self.factory_limits.follow(jobs.values())
@@ -159,7 +160,26 @@ class Agent:
         self._log_trouble("")
         return True
 
-    def _reported_sandboxes(self) -> dict[str, list[ReportedSandbox]]:
+    def _identified(self, found: Iterable[Job]) -> list[Job]:
+        """Return the jobs whose GlobalJobId is their own. Log each other one once.
+
+        Owners can write the name of another job into theirs. Such a job takes part in nothing.
+        """
+        own: list[Job] = []
+        refused: dict[str, str] = {}
+        for job in found:
+            if job.has_own_name:
+                own.append(job)
+            else:
+                refused[f"{job.cluster}.{job.proc}"] = job.name
+        for job_id in refused.keys() - self._misnamed.keys():
+            advice = "remove the job; put GlobalJobId into SECURE_JOB_ATTRS"
+            log.warn("job-refused", job=job_id, reason="Identity", global_job_id=refused[job_id], advice=advice)
+        self._misnamed = refused
+        self.counts.refused_jobs = len(refused)
+        return own
+
+    def _reported_sandboxes(self) -> dict[JobKey, list[ReportedSandbox]]:
         """Return the reports of managers and custodians. Managers that ended as announced have lost the rest."""
         reported = self.report_table.by_job()
         if self.custody_table:
@@ -182,7 +202,7 @@ class Agent:
             log.error("records-read-failed", problem=problem, advice="let the agent's user read JOB_EPOCH_HISTORY")
             return False
 
-    def _forget_records(self, reported: Iterable[str]) -> None:
+    def _forget_records(self, reported: Iterable[JobKey]) -> None:
         """Remove records of jobs that left the queue, two leases after the last one, unless a manager reports them."""
         now_s = self.clock.monotonic_s()
         if not self.receipts.is_own or now_s - self._records_cleaned_s < _CLEAN_INTERVAL_S:
@@ -191,7 +211,7 @@ class Agent:
         old = self.receipts.files_before(self.clock.wall_s() - max(_CLEAN_INTERVAL_S, 2 * self.limits.lease_s))
         clusters = [cluster for cluster, _ in old.values()]
         kept = self.queue.ids(min(clusters), max(clusters)) if old else set()
-        kept |= {ids_of(name) for name in reported}
+        kept |= {ids_of(job.name) for job in reported}
         unneeded = [path for path, ids in old.items() if ids not in kept]
         self.receipts.forget(unneeded[:_CLEANED_AT_ONCE])
         if len(unneeded) <= _CLEANED_AT_ONCE:
@@ -218,7 +238,11 @@ class Agent:
         for manager, number in self.report_table.acknowledged(self.order_outbox.numbering).items():
             for key in self.order_outbox.acknowledged(manager, number):
                 log.event(
-                    "order-acknowledged", manager=name_of(manager), action=key.action.value, job=key.job, run=key.run
+                    "order-acknowledged",
+                    manager=name_of(manager),
+                    action=key.action.value,
+                    job=key.job.name,
+                    run=key.run,
                 )
 
     def _update_liveness(
@@ -229,22 +253,22 @@ class Agent:
         managers = (manager for manager in self.report_table.numbers if name_of(manager) in names)
         self.liveness.record_snapshot(at_s, collector_age_s, reported_jobs, managers, pool)
 
-    def _decide_all(self, jobs: Mapping[str, Job], reported: Mapping[str, Sequence[ReportedSandbox]]) -> None:
-        names = jobs.keys() | reported.keys()
+    def _decide_all(self, jobs: Mapping[JobKey, Job], reported: Mapping[JobKey, Sequence[ReportedSandbox]]) -> None:
+        keys = jobs.keys() | reported.keys()
         self._attempts.clear()
-        self._keep_only(names)
-        self._ask_history([name for name in reported if name not in jobs])
+        self._keep_only(keys)
+        self._ask_history([key for key in reported if key not in jobs])
         self._ask_dags({job.dag for job in jobs.values() if job.dag and job.has_final_handoff})
         plans: list[tuple[Job, list[Effect]]] = []
-        sends: list[tuple[str, SendOrder]] = []
-        late_failures: list[tuple[str, RecordFailure]] = []
-        for name in sorted(names):
-            job = jobs.get(name)
-            effects = self._decide(name, job, reported.get(name, ()))
-            if Run(name, 0).schedd != self.name:
-                effects = self._under_another_name(name, job, effects)
-            sends += [(name, effect) for effect in effects if isinstance(effect, SendOrder)]
-            late_failures += [(name, effect) for effect in effects if isinstance(effect, RecordFailure)]
+        sends: list[tuple[JobKey, SendOrder]] = []
+        late_failures: list[tuple[JobKey, RecordFailure]] = []
+        for key in sorted(keys):
+            job = jobs.get(key)
+            effects = self._decide(key, job, reported.get(key, ()))
+            if key.schedd != self.name:
+                effects = self._under_another_name(key, job, effects)
+            sends += [(key, effect) for effect in effects if isinstance(effect, SendOrder)]
+            late_failures += [(key, effect) for effect in effects if isinstance(effect, RecordFailure)]
             if job:
                 plans.append((job, [effect for effect in effects if not isinstance(effect, SendOrder)]))
         unrecorded = self._record_failures(late_failures, reported)
@@ -254,20 +278,20 @@ class Agent:
         self._watch_output(plans)
         self._edit_all(plans)
 
-    def _decide(self, name: str, job: Job | None, reported: Sequence[ReportedSandbox]) -> list[Effect]:
+    def _decide(self, key: JobKey, job: Job | None, reported: Sequence[ReportedSandbox]) -> list[Effect]:
         """Decide on one job. An error in that is logged once, and other jobs go on.
 
         :raises OSError: the records cannot be read.
         """
-        given = self._decision_input(name, job, reported)
+        given = self._decision_input(key, job, reported)
         try:
             effects = decide(given, self.limits)
         except Exception as problem:
-            if self._undecided.get(name) != repr(problem):
-                log.error("decision-failed", job=name, problem=repr(problem), advice="report this as a bug")
-                self._undecided[name] = repr(problem)
+            if self._undecided.get(key) != repr(problem):
+                log.error("decision-failed", job=key.name, problem=repr(problem), advice="report this as a bug")
+                self._undecided[key] = repr(problem)
             return []
-        self._undecided.pop(name, None)
+        self._undecided.pop(key, None)
         attempt = failed_attempt(given) if self.output_watch else None
         if job and attempt:
             self._attempts.append((job, attempt))
@@ -281,44 +305,46 @@ class Agent:
             self.output_watch.follow(delivered, attempts)
 
     def _record_files(
-        self, sends: Iterable[tuple[str, SendOrder]], reported: Mapping[str, Sequence[ReportedSandbox]]
-    ) -> set[tuple[str, SendOrder]]:
+        self, sends: Iterable[tuple[JobKey, SendOrder]], reported: Mapping[JobKey, Sequence[ReportedSandbox]]
+    ) -> set[tuple[JobKey, SendOrder]]:
         """Record the files of output that managers may now forget. Return the orders that must wait for that."""
         if self.file_recorder is None:
             return set()
         forgets = [one for one in sends if one[1].action is Action.FORGET and self.order_outbox.is_new(*one)]
         return self.file_recorder.record([one for one in forgets if not self._had_failed(*one)], reported)
 
-    def _had_failed(self, name: str, send: SendOrder) -> bool:
+    def _had_failed(self, job: JobKey, send: SendOrder) -> bool:
         """Tell whether the files were recorded when they failed, after their job had left the queue."""
-        known = self.failures.get(name, send.run) if self.failures else None
+        known = self.failures.get(*job, send.run) if self.failures else None
         return known is not None and known.state == State.FAILED
 
-    def _record_failed_files(self, found: Iterable[Failure], reported: Mapping[str, Sequence[ReportedSandbox]]) -> bool:
+    def _record_failed_files(
+        self, found: Iterable[Failure], reported: Mapping[JobKey, Sequence[ReportedSandbox]]
+    ) -> bool:
         """Record the files of output whose failure is not recorded yet. Return False when that fails."""
         if self.file_recorder is None or self.failures is None:
             return True
         new = {
-            (one.job, one.run) for one in found
-            if one.state == State.FAILED and self.failures.get(one.job, one.run) is None
+            one.key for one in found
+            if one.state == State.FAILED and self.failures.get(*one.key) is None
         }  # fmt: skip
         return self.file_recorder.record_failed(
-            item for name, run in sorted(new) for item in reported.get(name, ())
+            item for name, owner, run in sorted(new) for item in reported.get(JobKey(name, owner), ())
             if (item.sandbox.number, item.sandbox.state) == (run, State.FAILED)
         )  # fmt: skip
 
     def _record_failures(
         self,
-        late_failures: Sequence[tuple[str, RecordFailure]],
-        reported: Mapping[str, Sequence[ReportedSandbox]],
-    ) -> set[str]:
+        late_failures: Sequence[tuple[JobKey, RecordFailure]],
+        reported: Mapping[JobKey, Sequence[ReportedSandbox]],
+    ) -> set[JobKey]:
         """Record and mail failures of output whose job has left the queue.
 
         :returns: jobs whose managers must keep their records, because the failure is not stored.
         """
         if not self.failures or not late_failures:
             return set()
-        unknown = [name for name, one in late_failures if self.failures.get(name, one.run) is None]
+        unknown = [key for key, one in late_failures if self.failures.get(*key, one.run) is None]
         later = set(unknown[_FAILURES_AT_ONCE:])
         late_failures = [one for one in late_failures if one[0] not in later]
         return later | self._record_some_failures(self.failures, late_failures, reported)
@@ -326,24 +352,25 @@ class Agent:
     def _record_some_failures(
         self,
         failures: FailureLog,
-        late_failures: Sequence[tuple[str, RecordFailure]],
-        reported: Mapping[str, Sequence[ReportedSandbox]],
-    ) -> set[str]:
+        late_failures: Sequence[tuple[JobKey, RecordFailure]],
+        reported: Mapping[JobKey, Sequence[ReportedSandbox]],
+    ) -> set[JobKey]:
         now_s = int(self.clock.wall_s())
         found = [
-            Failure(name, self._history[name].owner, one.run, one.state, one.reason, now_s)
-            for name, one in late_failures
+            Failure(key.name, self._history[key].owner, one.run, one.state, one.reason, now_s, key.owner)
+            for key, one in late_failures
         ]
         if not self._record_failed_files(found, reported):
-            return {failure.job for failure in found}
+            return {key for key, _ in late_failures}
         try:
             new = failures.add(found)
         except OSError as problem:
             log.error("failures-write-failed", failures=len(found), problem=problem, advice="make room in SPOOL")
-            return {failure.job for failure in found}
+            return {key for key, _ in late_failures}
         for one in new:
             log.warn("late-output-failed", job=one.job, run=one.run, state=one.state, reason=one.reason)
-            self._post(self._history[one.job].mail, f"Job {Run(one.job, 0).job_id}", MailKind.FAILED, one.reason)
+            key = JobKey(one.job, one.user)
+            self._post(self._history[key].mail, f"Job {key.job_id}", MailKind.FAILED, one.reason)
         return set()
 
     def _post(self, to: MailRecipient, what: str, kind: MailKind, reason: str) -> None:
@@ -365,14 +392,14 @@ class Agent:
         ):
             self._post(job.mail, name, MailKind.FAILED, effect.ad_state.reason)
 
-    def _under_another_name(self, name: str, job: Job | None, effects: Sequence[Effect]) -> list[Effect]:
+    def _under_another_name(self, key: JobKey, job: Job | None, effects: Sequence[Effect]) -> list[Effect]:
         """Decide on a job from before the schedd was renamed. Its managers cannot get orders.
 
         Managers obey only the schedd named in the job's id, and would refuse the whole sheet.
         """
         if job is None:
             return []
-        reason = f"its id names the schedd {Run(name, 0).schedd}, and managers obey only that: set SCHEDD_NAME back"
+        reason = f"its id names the schedd {key.schedd}, and managers obey only that: set SCHEDD_NAME back"
         reason += f" (from {self.name}) until this job has left the queue, or remove it"
         changed = [
             UpdateAdState(replace(one.ad_state, reason=reason)) if isinstance(one, UpdateAdState) else one
@@ -380,35 +407,35 @@ class Agent:
         ]
         return [one for one in changed if not isinstance(one, SendOrder) and one != UpdateAdState(job.ad_state)]
 
-    def _decision_input(self, name: str, job: Job | None, reported: Sequence[ReportedSandbox]) -> DecisionInput:
+    def _decision_input(self, key: JobKey, job: Job | None, reported: Sequence[ReportedSandbox]) -> DecisionInput:
         now_s = self.clock.monotonic_s()
-        history = None if job else self._history.get(name)
+        history = None if job else self._history.get(key)
         run = job.run if job else history.run if history else 0
         ended = job if job and job.has_final_handoff else history
-        recorded_run = self.receipts.last_transfer(name, ended) if ended else run
-        record = self.receipts.get(name, recorded_run, job.owner if job else "")
+        recorded_run = self.receipts.last_transfer(key, ended) if ended else run
+        record = self.receipts.get(key, recorded_run)
         if job and job.has_final_handoff:
-            self.liveness.start_waiting(name, run)
+            self.liveness.start_waiting(key, run)
         record = with_report_keys(record, reported)
         managers = record.managers if record else ()
         has_flocked = job is None or job.has_flocked
         if job and record:
-            self._refuse_unrecorded(name, record, reported)
+            self._refuse_unrecorded(key.name, record, reported)
         return DecisionInput(
-            name=name,
+            name=key.name,
             job=job,
             history=history,
             record=record,
             recorded_run=recorded_run,
             records_written=self.records_written,
             reported=tuple(reported),
-            absent_s={manager: self.liveness.absent_s(manager, name, run, has_flocked) for manager in managers},
-            waited_s=self.liveness.waited_s(name, run, has_flocked),
-            previous_managers=self._previous_managers(name, recorded_run or run),
-            edited_s_ago=now_s - self._edited_at_s.get(name, float("-inf")),
+            absent_s={manager: self.liveness.absent_s(manager, key, run, has_flocked) for manager in managers},
+            waited_s=self.liveness.waited_s(key, run, has_flocked),
+            previous_managers=self._previous_managers(key, recorded_run or run),
+            edited_s_ago=now_s - self._edited_at_s.get(key, float("-inf")),
             dag=self._dag_ends.get(job.dag, DagEnd.UNKNOWN) if job else DagEnd.UNKNOWN,
-            done=self.order_outbox.done(name),
-            requests_done=self.order_outbox.requests_done(name),
+            done=self.order_outbox.done(key),
+            requests_done=self.order_outbox.requests_done(key),
             wall_s=self.clock.wall_s(),
         )
 
@@ -416,7 +443,7 @@ class Agent:
         """Return the number of a job's final run in the records, 0 while unknown."""
         if not (job.has_final_handoff and self.records_written):
             return job.run
-        return self.receipts.last_transfer(job.name, job)
+        return self.receipts.last_transfer(job.key, job)
 
     def _refuse_unrecorded(self, name: str, record: RunRecord, reported: Sequence[ReportedSandbox]) -> None:
         """Log and ignore reports of managers that the run's record does not name."""
@@ -428,11 +455,11 @@ class Agent:
                 problem += f"record names {named or 'nobody'}"
                 self.report_table.refuse(f"{item.manager_name} {item.key or '(unsigned)'}", problem)
 
-    def _previous_managers(self, name: str, run: int) -> dict[PreviousRunManager, float]:
+    def _previous_managers(self, job: JobKey, run: int) -> dict[PreviousRunManager, float]:
         """Return the managers that accepted output of earlier runs, with their seconds of silence."""
         found = {}
         for number in range(max(1, run - _PREVIOUS_RUNS), run):
-            record = self.receipts.get(name, number)
+            record = self.receipts.get(job, number)
             for manager in record.managers if record else ():
                 silent_s = self.limits.lease_s if self.liveness.has_ended(manager) else self.liveness.silent_s(manager)
                 found[PreviousRunManager(manager, number)] = silent_s
@@ -440,9 +467,9 @@ class Agent:
 
     # ---- queries of the history and of DAGs -------- ---------------------------------------------------------------
 
-    def _ask_history(self, gone: Iterable[str]) -> None:
+    def _ask_history(self, gone: Iterable[JobKey]) -> None:
         """Read the history for reported jobs outside the queue, seldom, because reading it is expensive."""
-        unknown = [name for name in gone if name not in self._history and self._may_ask(name)]
+        unknown = [key for key in gone if key not in self._history and self._may_ask(key)]
         if unknown:
             self._history.update(self.queue.history_records(unknown))
 
@@ -458,20 +485,20 @@ class Agent:
         self._asked_at_s[what] = now_s
         return True
 
-    def _keep_only(self, names: Set[str]) -> None:
-        self.order_outbox.keep_only(set(names))
-        self.liveness.keep_only(set(names))
+    def _keep_only(self, jobs: Set[JobKey]) -> None:
+        self.order_outbox.keep_only(jobs)
+        self.liveness.keep_only(jobs)
         if self.failures:
-            self.failures.keep_only(names)
+            self.failures.keep_only(jobs)
         for memory in (self._edited_at_s, self._history, self._undecided):
-            for name in memory.keys() - names:
-                del memory[name]
+            for job in memory.keys() - jobs:
+                del memory[job]
         now_s = self.clock.monotonic_s()
         self._asked_at_s = {what: at for what, at in self._asked_at_s.items() if now_s - at < 2 * self.limits.history_s}
 
     # ---- orders --------------------------------------------------------------------------------------------------
 
-    def _order(self, sends: Sequence[tuple[str, SendOrder]]) -> bool:
+    def _order(self, sends: Sequence[tuple[JobKey, SendOrder]]) -> bool:
         """Store new orders. Return False when that fails: then no manager gets a lease without them."""
         forgets = any(send.action is Action.FORGET for _, send in sends)
         try:
@@ -481,12 +508,12 @@ class Agent:
         except OSError as problem:
             log.error("orders-write-failed", orders=len(sends), problem=problem, advice="make room in SPOOL")
             return False
-        for name, send in new:
+        for job, send in new:
             log.event(
                 "order-sent",
                 action=send.action.value,
                 manager=name_of(send.manager),
-                job=name,
+                job=job.name,
                 run=send.run,
                 files=send.files,
             )
@@ -541,7 +568,7 @@ class Agent:
 
     def _edit_job(self, job: Job, effects: Sequence[Effect]) -> bool:
         """Apply the effects of one job in order, up to the first that is refused because the job has changed."""
-        self._edited_at_s[job.name] = self.clock.monotonic_s()
+        self._edited_at_s[job.key] = self.clock.monotonic_s()
         for effect in effects:
             try:
                 self._apply_effect(job, effect)
@@ -571,10 +598,10 @@ class Agent:
     def _refuse(self, job: Job, effect: str, problem: str) -> None:
         """Log a refused edit. One refusal means that the job has changed, several that the agent lacks the right."""
         self.counts.edit_failures += 1
-        if self._refused.get(job.name) != problem:
+        if self._refused.get(job.key) != problem:
             log.warn("job-edit-refused", job=job.name, run=job.run, effect=effect, problem=problem)
         known = len(self._refused)
-        self._refused[job.name] = problem
+        self._refused[job.key] = problem
         if known < _REFUSALS <= len(self._refused):
             log.error("all-edits-refused", jobs=known + 1, advice="the agent's user must be in QUEUE_SUPER_USERS")
 
@@ -586,7 +613,7 @@ class Agent:
         if edit:
             self.queue.apply(edit)
         if isinstance(effect, ClearRequest):
-            self.order_outbox.allow_again(job.name)
+            self.order_outbox.allow_again(job.key)
 
     def _log_trouble(self, problem: str) -> None:
         if problem != self._problem:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -12,9 +11,9 @@ from schedd_agent.credential_reader import CredentialReader, NoCredential
 from schedd_agent.model import RunRecord, Status
 from stageout.core import log
 from stageout.core.signing import BadSignature, check
+from stageout.wire.custody import JobKey, is_job_name
 from stageout.wire.renewal import KIND, Answer, Ask, BadRenewal, Request
 
-_ID = re.compile(r"[^#]+#\d{1,9}\.\d{1,9}#\d+")
 _READY = (Status.COMPLETED, Status.HELD)
 
 
@@ -26,10 +25,11 @@ def services_of(needed: str) -> frozenset[str]:
 class CredentialOwner(NamedTuple):
     """The job to which a credential belongs, as the queue has it.
 
-    :param run: NumShadowStarts. :param proxy: x509userproxy, "" for none.
+    :param user: Owner. :param run: NumShadowStarts. :param proxy: x509userproxy, "" for none.
     :param services: requested services (OAuthServicesNeeded), by file name.
     """
 
+    job: JobKey
     user: str
     status: int
     run: int
@@ -42,13 +42,13 @@ class CredentialIssuer:
     """Issuer of credentials. Calls block, and run in the thread of the agent's passes.
 
     :param agent: name of the agent and its schedd. :param certificate: SHA-256 of the server's certificate.
-    :param record: finds the OUTPUT record of a run by GlobalJobId, run and owner.
+    :param record: finds the OUTPUT record of a run.
     :param owners: finds the jobs with these GlobalJobIds in the queue.
     """
 
     agent: str
     certificate: str
-    record: Callable[[str, int, str], RunRecord | None]
+    record: Callable[[JobKey, int], RunRecord | None]
     owners: Callable[[Collection[str]], Mapping[str, CredentialOwner]]
     reader: CredentialReader
 
@@ -56,14 +56,16 @@ class CredentialIssuer:
         """Return one answer per credential asked for. :raises BadRenewal: the request is for another agent."""
         if request.agent != self.agent or request.certificate != self.certificate:
             raise BadRenewal("the request was made for another agent")
-        owners = self.owners({item.job for item in request.asks if _ID.fullmatch(item.job)})
+        owners = self.owners({item.job for item in request.asks if is_job_name(item.job)})
         return [self._one(request, item, owners) for item in request.asks]
 
     def _one(self, request: Request, ask: Ask, owners: Mapping[str, CredentialOwner]) -> Answer:
         try:
             owner = owners.get(ask.job)
-            self._check_receipt(request, ask, owner.user if owner else "")
-            if owner is None or owner.run != ask.run_number or owner.status not in _READY:
+            if owner is None:
+                raise NoCredential("the access point has no receipt of this manager for this run")
+            self._check_receipt(request, ask, owner)
+            if owner.run != ask.run_number or owner.status not in _READY:
                 raise NoCredential("the job is not in the queue with this run completed")
             if ask.kind == "token" and ask.service not in owner.services:
                 raise NoCredential(f"the job did not ask for tokens of {ask.service} (OAuthServicesNeeded)")
@@ -76,11 +78,9 @@ class CredentialIssuer:
                   service=ask.service)  # fmt: skip
         return Answer(content)
 
-    def _check_receipt(self, request: Request, ask: Ask, owner: str) -> None:
+    def _check_receipt(self, request: Request, ask: Ask, owner: CredentialOwner) -> None:
         """Check that the access point's record of the run names the manager's key for this hand-off."""
-        if not _ID.fullmatch(ask.job):
-            raise NoCredential("this is no job")
-        record = self.record(ask.job, ask.run_number, owner)
+        record = self.record(owner.job, ask.run_number)
         tickets = record.tickets if record else ()
         ticket = next((item for item in tickets if item.name == ask.ticket), None)
         if ticket is None or ticket.manager_name != request.manager or not ticket.key:

@@ -25,7 +25,7 @@ from stageout.core.clock import Clock
 from stageout.core.durable import link, read_file, write_file
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.states import FREED, State
-from stageout.wire.custody import SandboxReport, sandbox_of
+from stageout.wire.custody import JobKey, Run, SandboxReport, sandbox_of
 from stageout.wire.deposits import MOST_EXPIRES_AFTER_S, BadReceipt, Receipt, is_seed_of, read_receipt
 
 #: A custodian keeps results for an hour after the expiry. After that nobody knows the result.
@@ -50,6 +50,9 @@ CustodianQuery = Callable[[str, Sequence[str], bool], Mapping[str, "tuple[str, s
 """(custodian, names of deposits, whether to cancel them) -> name -> (outcome, reason); "custody" while on its way."""
 
 
+HandedOverKey = tuple[str, Run]
+
+
 @dataclass
 class HandedOverSandbox:
     """One sandbox that was handed over.
@@ -71,9 +74,9 @@ class HandedOverSandbox:
     until_s: float = 0.0
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        """Return the manager's identity, the job and the run's number."""
-        return self.reported.manager, self.reported.sandbox.job, self.reported.sandbox.number
+    def key(self) -> HandedOverKey:
+        """Return the manager's identity and the run."""
+        return self.reported.manager, self.reported.sandbox.run
 
     @property
     def is_pilot_active(self) -> bool:
@@ -156,8 +159,8 @@ class CustodyTable:
         found, self._unread = _read(path)
         self._handed_over = {held.key: self._timed(held, None) for held in found}
         self._is_stored = True
-        self._ended: dict[tuple[str, str, int], SandboxReport] = {}
-        self._reported: set[tuple[str, str, int]] = set()
+        self._ended: dict[HandedOverKey, SandboxReport] = {}
+        self._reported: set[HandedOverKey] = set()
         self._separate_shared_names()
         self._lock = threading.Lock()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="custodians")
@@ -165,32 +168,34 @@ class CustodyTable:
         self._asked_s = float("-inf")
 
     def with_answers(
-        self, reported: Mapping[str, Sequence[ReportedSandbox]], is_gone: Callable[[str], bool] = lambda manager: False
-    ) -> dict[str, list[ReportedSandbox]]:
+        self,
+        reported: Mapping[JobKey, Sequence[ReportedSandbox]],
+        is_gone: Callable[[str], bool] = lambda manager: False,
+    ) -> dict[JobKey, list[ReportedSandbox]]:
         """Return the reports with the custodians' answers, and start the next query. On return receipts are on disk.
 
         :param is_gone: tells whether a manager has ended. :raises OSError: the receipts cannot be stored.
         """
         every = [item for items in reported.values() for item in items]
-        self._reported = {(item.manager, item.sandbox.job, item.sandbox.number) for item in every}
+        self._reported = {(item.manager, item.sandbox.run) for item in every}
         self._store_reported(every, is_gone)
         found = {job: [self._with_end(item) for item in items] for job, items in reported.items()}
         with self._lock:
             for held in self._handed_over.values():
-                items = found.setdefault(held.reported.sandbox.job, [])
-                others = [item for item in items if (item.manager, item.sandbox.number) != (held.key[0], held.key[2])]
+                items = found.setdefault(held.reported.sandbox.run.key, [])
+                others = [item for item in items if (item.manager, item.sandbox.run) != held.key]
                 items[:] = [*others, replace(held.reported, sandbox=self._report_of(held))]
         self._ask_again()
         return found
 
     def _with_end(self, item: ReportedSandbox) -> ReportedSandbox:
-        ended = self._ended.get((item.manager, item.sandbox.job, item.sandbox.number))
+        ended = self._ended.get((item.manager, item.sandbox.run))
         return replace(item, sandbox=ended) if ended and item.sandbox.state == State.HANDED_OVER else item
 
     def update_from_jobs(
         self,
-        jobs: Mapping[str, Job],
-        history: Mapping[str, HistoryRecord],
+        jobs: Mapping[JobKey, Job],
+        history: Mapping[JobKey, HistoryRecord],
         recorded_run: Callable[[Job], int] = lambda job: job.run,
     ) -> None:
         """Give up output that no job wants, and forget output whose end is in the job's ad (or without a job).
@@ -201,11 +206,11 @@ class CustodyTable:
         now_s = self._clock.monotonic_s()
         with self._lock:
             for key, held in list(self._handed_over.items()):
-                name = held.reported.sandbox.job
+                job = held.reported.sandbox.run.key
                 given_up = held.given_up or _given_up_state(
-                    held.reported.sandbox.number, jobs.get(name), history.get(name), recorded_run
+                    held.reported.sandbox.number, jobs.get(job), history.get(job), recorded_run
                 )
-                is_ended = key not in self._reported and _is_ended(held, jobs.get(name))
+                is_ended = key not in self._reported and _is_ended(held, jobs.get(job))
                 self._is_stored &= given_up == held.given_up and not is_ended
                 held.given_up = given_up
                 if is_ended or now_s > held.until_s + 2 * _KEPT_S:
@@ -253,7 +258,7 @@ class CustodyTable:
 
     def _take_report(self, item: ReportedSandbox) -> None:
         sandbox = item.sandbox
-        known = self._handed_over.get((item.manager, sandbox.job, sandbox.number))
+        known = self._handed_over.get((item.manager, sandbox.run))
         if known is not None and known.reported.sandbox.change >= sandbox.change:
             return
         if (
@@ -271,7 +276,7 @@ class CustodyTable:
                 del self._handed_over[known.key]
                 self._is_stored = False
             return
-        if (item.manager, sandbox.job, sandbox.number) in self._ended:
+        if (item.manager, sandbox.run) in self._ended:
             return
         try:
             receipts = _receipts(item)

@@ -13,7 +13,7 @@ from stageout.core.clock import Clock
 from stageout.core.errors import ErrorClass
 from stageout.core.history import HistoryFile
 from stageout.core.states import State
-from stageout.wire.custody import FILES_SHOWN, FileReport, SandboxReport
+from stageout.wire.custody import FILES_SHOWN, FileReport, JobKey, SandboxReport
 
 RECORD_TYPE = "StageOutFile"
 #: Records that one pass appends at most, because orders wait for them.
@@ -29,7 +29,7 @@ def key_of(ad: Mapping[str, Any]) -> Hashable:
     """Return the identity of a record: its sandbox, and its place in the sandbox's report."""
     place = ad.get("StageOutFileNumber", ad.get("StageOutState"))
     manager = manager_identity(str(ad.get("StageOutManager")), str(ad.get("StageOutManagerKey", "")))
-    return ad.get("GlobalJobId"), ad.get("NumShadowStarts"), manager, place
+    return ad.get("GlobalJobId"), ad.get("Owner"), ad.get("NumShadowStarts"), manager, place
 
 
 @dataclass
@@ -48,26 +48,26 @@ class FileRecorder:
     problem: str = field(init=False, default="")
 
     def record(
-        self, forgets: Sequence[tuple[str, SendOrder]], reported: Mapping[str, Sequence[ReportedSandbox]]
-    ) -> set[tuple[str, SendOrder]]:
+        self, forgets: Sequence[tuple[JobKey, SendOrder]], reported: Mapping[JobKey, Sequence[ReportedSandbox]]
+    ) -> set[tuple[JobKey, SendOrder]]:
         """Record the files of sandboxes that managers are about to forget. On return the records are on the disk.
 
         :param forgets: job and FORGET order. :returns: those that must wait, because their records are not stored.
         """
-        found: list[tuple[tuple[str, SendOrder], list[dict[str, Any]]]] = []
-        late: set[tuple[str, SendOrder]] = set()
+        found: list[tuple[tuple[JobKey, SendOrder], list[dict[str, Any]]]] = []
+        late: set[tuple[JobKey, SendOrder]] = set()
         count = 0
-        for name, send in forgets:
+        for job, send in forgets:
             items = [
-                item for item in reported.get(name, ())
+                item for item in reported.get(job, ())
                 if (item.manager, item.sandbox.number) == (send.manager, send.run)
             ]  # fmt: skip
             if count >= _MOST_AT_ONCE and items:
-                late.add((name, send))
+                late.add((job, send))
                 continue
             ads = self._ads(items)
             count += len(ads)
-            found.append(((name, send), ads))
+            found.append(((job, send), ads))
         if self._append([ad for _, ads in found for ad in ads]):
             return late
         return late | {order for order, ads in found if ads}
@@ -90,8 +90,8 @@ class FileRecorder:
         box = item.sandbox
         if not self.has_receipts:
             return box.owner
-        record = self.receipts.record_with(box.job, item.manager_name, item.key, box.tickets)
-        return None if record is None else record.owner or box.owner
+        record = self.receipts.record_with(box.run.key, item.manager_name, item.key, box.tickets)
+        return None if record is None else record.owner
 
     def _append(self, ads: Sequence[Mapping[str, Any]]) -> bool:
         problem = ""

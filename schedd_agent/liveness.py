@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import TypeVar
 
 from schedd_agent.model import name_of
-from stageout.wire.custody import AD_LIFETIME_S
+from stageout.wire.custody import AD_LIFETIME_S, JobKey
 
 #: Seconds after a restart of the collector in which every manager publishes again.
 SETTLE_S = float(AD_LIFETIME_S)
@@ -51,9 +51,9 @@ class LivenessTracker:
         self._hole_s = hole_s
         self._pools: dict[str, _PoolLiveness] = {OWN_POOL: _PoolLiveness()}
         self._pools_of: dict[str, frozenset[str]] = {}
-        self._seen_jobs: dict[tuple[str, str], WatchedSeconds] = {}
+        self._seen_jobs: dict[tuple[str, JobKey], WatchedSeconds] = {}
         self._managers: dict[str, WatchedSeconds] = {}
-        self._waiting: dict[tuple[str, int], WatchedSeconds] = {}
+        self._waiting: dict[tuple[JobKey, int], WatchedSeconds] = {}
         self._disputed: dict[str, WatchedSeconds] = {}
         self._ends: dict[str, tuple[int, WatchedSeconds, float]] = {}
 
@@ -61,7 +61,7 @@ class LivenessTracker:
         self,
         now_s: float,
         collector_age_s: float,
-        shown: Iterable[tuple[str, str]],
+        shown: Iterable[tuple[str, JobKey]],
         managers: Iterable[str] = (),
         pool: str = OWN_POOL,
     ) -> None:
@@ -117,16 +117,16 @@ class LivenessTracker:
         """Record that a pool's collector did not answer."""
         self._pools.setdefault(pool, _PoolLiveness()).last_look = None
 
-    def start_waiting(self, job: str, run: int) -> None:
+    def start_waiting(self, job: JobKey, run: int) -> None:
         """Record that a run waits for reports. Only the first call counts."""
         self._waiting.setdefault((job, run), self._moment())
 
-    def waited_s(self, job: str, run: int, has_flocked: bool = True) -> float:
+    def waited_s(self, job: JobKey, run: int, has_flocked: bool = True) -> float:
         """Return the watched seconds for which a run has waited. :param has_flocked: it was in another pool."""
         waiting = self._waiting.get((job, run), self._moment())
         return self._since(waiting, () if has_flocked else (OWN_POOL,))
 
-    def absent_s(self, manager: str, job: str, run: int, has_flocked: bool = True) -> float:
+    def absent_s(self, manager: str, job: JobKey, run: int, has_flocked: bool = True) -> float:
         """Return the watched seconds without a report of the job's output. :param manager: an identity."""
         waiting = self._waiting.get((job, run), self._moment())
         heard = self._seen_jobs.get((manager, job), {}), self._disputed.get(name_of(manager), {})
@@ -138,7 +138,7 @@ class LivenessTracker:
         heard = self._managers.get(manager, {}), self._disputed.get(name_of(manager), {})
         return min(self._since(moment, self._pools_for(manager)) for moment in heard)
 
-    def keep_only(self, jobs: set[str]) -> None:
+    def keep_only(self, jobs: Set[JobKey]) -> None:
         """Forget all but these jobs."""
         self._waiting = {key: at for key, at in self._waiting.items() if key[0] in jobs}
         self._seen_jobs = {key: at for key, at in self._seen_jobs.items() if key[1] in jobs}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Union
 
 from stageout.core.states import State
-from stageout.wire.custody import Action, SandboxReport
+from stageout.wire.custody import Action, JobKey, SandboxReport, is_name_of, schedd_of
 
 HOLD_CODE = 12
 """HoldReasonCode of a failed output transfer."""
@@ -104,8 +104,10 @@ class Job:
 
     Times are wall clock, in seconds.
 
-    :param name: GlobalJobId. :param run: NumShadowStarts. :param handed_off: files that the last run handed off.
-    :param owner: Owner, "" when unknown. :param dag: cluster of the DAGMan job, 0 for a job outside DAGs.
+    :param name: GlobalJobId, which its owner may have changed. :param user: User, ``alice@domain``.
+    :param run: NumShadowStarts. :param handed_off: files that the last run handed off.
+    :param owner: Owner, the user without a domain; "" when unknown.
+    :param dag: cluster of the DAGMan job, 0 for a job outside DAGs.
     :param held_at_exit: held by its on_exit_hold; HTCondor delivers the output of such jobs too.
     :param shadow_since: ShadowBday. :param executing_since: start of the last run's program.
     :param transferred_at: end of the last transfer of output, 0 for none.
@@ -125,6 +127,7 @@ class Job:
     proc: int
     status: int
     run: int
+    user: str = ""
     handed_off: int = 0
     priority: int = 0
     dag: int = 0
@@ -153,6 +156,16 @@ class Job:
     is_left_by_owner: bool = False
     submitted_at: int = 0
     cluster_jobs: int = 0
+
+    @property
+    def key(self) -> JobKey:
+        """Return the identity by which all about the job is found, if its name is its own."""
+        return JobKey(self.name, self.user)
+
+    @property
+    def has_own_name(self) -> bool:
+        """Tell whether GlobalJobId is that of this job. Its schedd may have had another name."""
+        return bool(self.user) and is_name_of(self.name, schedd_of(self.name), f"{self.cluster}.{self.proc}")
 
     @property
     def held_by_us(self) -> bool:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from schedd_agent.model import SendOrder, key_of, manager_identity, name_of
 from stageout.core import log
 from stageout.core.durable import read_file, write_file
-from stageout.wire.custody import AD_LIFETIME_S, Action, Order, OrderSheet
+from stageout.wire.custody import AD_LIFETIME_S, Action, JobKey, Order, OrderSheet
 
 REFRESH_S = AD_LIFETIME_S / 3
 
@@ -22,13 +22,13 @@ class OrderKey(NamedTuple):
     """
 
     manager: str
-    job: str
+    job: JobKey
     action: Action
     run: int
     request: str = ""
 
 
-def _key(job: str, send: SendOrder) -> OrderKey:
+def _key(job: JobKey, send: SendOrder) -> OrderKey:
     return OrderKey(send.manager, job, send.action, send.run, send.request)
 
 
@@ -69,12 +69,12 @@ class OrderOutbox:
         self.lease_s = lease_s
         self._numbers = numbers
         self._open: dict[OrderKey, Order] = {}
-        self._done: dict[str, dict[OrderKey, int]] = {}
+        self._done: dict[JobKey, dict[OrderKey, int]] = {}
         self._acknowledged: dict[str, int] = {}
         self._changed: set[str] = set()
         self._published: dict[str, float] = {}
 
-    def add(self, orders: Iterable[tuple[str, SendOrder]]) -> list[tuple[str, SendOrder]]:
+    def add(self, orders: Iterable[tuple[JobKey, SendOrder]]) -> list[tuple[JobKey, SendOrder]]:
         """Add orders about jobs, except those that are open or done. Return the new ones.
 
         :raises OSError: their numbers cannot be stored. No order was added.
@@ -82,14 +82,14 @@ class OrderOutbox:
         new = [(job, send) for job, send in orders if self.is_new(job, send)]
         for number, (job, send) in zip(self._numbers.take(len(new)) if new else (), new):
             order = Order(
-                number, send.action, job, send.run, send.tickets, send.files, send.priority, send.request, send.new_url,
-                send.only_file,
+                number, send.action, job.name, send.run, send.tickets, send.files, send.priority, send.request,
+                send.new_url, send.only_file, job.owner,
             )  # fmt: skip
             self._open[_key(job, send)] = order
             self._changed.add(send.manager)
         return new
 
-    def is_new(self, job: str, send: SendOrder) -> bool:
+    def is_new(self, job: JobKey, send: SendOrder) -> bool:
         """Tell whether :meth:`add` would add an order."""
         key = _key(job, send)
         known = self._open.get(key)
@@ -116,15 +116,15 @@ class OrderOutbox:
             for key in [key for key, done in keys.items() if key.manager == manager and done > number]:
                 del keys[key]
 
-    def done(self, job: str) -> frozenset[tuple[str, Action, int]]:
+    def done(self, job: JobKey) -> frozenset[tuple[str, Action, int]]:
         """Return the acknowledged orders about a job: (manager, action, run)."""
         return frozenset((key.manager, key.action, key.run) for key in self._done.get(job, ()))
 
-    def requests_done(self, job: str) -> frozenset[tuple[str, int, str]]:
+    def requests_done(self, job: JobKey) -> frozenset[tuple[str, int, str]]:
         """Return the acknowledged redirects of a job: (manager, run, request)."""
         return frozenset((key.manager, key.run, key.request) for key in self._done.get(job, ()) if key.request)
 
-    def allow_again(self, job: str) -> None:
+    def allow_again(self, job: JobKey) -> None:
         """Allow new orders for the owner's requests, after the last request was cleared.
 
         An open redirect is dropped: a manager that was set back to an earlier version could read no sheet with it.
@@ -163,7 +163,7 @@ class OrderOutbox:
         self._changed.discard(manager)
         self._published[manager] = now_s
 
-    def keep_only(self, jobs: set[str]) -> None:
+    def keep_only(self, jobs: Set[JobKey]) -> None:
         """Delete orders about all other jobs, because no manager reports their output."""
         self._done = {job: keys for job, keys in self._done.items() if job in jobs and keys}
         for key in [key for key in self._open if key.job not in jobs]:

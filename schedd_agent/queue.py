@@ -34,7 +34,7 @@ from stageout.core.dagman import is_kept_node, is_with_its_dag
 from stageout.core.durable import step
 from stageout.core.errors import StageoutError
 from stageout.core.states import State
-from stageout.wire.custody import Run
+from stageout.wire.custody import JobKey, job_id_of
 from stageout.wire.typed import MOST_NUMBER
 
 _TIMEOUT_S = 60
@@ -64,7 +64,7 @@ PROJECTION = [
     "JobCurrentFinishTransferOutputDate", "JobCurrentStartExecutingDate",
     "HoldReasonCode", "HoldReasonSubCode", "StageOutRequest", "StageOutReruns", "StageOutState", "StageOutRun",
     "StageOutReason", "StageOutBytesLeft", "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt",
-    "StageOutManager", "StageOutKeys", "StageOutCustody", "StageOutUntold", "NumHoldsByReason", "Owner",
+    "StageOutManager", "StageOutKeys", "StageOutCustody", "StageOutUntold", "NumHoldsByReason", "Owner", "User",
     "TerminationPending", "RemoveReason", "RemoteHost",
     "JobNotification", "NotifyUser", "UidDomain", "StageOutKeptUntil", "RemotePool", "LastRemotePool",
     "JobMaterializeNextProcId", "StageOutUserLeave", "QDate", "TotalSubmitProcs",
@@ -78,17 +78,20 @@ class QueueError(StageoutError):
 class JobQueue(Protocol):
     """The agent's interface to a schedd. All calls block and raise QueueError."""
 
-    def jobs(self, reported: Collection[str]) -> list[Job]:
-        """Return the candidates, and the jobs with these GlobalJobIds that are in the queue."""
+    def jobs(self, reported: Collection[JobKey]) -> list[Job]:
+        """Return the candidates, and the jobs in the queue with the numbers of these, whatever their names are."""
 
-    def history_records(self, names: Collection[str]) -> dict[str, HistoryRecord]:
+    def history_records(self, jobs: Collection[JobKey]) -> dict[JobKey, HistoryRecord]:
         """Return the history's records of these jobs."""
 
     def dags(self, clusters: Collection[int]) -> dict[int, DagEnd]:
         """Return the ends of these DAGMan jobs."""
 
     def owners(self, names: Collection[str]) -> dict[str, CredentialOwner]:
-        """Return the owners of these jobs' credentials, for jobs in the queue."""
+        """Return the owners of these jobs' credentials, for jobs in the queue.
+
+        :param names: GlobalJobIds.
+        """
 
     def ids(self, first: int, last: int) -> set[tuple[int, int]]:
         """Return cluster and process of all jobs in the queue whose clusters lie between these, both included."""
@@ -121,7 +124,7 @@ def parse_job(ad: Mapping[str, Any], candidate: bool) -> Job:
     has_ended = ad.get("TerminationPending") is True
     is_kept = is_kept_node(number("JobStatus"), "DAGManJobId" in ad, has_ended, text("RemoveReason"))
     return Job(
-        name=str(ad["GlobalJobId"]), cluster=number("ClusterId"), proc=number("ProcId"),
+        name=text("GlobalJobId"), user=text("User"), cluster=number("ClusterId"), proc=number("ProcId"),
         status=Status.COMPLETED if is_kept else number("JobStatus"), is_kept=is_kept, has_ended=has_ended,
         has_shadow="RemoteHost" in ad,
         run=number("NumShadowStarts"), handed_off=handed_off if isinstance(handed_off, int) else 0,
@@ -150,7 +153,7 @@ def parse_job(ad: Mapping[str, Any], candidate: bool) -> Job:
 
 def parse_root(ad: Mapping[str, Any]) -> DagRoot:
     """Return a DAGMan job from its ad."""
-    job = parse_job({"GlobalJobId": "", **ad}, False)
+    job = parse_job(ad, False)
     return DagRoot(job.cluster, job.mail, job.submitted_at)
 
 
@@ -200,21 +203,21 @@ class CondorJobQueue:
         except self._errors as problem:
             raise QueueError(f"no schedd on this machine: {problem}") from None
 
-    def jobs(self, reported: Collection[str]) -> list[Job]:
-        """Return the candidates, and the jobs with these GlobalJobIds that are in the queue."""
-        found = {str(ad["GlobalJobId"]): parse_job(ad, True) for ad in self._named(CANDIDATES, PROJECTION)}
-        for constraint in _by_ids([Run(name, 0).job_id for name in reported if name not in found]):
-            for ad in self._named(constraint, PROJECTION):
-                found.setdefault(str(ad["GlobalJobId"]), parse_job(ad, False))
-        return list(found.values())
+    def jobs(self, reported: Collection[JobKey]) -> list[Job]:
+        """Return the candidates, and the jobs in the queue with the numbers of these, whatever their names are."""
+        found = [parse_job(ad, True) for ad in self._query(CANDIDATES, PROJECTION)]
+        known = {f"{job.cluster}.{job.proc}" for job in found}
+        for constraint in _by_ids(list(dict.fromkeys(key.job_id for key in reported if key.job_id not in known))):
+            found += [parse_job(ad, False) for ad in self._query(constraint, PROJECTION)]
+        return found
 
-    def history_records(self, names: Collection[str]) -> dict[str, HistoryRecord]:
+    def history_records(self, jobs: Collection[JobKey]) -> dict[JobKey, HistoryRecord]:
         """Return the history's records of these jobs."""
         found = {}
-        for ad in self._query_history([Run(name, 0).job_id for name in names]):
-            if ad.get("GlobalJobId") in names:
-                job = parse_job(ad, False)
-                found[job.name] = HistoryRecord(
+        for ad in self._query_history([key.job_id for key in jobs]):
+            job = parse_job(ad, False)
+            if job.has_own_name and job.key in jobs:
+                found[job.key] = HistoryRecord(
                     job.status, job.run, job.executing_since, job.transferred_at,
                     given_up=job.ad_state.state == State.CANCELLED,
                     failed=job.ad_state.state in HOLD_STATES and job.ad_state.run == job.run,
@@ -244,16 +247,16 @@ class CondorJobQueue:
         return self.dags({parent}).get(parent)
 
     def owners(self, names: Collection[str]) -> dict[str, CredentialOwner]:
-        """Return the owners of these jobs' credentials, for jobs in the queue."""
+        """Return the owners of these jobs' credentials, for jobs in the queue. :param names: GlobalJobIds."""
         wanted = [*PROJECTION, "x509userproxy", "OAuthServicesNeeded"]
-        ids = [Run(name, 0).job_id for name in names]
-        ads = [(ad, parse_job(ad, False)) for constraint in _by_ids(ids) for ad in self._named(constraint, wanted)]
+        ids = [job_id_of(name) for name in names]
+        ads = [(ad, parse_job(ad, False)) for constraint in _by_ids(ids) for ad in self._query(constraint, wanted)]
         return {
             job.name: CredentialOwner(
-                str(ad.get("Owner") or ""), job.status, job.run, str(ad.get("x509userproxy") or ""),
+                job.key, job.owner, job.status, job.run, str(ad.get("x509userproxy") or ""),
                 services_of(str(ad.get("OAuthServicesNeeded") or "")),
             )
-            for ad, job in ads
+            for ad, job in ads if job.has_own_name
         }  # fmt: skip
 
     def dag_root(self, cluster: int) -> DagRoot | None:
@@ -361,10 +364,6 @@ class CondorJobQueue:
         except (OSError, subprocess.TimeoutExpired) as problem:
             raise QueueError(f"{tool}: {problem}") from None
 
-    def _named(self, constraint: str, wanted: list[str]) -> Iterator[dict[str, Any]]:
-        """Yield ads of jobs. A job whose owner has spoilt its GlobalJobId is left out."""
-        return (ad for ad in self._query(constraint, wanted) if "GlobalJobId" in ad)
-
     def _query(self, constraint: str, wanted: list[str]) -> list[dict[str, Any]]:
         """Return attributes of jobs, without those that cannot be decoded."""
         return [decoded(ad, wanted, self._skipped.add) for ad in self._query_raw(constraint, wanted)]
@@ -380,7 +379,7 @@ class CondorJobQueue:
             "GlobalJobId", "ClusterId", "ProcId", "JobStatus", "NumShadowStarts", "TransferOutFinished",
             "JobCurrentFinishTransferOutputDate", "JobCurrentStartExecutingDate", "StageOutState", "DAGManJobId",
             "TerminationPending", "RemoveReason",
-            "StageOutRun", "Owner", "JobNotification", "NotifyUser", "UidDomain",
+            "StageOutRun", "Owner", "User", "JobNotification", "NotifyUser", "UidDomain",
         ]  # fmt: skip
         for constraint in _by_ids(ids):
             yield from self._history_ads(constraint, wanted, min(len(ids), _IDS_AT_ONCE))

@@ -19,7 +19,7 @@ from schedd_agent.model import HistoryRecord, Job, RunRecord, Ticket
 from stageout.core import log
 from stageout.core.classad_parser import parse_ad
 from stageout.core.classads import ClassAd
-from stageout.wire.custody import Run
+from stageout.wire.custody import JobKey, job_id_of
 
 #: Name of the directory below SPOOL that the configuration fragment chooses. Only this one is created and cleaned up.
 DIRECTORY = "stageout_agent_runs"
@@ -65,39 +65,35 @@ class Receipts:
         self._jobs: OrderedDict[tuple[int, int], _JobFile] = OrderedDict()
         self._look = 0
 
-    def get(self, name: str, run: int, owner: str = "") -> RunRecord | None:
-        """Return the record of a run; None when there is none, or it is about another job with the same number.
+    def get(self, job: JobKey, run: int) -> RunRecord | None:
+        """Return the record of a run; None when there is none, or it is about another job with the same number."""
+        found = self._records_of(job).get(run)
+        return found if found is not None and _is_about(found, job) else None
 
-        :param name: GlobalJobId. :param owner: of the job in the queue, "" when that is not known.
-        """
-        found = self._records_of(name).get(run)
-        same = found is not None and found.job in ("", name) and (not owner or found.owner == owner)
-        return found if same else None
-
-    def last_transfer(self, name: str, job: Job | HistoryRecord) -> int:
+    def last_transfer(self, key: JobKey, job: Job | HistoryRecord) -> int:
         """Return the number in the records of the final run: mostly the job's, 0 when its record was not found.
 
         A schedd that dies when a shadow has just ended starts another for the same run. That one finds the job done
         and writes no record. The record before belongs to the final run on two conditions: nothing was executed
         after it, and the job's last transfer of output is not younger than it.
         """
-        if self.get(name, job.run, job.owner) is not None:
+        if self.get(key, job.run) is not None:
             return job.run
-        for run in sorted(self._records_of(name), reverse=True):
-            earlier = self.get(name, run, job.owner) if run < job.run else None
+        for run in sorted(self._records_of(key), reverse=True):
+            earlier = self.get(key, run) if run < job.run else None
             if earlier is not None:
                 in_time = 0 < job.transferred_at <= earlier.written_at + _APART_S
                 return run if in_time and job.executing_since <= earlier.written_at else 0
         return 0
 
-    def record_with(self, name: str, manager_name: str, key: str, tickets: Collection[str]) -> RunRecord | None:
+    def record_with(self, job: JobKey, manager_name: str, key: str, tickets: Collection[str]) -> RunRecord | None:
         """Return the record of a run that names one of a manager's tickets; None when no run of the job does.
 
-        :param name: GlobalJobId. :param key: public key of the manager, "" for one that does not sign.
+        :param key: public key of the manager, "" for one that does not sign.
         """
-        for record in self._records_of(name).values():
+        for record in self._records_of(job).values():
             named = (ticket for ticket in record.tickets if ticket.manager_name == manager_name)
-            if record.job in ("", name) and any(ticket.key in ("", key) and ticket.name in tickets for ticket in named):
+            if _is_about(record, job) and any(ticket.key in ("", key) and ticket.name in tickets for ticket in named):
                 return record
         return None
 
@@ -161,8 +157,8 @@ class Receipts:
         """Tell whether the directory is the agent's, which removes old files from it."""
         return self._directory.name == DIRECTORY
 
-    def _records_of(self, name: str) -> dict[int, RunRecord]:
-        ids = ids_of(name)
+    def _records_of(self, job: JobKey) -> dict[int, RunRecord]:
+        ids = ids_of(job.name)
         known = self._jobs.get(ids)
         if known is None or known.look != self._look:
             known = self._jobs[ids] = self._looked_at(ids, known)
@@ -220,8 +216,16 @@ def _record(text: bytes, owner: bytes) -> RunRecord:
 
 def ids_of(name: str) -> tuple[int, int]:
     """Return cluster and process of a GlobalJobId."""
-    cluster, proc = Run(name, 0).job_id.split(".")
+    cluster, proc = job_id_of(name).split(".")
     return int(cluster), int(proc)
+
+
+def _is_about(record: RunRecord, job: JobKey) -> bool:
+    """Tell whether a record in the file of a job's number is about this job, and no other one that had the number.
+
+    HTCondor writes the owner without a domain. Inside one queue, the number of the job makes up for that.
+    """
+    return record.job in ("", job.name) and record.owner in (job.owner, job.owner.rpartition("@")[0])
 
 
 def _tickets(results: bytes) -> Iterator[Ticket]:

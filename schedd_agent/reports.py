@@ -7,7 +7,6 @@ A report is evidence for the key that signed it, never for the name in it. So an
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,14 +20,16 @@ from stageout.wire.clocks import ahead_of_collector_s
 from stageout.wire.custody import (
     MANAGER_AD,
     BadPayload,
+    JobKey,
     Report,
+    Run,
     SandboxReport,
     check_signature,
+    is_job_name,
     payload_of,
     read_report,
 )
 
-_GLOBAL_JOB_ID = re.compile(r"[^#]+#[0-9]{1,10}\.[0-9]{1,10}#[0-9]{1,10}\Z")
 _REFUSALS_KEPT = 100
 _STORE_INTERVAL_S = 60.0
 _NUMBERS_KEPT = 20_000
@@ -91,7 +92,7 @@ class ReportTable:
     _ahead_s: dict[str, int] = field(default_factory=dict)
     _read_earlier: dict[tuple[str, str], tuple[str, str, Report]] = field(default_factory=dict)
     _refused: dict[tuple[str, str], None] = field(default_factory=dict)
-    _latest: dict[tuple[str, str, int], SandboxReport] = field(default_factory=dict)
+    _latest: dict[tuple[str, Run], SandboxReport] = field(default_factory=dict)
     _disputed: frozenset[str] = frozenset()
 
     def update(self, ads: Iterable[Mapping[str, Any]]) -> list[Report]:
@@ -172,18 +173,20 @@ class ReportTable:
         """Return the identities that wait for a lease of this agent before they send."""
         return {manager for manager, report in self._reports.items() if self.schedd in report.unleased}
 
-    def reported_jobs(self) -> Iterator[tuple[str, str]]:
+    def reported_jobs(self) -> Iterator[tuple[str, JobKey]]:
         """Return identity and job of every sandbox in a report."""
-        return ((identity, sandbox.job) for identity, report in self._reports.items() for sandbox in report.sandboxes)
+        return (
+            (identity, sandbox.run.key) for identity, report in self._reports.items() for sandbox in report.sandboxes
+        )
 
-    def by_job(self) -> dict[str, list[ReportedSandbox]]:
+    def by_job(self) -> dict[JobKey, list[ReportedSandbox]]:
         """Return the sandboxes of this schedd's jobs, each in its newest state."""
-        found: dict[str, list[ReportedSandbox]] = {}
+        found: dict[JobKey, list[ReportedSandbox]] = {}
         for report in self._reports.values():
             for sandbox in report.sandboxes:
-                if _GLOBAL_JOB_ID.match(sandbox.job) and sandbox.run.schedd == self.schedd:
+                if is_job_name(sandbox.job) and sandbox.run.schedd == self.schedd:
                     item = ReportedSandbox(report.manager, report.key, sandbox, bool(report.redirects))
-                    found.setdefault(sandbox.job, []).append(item)
+                    found.setdefault(sandbox.run.key, []).append(item)
         return found
 
     def acknowledged(self, agent: str) -> dict[str, int]:
@@ -224,7 +227,7 @@ class ReportTable:
 
     def _latest_state(self, identity: str, sandbox: SandboxReport) -> SandboxReport:
         """Return the newest known state of a sandbox: an older one never replaces it."""
-        key = (identity, sandbox.job, sandbox.number)
+        key = (identity, sandbox.run)
         known = self._latest.get(key)
         if known is None or sandbox.change >= known.change:
             self._latest[key] = sandbox
@@ -232,11 +235,7 @@ class ReportTable:
         return known
 
     def _forget_changes(self) -> None:
-        listed = {
-            (identity, sandbox.job, sandbox.number)
-            for identity, report in self._reports.items()
-            for sandbox in report.sandboxes
-        }
+        listed = {(identity, sandbox.run) for identity, report in self._reports.items() for sandbox in report.sandboxes}
         self._latest = {key: sandbox for key, sandbox in self._latest.items() if key in listed}
 
 

@@ -14,7 +14,17 @@ from typing import Generic, NamedTuple, TypeVar
 from stageout.core.eta import Eta, at_least
 from stageout.core.metrics import host_of
 from stageout.core.states import State
-from stageout.wire.custody import AD_LIFETIME_S, Report, SandboxReport, ServerReport, read_report
+from stageout.wire.custody import (
+    AD_LIFETIME_S,
+    Report,
+    Run,
+    SandboxReport,
+    ServerReport,
+    is_job_name,
+    job_id_of,
+    read_report,
+    schedd_of,
+)
 from stageout.wire.expected import Backlog, backlogs
 from stageout.wire.services import PolicyReport, RouterReport
 
@@ -62,14 +72,19 @@ class Box(NamedTuple):
         return GROUP_OF.get(self.state, WAITING)
 
     @property
+    def run(self) -> Run:
+        """Return the run."""
+        return Run(self.job, self.number, self.owner)
+
+    @property
     def job_id(self) -> str:
         """Return ``cluster.proc``."""
-        return self.job.split("#")[1] if self.job.count("#") == 2 else self.job
+        return job_id_of(self.job) if is_job_name(self.job) else self.job
 
     @property
     def schedd(self) -> str:
         """Return the name of the schedd."""
-        return self.job.partition("#")[0]
+        return schedd_of(self.job)
 
 
 @dataclass
@@ -301,9 +316,13 @@ class Pool:
                 found.setdefault(server, Tally()).add_all(tally)
         return found
 
-    def find(self, job: str) -> list[tuple[Node, Box]]:
-        """Return the sandboxes of a job, the newest run first. :param job: GlobalJobId."""
-        return sorted((pair for pair in self.boxes() if pair[1].job == job), key=lambda pair: -pair[1].number)
+    def find(self, job: str, user: str = "") -> list[tuple[Node, Box]]:
+        """Return the sandboxes of a job, the newest run first.
+
+        :param job: GlobalJobId. :param user: User of the job in the queue, "" when it is not known.
+        """
+        found = (pair for pair in self.boxes() if pair[1].job == job and user in ("", pair[1].owner))
+        return sorted(found, key=lambda pair: -pair[1].number)
 
     def troubled_servers(self) -> dict[str, list[tuple[Node, ServerReport]]]:
         """Return the servers that nodes cannot reach."""

@@ -13,7 +13,7 @@ from stageout.core.condor_ads import decoded
 
 #: Attributes of a job that the page shows.
 JOB_ATTRIBUTES = (
-    "ClusterId", "ProcId", "GlobalJobId", "Owner", "JobStatus", "QDate", "JobCurrentStartExecutingDate",
+    "ClusterId", "ProcId", "GlobalJobId", "Owner", "User", "JobStatus", "QDate", "JobCurrentStartExecutingDate",
     "CompletionDate", "EnteredCurrentStatus", "NumShadowStarts", "HoldReason", "HoldReasonCode", "HoldReasonSubCode",
     "StageOutState", "StageOutReason", "StageOutBytesLeft", "StageOutFilesLeft", "StageOutNextAttempt", "StageOutGuard",
 )  # fmt: skip

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from stageout.core import log
 from stageout.core.tokens import TokenTable, digest_of
+from stageout.wire.custody import is_job_name, is_name_of, job_id_of, schedd_of
 from stageout_web.connections import Connections
 from stageout_web.export import export
 from stageout_web.html import Markup, tag
@@ -262,7 +263,7 @@ class Server:
     async def _job(self, request: web.Request) -> web.StreamResponse:
         """Show one job. The schedd is queried about it, too, so this page is not kept."""
         name = request.query.get("id", "")[:300]
-        short = name.split("#")[1] if name.count("#") == 2 else name
+        short = job_id_of(name) if is_job_name(name) else name
         found = _JOB.match(short)
         if not found:
             raise web.HTTPNotFound
@@ -272,7 +273,8 @@ class Server:
         except QueueError as reason:
             problem = str(reason)
         if ad is not None and name == short:
-            name = str(ad.get("GlobalJobId", name))
+            own = str(ad.get("GlobalJobId", ""))
+            name = own if is_name_of(own, schedd_of(own), short) else name  # an owner may write another job's name
         elif ad is not None and ad.get("GlobalJobId") != name:
             ad = None  # a job of the same number in another queue
         content = _or_not_found(jobs.job(self._context(request), self._state, name, ad, problem))

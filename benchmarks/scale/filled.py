@@ -63,10 +63,10 @@ def _link(place: Path, source: Path, files: int) -> None:
 
 def _record(db: sqlite3.Connection, number: int, ticket: str, found: os.stat_result, files: int) -> None:
     owner = f"owner{number % OWNERS}"
-    run = Run(f"schedd.example.org#{number}.0#{NOW}", 1)
+    run = Run(f"schedd.example.org#{number}.0#{NOW}", 1, f"{owner}@example.org")
     slot = SlotKey("ep.example.org", 1, number % 8 + 1)
     new = updates.NewSandbox(
-        run, f"{owner}@example.org", owner, 64001 + number % OWNERS, 64001, False, slot, f"slot1_{slot.dslot_id}@ep", 0
+        run, owner, 64001 + number % OWNERS, 64001, False, slot, f"slot1_{slot.dslot_id}@ep", 0
     )  # fmt: skip
     target = Destination("/usr/libexec/condor/curl_plugin", "https", "store.example.org")
     rows = [

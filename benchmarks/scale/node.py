@@ -64,7 +64,7 @@ class NewJobEachTime:
         """Facts about the peer's run."""
         facts = await self._identity.identify(peer)
         number = next(self._numbers)
-        return replace(facts, run=Run(f"{SCHEDD}#{number}.0#1700000000", 1), dslot_id=number % SLOTS + 1)
+        return replace(facts, run=Run(f"{SCHEDD}#{number}.0#1700000000", 1, facts.owner), dslot_id=number % SLOTS + 1)
 
 
 def slots(owner: str) -> Sequence[Mapping[str, Any]]:
@@ -73,7 +73,7 @@ def slots(owner: str) -> Sequence[Mapping[str, Any]]:
     return [
         {
             "Name": f"slot1_{number}@ep.example.org", "SlotID": 1, "DSlotId": number,
-            "RemoteUser": f"{owner}@example.org",
+            "RemoteUser": f"{owner}@example.org", "RemoteScheddName": SCHEDD, "JobId": f"{number}.0",
             "GlobalJobId": f"{SCHEDD}#{number}.0#1700000000", "NumShadowStarts": 1, "StageOutGuard": True,
         }
         for number in range(1, SLOTS + 1)

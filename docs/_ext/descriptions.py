@@ -270,6 +270,7 @@ EVENTS: dict[str, str] = {
     "orders-write-failed": "Orders cannot be stored, so none are sent. Make space in SPOOL.",
     "job-edited": "The agent changed a job.",
     "decision-failed": "A bug ended the decision on one job. Other jobs go on. Report the bug with this line.",
+    "job-refused": "GlobalJobId of a job is that of another one. The agent does nothing for this job.",
     "job-edit-refused": "The schedd refused the change of one job. The agent tries again.",
     "all-edits-refused": "The schedd refuses all changes, and managers take nothing over. Add the agent's user to `QUEUE_SUPER_USERS` and run `condor_reconfig`.",
     "event-write-failed": "An event could not be written into a job's log.",

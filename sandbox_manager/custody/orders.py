@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from sandbox_manager.custody import redirects, updates
 from sandbox_manager.custody.redirects import FindPlugin
@@ -35,10 +36,10 @@ def apply_orders(
 
 
 def _confirm(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
-    run = Run(order.job, order.run_number)
+    run = order.run
     updates.raise_fence(db, run, now)
     found = _named(db, order) or _exactly(db, order)
-    touched = _end_all(db, run.job, run.number - 1, State.SUPERSEDED, now, _NEWER.format(run.number), found)
+    touched = _end_all(db, _before(run), State.SUPERSEDED, now, _NEWER.format(run.number), found)
     if found is None:
         if order.tickets:
             touched.append(_nothing_of_it(db, order, now))
@@ -67,9 +68,7 @@ def confirm_late(db: sqlite3.Connection, box: int, now: int) -> None:
 
 def _nothing_of_it(db: sqlite3.Connection, order: Order, now: int) -> int:
     """A completed run says that it left output here, and there is none: its owner must know."""
-    nobody = updates.NewSandbox(
-        Run(order.job, order.run_number), "", "", -1, -1, False, SlotKey("", 0, 0), "", order.priority
-    )
+    nobody = updates.NewSandbox(order.run, "", -1, -1, False, SlotKey("", 0, 0), "", order.priority)
     box = updates.add_sandbox(db, nobody, now)
     updates.name_tickets(db, box, order.tickets, order.files, order.priority)
     updates.end(db, box, State.LOST, now, _no_record(updates.are_unknown(db, order.tickets)))
@@ -84,24 +83,28 @@ def _no_record(kept: Sequence[str]) -> str:
 
 def supersede_older(db: sqlite3.Connection, run: Run, now: int) -> list[int]:
     """End what older runs of the same job left here. Returns the sandboxes touched."""
-    return _end_all(db, run.job, run.number - 1, State.SUPERSEDED, now, _NEWER.format(run.number))
+    return _end_all(db, _before(run), State.SUPERSEDED, now, _NEWER.format(run.number))
 
 
 def _supersede(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
-    updates.raise_fence(db, Run(order.job, order.run_number + 1), now)
-    return _end_all(db, order.job, order.run_number, State.SUPERSEDED, now, "the job ran again")
+    updates.raise_fence(db, replace(order.run, number=order.run_number + 1), now)
+    return _end_all(db, order.run, State.SUPERSEDED, now, "the job ran again")
 
 
 def _cancel(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
-    return _end_all(db, order.job, order.run_number, State.CANCELLED, now, "the job was removed")
+    return _end_all(db, order.run, State.CANCELLED, now, "the job was removed")
+
+
+def _before(run: Run) -> Run:
+    return replace(run, number=run.number - 1)
 
 
 def _end_all(
-    db: sqlite3.Connection, job: str, up_to: int, new: State, now: int, reason: str,
-    spared: tuple[int, State] | None = None,
-) -> list[int]:  # fmt: skip
+    db: sqlite3.Connection, last: Run, new: State, now: int, reason: str, spared: tuple[int, State] | None = None
+) -> list[int]:
+    """End the sandboxes of a run and of older ones of its job. Return them."""
     touched = []
-    for box, _, state in updates.sandboxes_of(db, job, up_to):
+    for box, _, state in updates.sandboxes_of(db, last):
         if new in MOVES[state] and (spared is None or box != spared[0]):
             updates.end(db, box, new, now, reason)
             touched.append(box)
@@ -163,7 +166,7 @@ def _set_paused(db: sqlite3.Connection, order: Order, paused: bool, now: int) ->
 def _forget(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
     """The record goes as soon as the bytes are gone; a failed sandbox's bytes go now: the AP has let go of them."""
     touched = []
-    for box, _, state in updates.sandboxes_of(db, order.job, order.run_number):
+    for box, _, state in updates.sandboxes_of(db, order.run):
         if state is State.FAILED:
             updates.end(db, box, State.CANCELLED, now, "let go of by the access point")
         elif state not in FREED:
@@ -177,14 +180,14 @@ def _forget(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
 def _named(db: sqlite3.Connection, order: Order) -> tuple[int, State] | None:
     """The sandbox with the tickets of an order. The run's number here may be lower than at its access point: a restart
     there raises it while the run goes on."""
-    for box, _, state in updates.sandboxes_of(db, order.job, order.run_number):
+    for box, _, state in updates.sandboxes_of(db, order.run):
         if set(order.tickets) & set(updates.tickets_of(db, box)):
             return box, state
     return None
 
 
 def _exactly(db: sqlite3.Connection, order: Order) -> tuple[int, State] | None:
-    for box, number, state in updates.sandboxes_of(db, order.job, order.run_number):
+    for box, number, state in updates.sandboxes_of(db, order.run):
         if number == order.run_number:
             return box, state
     return None

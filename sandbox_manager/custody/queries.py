@@ -10,7 +10,7 @@ from typing import Any
 from sandbox_manager.custody.credentials import Credential, StoredCredentials
 from sandbox_manager.sandbox import NAME_BYTES, Destination, FileState, Sandbox, SlotKey, SyncState, Waiting
 from stageout.core.states import State
-from stageout.wire.custody import Run
+from stageout.wire.custody import JobKey, Run
 from stageout.wire.deposits import holdings_of, joined, read_receipt
 
 #: Numbers of the states in the ledger; never changed, only added to.
@@ -114,7 +114,7 @@ def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
     tickets = db.execute(query, (row[0],)).fetchall()
     handed_over = _handed_over(db, row[0]) if sums.files.get(FileState.HANDED_OVER) else []
     return Sandbox(
-        id=row[0], run=Run(row[1], row[2]), owner=row[3], user=row[4], uid=row[5], gid=row[6],
+        id=row[0], run=Run(row[1], row[2], row[3]), user=row[4], uid=row[5], gid=row[6],
         shared_uid=bool(row[7]), slot=SlotKey(row[8], row[9], row[10]), slot_name=row[11], priority=row[12],
         state=STATE_OF[row[13]], change=row[14], paused=bool(row[15]), reason=row[16], error_code=row[17],
         named_tickets=tuple(row[18].split()), accepted_at=row[19], confirmed_at=row[20], ended_at=row[21],
@@ -182,9 +182,9 @@ def destinations(db: sqlite3.Connection) -> dict[int, Destination]:
     return {row[0]: Destination(*row[1:]) for row in rows}
 
 
-def fences(db: sqlite3.Connection) -> dict[str, int]:
+def fences(db: sqlite3.Connection) -> dict[JobKey, int]:
     """Highest run number heard of, by job."""
-    return dict(db.execute("SELECT job, number FROM fences").fetchall())
+    return {JobKey(job, owner): number for job, owner, number in db.execute("SELECT job, owner, number FROM fences")}
 
 
 _FILES = f"SELECT {FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.sandbox = ? AND "

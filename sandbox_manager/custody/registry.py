@@ -17,7 +17,7 @@ from sandbox_manager.sandbox import (
     occupant_of,
 )
 from stageout.core.states import FREED, State
-from stageout.wire.custody import Run
+from stageout.wire.custody import ANY_OWNER, JobKey, Run
 
 
 class Registry:
@@ -32,7 +32,7 @@ class Registry:
     def __init__(self, deadline: Deadline = lambda box: float("inf")) -> None:
         self.by_id: dict[int, Sandbox] = {}
         self.destinations: dict[int, Destination] = {}
-        self.fences: dict[str, int] = {}
+        self.fences: dict[JobKey, int] = {}
         self.backlog = Backlog(deadline)
         self.states: Counter[State] = Counter()
         self.bytes_at_risk = 0
@@ -123,12 +123,12 @@ class Registry:
 
     def fence(self, run: Run) -> None:
         """Remember that this run of its job exists."""
-        self.fences[run.job] = max(run.number, self.fences.get(run.job, 0))
+        self.fences[run.key] = max(run.number, self.fences.get(run.key, 0))
 
     def of_run(self, run: Run) -> Sandbox | None:
         """The sandbox of a run."""
-        return self.by_id.get(self._by_run.get(run, -1))
+        return self.by_id.get(self._by_run.get(run, self._by_run.get(Run(run.job, run.number, ANY_OWNER), -1)))
 
-    def newest_run(self, job: str) -> int:
+    def newest_run(self, job: JobKey) -> int:
         """Return the highest known run number of this job, 0 for none."""
-        return self.fences.get(job, 0)
+        return max(self.fences.get(job, 0), self.fences.get(JobKey(job.name, ANY_OWNER), 0))

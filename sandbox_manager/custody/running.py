@@ -6,17 +6,18 @@ from collections.abc import Collection, Iterator, Mapping
 
 from sandbox_manager.sandbox import Destination
 from stageout.movers.mover import StoppableMover
+from stageout.wire.custody import JobKey
 
 
 class RunningBatch:
     """One batch whose plugin runs, or is about to.
 
     :param sandboxes: whose files it sends. :param destination: of all of these files.
-    :param jobs: sandbox by GlobalJobId.
+    :param jobs: sandbox by job.
     :ivar began_s: monotonic time of its start. :ivar answered: its server has answered another batch since then.
     """
 
-    def __init__(self, sandboxes: frozenset[int], destination: Destination, jobs: Mapping[str, int]) -> None:
+    def __init__(self, sandboxes: frozenset[int], destination: Destination, jobs: Mapping[JobKey, int]) -> None:
         self.sandboxes = sandboxes
         self.destination = destination
         self.jobs = jobs
@@ -60,7 +61,7 @@ class RunningBatches:
             if not batch.sandboxes.isdisjoint(sandboxes):
                 batch.stop()
 
-    def sends_other_run(self, job: str, sandbox: int) -> bool:
+    def sends_other_run(self, job: JobKey, sandbox: int) -> bool:
         """Tell whether a plugin still sends output of another run of a job.
 
         :param sandbox: of the run that is asked for.

@@ -13,13 +13,15 @@ from contextlib import closing
 
 from stageout.core import durable, log
 
-VERSION = 5
+VERSION = 6
 _DERIVED = ("sums",)  # the triggers fill it
 
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE orders_done (agent TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE fences (job TEXT PRIMARY KEY, number INTEGER NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE fences (
+    job TEXT NOT NULL, owner TEXT NOT NULL DEFAULT '', number INTEGER NOT NULL, at INTEGER NOT NULL,
+    PRIMARY KEY (job, owner)) WITHOUT ROWID;
 CREATE TABLE sandboxes (
     id INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, number INTEGER NOT NULL,
     owner TEXT NOT NULL, user TEXT NOT NULL, uid INTEGER NOT NULL, gid INTEGER NOT NULL, shared_uid INTEGER NOT NULL,
@@ -32,7 +34,7 @@ CREATE TABLE sandboxes (
     retried_at INTEGER NOT NULL DEFAULT 0,
     forgettable INTEGER NOT NULL DEFAULT 0, acct_group TEXT NOT NULL DEFAULT '', refused TEXT NOT NULL DEFAULT '',
     fallback TEXT NOT NULL DEFAULT '', fallback_note TEXT NOT NULL DEFAULT '',
-    UNIQUE (job, number));
+    UNIQUE (job, number, owner));
 CREATE TABLE tickets (
     id INTEGER PRIMARY KEY AUTOINCREMENT, ticket TEXT NOT NULL UNIQUE, sandbox INTEGER NOT NULL, plugin TEXT NOT NULL,
     boot TEXT NOT NULL, synced INTEGER NOT NULL DEFAULT 0, freed INTEGER NOT NULL DEFAULT 0,

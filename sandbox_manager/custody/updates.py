@@ -13,10 +13,12 @@ from sandbox_manager.sandbox import Destination, FileState, SlotKey, SyncState
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import ENDS, State, move
 from stageout.movers.results import NO_FACTS, TransferFacts
-from stageout.wire.custody import Run
+from stageout.wire.custody import ANY_OWNER, JobKey, Run
 
 _CHANGES_PER_S = 1000
 _AWAY = (FileState.DELIVERED, FileState.HANDED_OVER)
+#: Rows of a job. The name alone is not enough, because its time is the owner's to write and queues begin again.
+_OF_JOB = f"job = :job AND (owner = :owner OR '{ANY_OWNER}' IN (owner, :owner))"
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,6 @@ class NewSandbox:
     """The owner, the origin and the priority of a sandbox. :param group: accounting group of its job."""
 
     run: Run
-    owner: str
     user: str
     uid: int
     gid: int
@@ -78,8 +79,7 @@ def add_ticket(
     db: sqlite3.Connection, owner: NewSandbox, ticket: str, plugin: str, files: Sequence[NewFile], boot: str, now: int
 ) -> int:
     """Record a hand-off; its run's sandbox is made when it is the first. Returns the sandbox's id."""
-    row = db.execute("SELECT id FROM sandboxes WHERE job = ? AND number = ?", (owner.run.job, owner.run.number))
-    found = row.fetchone()
+    found = db.execute(f"SELECT id FROM sandboxes WHERE {_OF_JOB} AND number = :number", vars(owner.run)).fetchone()
     sandbox = int(found[0]) if found else add_sandbox(db, owner, now)
     total = sum(item.size_bytes for item in files)
     cursor = db.execute(
@@ -115,7 +115,7 @@ def add_sandbox(db: sqlite3.Connection, new: NewSandbox, now: int) -> int:
         "INSERT INTO sandboxes (job, number, owner, user, uid, gid, shared_uid, startd, slot_id, dslot_id, slot_name, "
         "priority, state, change, accepted_at, acct_group) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
         (
-            new.run.job, new.run.number, new.owner, new.user, new.uid, new.gid, new.shared_uid, *new.slot,
+            new.run.job, new.run.number, new.run.owner, new.user, new.uid, new.gid, new.shared_uid, *new.slot,
             new.slot_name, new.priority, CODE_OF[move(State.OFFERED, State.ACCEPTED)], now * _CHANGES_PER_S, now,
             new.group,
         ),
@@ -176,16 +176,17 @@ def renew(db: sqlite3.Connection, held: StoredCredentials, now: int) -> int | No
 def raise_fence(db: sqlite3.Connection, run: Run, now: int) -> None:
     """Remember that this run exists: nothing of an older one is taken any more."""
     db.execute(
-        "INSERT INTO fences VALUES (?, ?, ?) "
-        "ON CONFLICT (job) DO UPDATE SET number = max(number, excluded.number), at = excluded.at",
-        (run.job, run.number, now),
+        "INSERT INTO fences (job, owner, number, at) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (job, owner) DO UPDATE SET number = max(number, excluded.number), at = excluded.at",
+        (run.job, run.owner, run.number, now),
     )
 
 
-def newest_run(db: sqlite3.Connection, job: str) -> int:
+def newest_run(db: sqlite3.Connection, job: JobKey) -> int:
     """Return the highest known run number of this job, 0 for none."""
-    row = db.execute("SELECT number FROM fences WHERE job = ?", (job,)).fetchone()
-    return int(row[0]) if row else 0
+    facts = {"job": job.name, "owner": job.owner}
+    (number,) = db.execute(f"SELECT max(number) FROM fences WHERE {_OF_JOB}", facts).fetchone()
+    return int(number or 0)
 
 
 def mark_syncing(db: sqlite3.Connection, tickets: Iterable[str]) -> None:
@@ -226,7 +227,7 @@ def state_of(db: sqlite3.Connection, sandbox: int) -> State:
 
 def state_of_run(db: sqlite3.Connection, run: Run) -> State | None:
     """State of the sandbox of a run; None when there is none."""
-    row = db.execute("SELECT state FROM sandboxes WHERE job = ? AND number = ?", (run.job, run.number)).fetchone()
+    row = db.execute(f"SELECT state FROM sandboxes WHERE {_OF_JOB} AND number = :number", vars(run)).fetchone()
     return STATE_OF[row[0]] if row else None
 
 
@@ -625,7 +626,8 @@ def drop_old_fences(db: sqlite3.Connection, before: int) -> None:
     Destinations that were reached with credentials nobody has any more go too.
     """
     db.execute("DELETE FROM destinations WHERE surroundings != '' AND id NOT IN (SELECT destination FROM sums)")
-    db.execute("DELETE FROM fences WHERE at < ? AND job NOT IN (SELECT job FROM sandboxes)", (before,))
+    here = "SELECT 1 FROM sandboxes WHERE sandboxes.job = fences.job"
+    db.execute(f"DELETE FROM fences WHERE at < ? AND NOT EXISTS ({here})", (before,))
 
 
 # ---- output without a record -----------------------------------------------------------------------------------------
@@ -667,7 +669,7 @@ def acknowledge(db: sqlite3.Connection, agent: str, number: int) -> None:
     db.execute("INSERT OR REPLACE INTO orders_done VALUES (?, ?)", (agent, number))
 
 
-def sandboxes_of(db: sqlite3.Connection, job: str, up_to: int) -> list[tuple[int, int, State]]:
+def sandboxes_of(db: sqlite3.Connection, last: Run) -> list[tuple[int, int, State]]:
     """(id, run number, state) of the sandboxes of a job's runs up to this one."""
-    rows = db.execute("SELECT id, number, state FROM sandboxes WHERE job = ? AND number <= ?", (job, up_to))
+    rows = db.execute(f"SELECT id, number, state FROM sandboxes WHERE {_OF_JOB} AND number <= :number", vars(last))
     return [(row[0], row[1], STATE_OF[row[2]]) for row in rows]

@@ -138,7 +138,7 @@ class Acceptance:
     async def _record_ticket(self, handoff: Handoff) -> None:
         facts, now = handoff.facts, self._custody.now()
         owner = updates.NewSandbox(
-            facts.run, facts.owner, facts.user, facts.uid, facts.gid, facts.shared_uid, slot_of(facts),
+            facts.run, facts.user, facts.uid, facts.gid, facts.shared_uid, slot_of(facts),
             facts.slot_name, facts.job_prio, facts.group,
         )  # fmt: skip
         held = handoff.stored
@@ -147,7 +147,7 @@ class Acceptance:
         fallback_problem = self._fallback_problem(facts, files, held)
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
-            newest = updates.newest_run(db, facts.run.job)
+            newest = updates.newest_run(db, facts.run.key)
             if newest > facts.run.number:
                 raise Refused("a newer run of the job came in meanwhile", "OtherRun")
             state = updates.state_of_run(db, facts.run) if newest else None

@@ -124,10 +124,10 @@ class Admission:
             for one, count in self.registry.occupying(slot)
             if not (one.may_stick and self._is_stuck(one))
         ]
-        promised = {(item.facts.run, slot_of(item.facts), item.facts.owner) for item in self._reservations.values()}
-        for run, place, by in promised:
+        promised = {(item.facts.run, slot_of(item.facts)) for item in self._reservations.values()}
+        for run, place in promised:
             if place.parent == slot.parent and self.registry.of_run(run) is None:
-                taken.append((place, by, 1))
+                taken.append((place, run.owner, 1))
         return places_free(slot, owner, taken, self.rules().limits)
 
     @property
@@ -205,7 +205,7 @@ class Admission:
 
     def _run(self, offer: Offer) -> Reason:
         run = offer.facts.run
-        newest = self.registry.newest_run(run.job)
+        newest = self.registry.newest_run(run.key)
         if newest > run.number:
             return Reason("OtherRun", f"run {newest} of job {run.job_id} is newer than this run {run.number}")
         known = self.registry.of_run(run)

@@ -16,7 +16,7 @@ from sandbox_manager.intake import peers
 from sandbox_manager.intake.peers import Families, Lineage, NotIdentified, Peer
 from sandbox_manager.intake.startd import JOB_ATTRIBUTES, SlotAd, SlotTable
 from sandbox_manager.rules import Account
-from stageout.wire.custody import Run
+from stageout.wire.custody import Run, is_name_of
 
 _ACCOUNT_S = 10.0
 #: Job owners choose the name of their group, and each report repeats it.
@@ -28,7 +28,8 @@ __all__ = ["JOB_ATTRIBUTES", "Identity", "NotIdentified", "RunFacts"]
 class RunFacts:
     """The proven facts about the run whose output is offered.
 
-    :param owner: ``alice@domain``, as the startd says. :param user: name of the account with ``uid``.
+    :param run: its owner is the job's User, as the access point told the startd.
+    :param user: name of the account with ``uid``.
     :param slot_name: ``slot1_1@host``. :param startd_name: the part behind the ``@``.
     :param dslot_id: 0 for a static slot. :param guard: the AP's consent (StageOutGuard).
     :param async_wish: the owner's wish (StageOutAsync). :param output_destination: "" when the job has none.
@@ -43,7 +44,6 @@ class RunFacts:
     """
 
     run: Run
-    owner: str
     user: str
     uid: int
     gid: int
@@ -65,9 +65,9 @@ class RunFacts:
     fallback: str = ""
 
     @property
-    def job_id(self) -> str:
-        """``cluster.proc``."""
-        return self.run.job_id
+    def owner(self) -> str:
+        """``alice@domain``."""
+        return self.run.owner
 
     def kept_by(self, account: Account | None) -> RunFacts:
         """Return the same facts with the account that has the run's output; None: the job's own has it."""
@@ -126,18 +126,10 @@ class Identity:
             raise NotIdentified("the plugin or its condor_starter ended during the hand-off")
 
     def _facts(self, peer: Peer, slot: SlotAd) -> RunFacts:
-        owner = _text(slot, "RemoteUser")
-        run = Run(_text(slot, "GlobalJobId"), _count(slot, "NumShadowStarts"))
-        if not owner or run.job.count("#") < 2 or run.number < 1:
-            raise NotIdentified(
-                f"the startd does not say which run {slot.get('Name')} has; add GlobalJobId and NumShadowStarts to "
-                "STARTD_JOB_ATTRS (20-stageout-ep.conf) and restart it",
-                "StartdSilent",
-            )
+        run = run_of(slot)
         user = self._accounts.name(peer.uid)
         return RunFacts(
             run=run,
-            owner=owner,
             user=user,
             uid=peer.uid,
             gid=peer.gid,
@@ -154,10 +146,37 @@ class Identity:
             shared_uid=self._own_uid != 0,
             agent_key=_text(slot, "StageOutAgentKey"),
             left_out=_text(slot, "StageOutSynchronousCode"),
-            foreign_account=self._own_uid == 0 and user != owner.split("@", 1)[0],
-            group=accounting_group(_text(slot, "AccountingGroup"), owner.partition("@")[0]),
+            foreign_account=self._own_uid == 0 and user != run.owner.partition("@")[0],
+            group=accounting_group(_text(slot, "AccountingGroup"), run.owner.partition("@")[0]),
             fallback=str(slot.get("StageOutFallback", "")),
         )
+
+
+def run_of(slot: SlotAd) -> Run:
+    """Return the run in a slot. Its job is the one that the startd names, whatever GlobalJobId its owner has written.
+
+    :raises NotIdentified: the startd does not name a job, or GlobalJobId is that of another one.
+    """
+    name, schedd, job_id = (_text(slot, attribute) for attribute in ("GlobalJobId", "RemoteScheddName", "JobId"))
+    run = Run(name, _count(slot, "NumShadowStarts"), _text(slot, "RemoteUser"))
+    if not run.owner or not job_id or not name or run.number < 1:
+        raise NotIdentified(
+            f"the startd does not say which run {slot.get('Name')} has; add GlobalJobId and NumShadowStarts to "
+            "STARTD_JOB_ATTRS (20-stageout-ep.conf) and restart it",
+            "StartdSilent",
+        )
+    if not schedd:
+        raise NotIdentified(
+            f"the startd does not name the schedd of {slot.get('Name')} (RemoteScheddName), as after condor_now",
+            "StartdSilent",
+        )
+    if not is_name_of(name, schedd, job_id):
+        raise NotIdentified(
+            f"the job is {job_id} of {schedd}, and its GlobalJobId says {name!r:.200}: somebody has changed it; "
+            "remove the job and submit it again",
+            "Identity",
+        )
+    return run
 
 
 def accounting_group(submitter: str, owner: str) -> str:

@@ -244,7 +244,7 @@ class Intake:
         try:
             yield
         except NotTaken as no:
-            self.refusals.append(RefusalReport(run.job, run.number, no.code, str(no)[:_REASON_CHARS]))
+            self.refusals.append(RefusalReport(run.job, run.number, no.code, str(no)[:_REASON_CHARS], run.owner))
             self.on_refusal()
             raise
 
@@ -257,7 +257,7 @@ class Intake:
         schedd = head.get("probe")
         if not isinstance(schedd, str):
             raise no
-        facts = RunFacts(Run(f"{schedd}#0.0#0", 0), _DOCTOR, _DOCTOR, peer.uid, peer.gid, "", "no slot", -1, 0, True)
+        facts = RunFacts(Run(f"{schedd}#0.0#0", 0, _DOCTOR), _DOCTOR, peer.uid, peer.gid, "", "no slot", -1, 0, True)
         try:
             offer = await self._read_offer(link, head, client, latest_s)
             _check_consent(facts, offer, self._encrypted)

@@ -13,8 +13,9 @@ from stageout.core.clock import boot_clock_s
 from stageout.core.condor_ads import OnSkipped, SkippedAttributes, decoded
 from stageout.core.config import Settings
 
-SLOT_ATTRIBUTES = ("Name", "SlotID", "DSlotId", "RemoteUser", "JobId", "AccountingGroup")
-#: Of the job. The startd shows them because the fragment adds them to STARTD_JOB_ATTRS.
+#: The startd makes these itself, out of the claim and of what the access point told it. No owner can write them.
+SLOT_ATTRIBUTES = ("Name", "SlotID", "DSlotId", "RemoteUser", "RemoteScheddName", "JobId", "AccountingGroup")
+#: Of the job, and so its owner's to write. The startd shows them because the fragment adds them to STARTD_JOB_ATTRS.
 JOB_ATTRIBUTES = (
     "GlobalJobId",
     "NumShadowStarts",

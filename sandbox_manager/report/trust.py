@@ -32,7 +32,6 @@ from stageout.wire.custody import (
     AgentNotice,
     BadPayload,
     OrderSheet,
-    Run,
     check_signature,
     payload_of,
     read_notice,
@@ -201,7 +200,7 @@ class OrderVerifier:
         check_signature(ORDERS_AD, ad, known.key)
         if (sheet.manager, sheet.manager_key) != (self._name, self._key):
             raise BadPayload(f"it is for {sheet.manager} with key {sheet.manager_key or '(none)'}")
-        foreign = next((order.job for order in sheet.orders if Run(order.job, 0).schedd != sheet.agent), "")
+        foreign = next((order.job for order in sheet.orders if order.run.schedd != sheet.agent), "")
         if foreign:
             raise BadPayload(f"{sheet.agent} gives orders about {foreign}, a job of another access point")
         return sheet

@@ -22,7 +22,6 @@ from sandbox_manager.scheduling.tuner import ActiveTransfer, Target, Tuner
 from stageout.core.clock import asleep_s
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.schemes import method_of
-from stageout.wire.custody import Run
 
 #: Name of the breakers' record in the ledger.
 BREAKERS = "breakers"
@@ -124,7 +123,7 @@ class Scheduler:
 
     def _may_send(self, box: Sandbox) -> bool:
         """Tell whether the lease of its access point holds and no plugin sends output of another run of the job."""
-        return self.leases.holds(box.run.schedd) and not self._running.sends_other_run(box.run.job, box.id)
+        return self.leases.holds(box.run.schedd) and not self._running.sends_other_run(box.run.key, box.id)
 
     # ---- servers -----------------------------------------------------------------------------------------------------
 
@@ -165,7 +164,7 @@ class Scheduler:
         """Stop what may not be sent any more; returns when cancelled."""
         while True:
             for batch in self._running:
-                if not all(self.leases.holds(Run(job, 0).schedd) for job in batch.jobs):
+                if not all(self.leases.holds(job.schedd) for job in batch.jobs):
                     batch.stop()
             if self.leases.changed():
                 self._store.changed.set()

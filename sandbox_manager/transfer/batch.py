@@ -31,6 +31,7 @@ from stageout.movers.mover import Batch, Cargo, Equipment, Stopped
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.results import CUSTODY, Answer, Delivered, Failure, Gone, InCustody
 from stageout.movers.schemes import method_of
+from stageout.wire.custody import JobKey
 
 _JOBS_NAMED = 3
 _ERROR_CHARS = 500
@@ -71,7 +72,7 @@ class BatchRun(RunningBatch):
         spool: Spool,
         table: PluginsTable,
         destination: Destination,
-        jobs: Mapping[str, int],
+        jobs: Mapping[JobKey, int],
         user: tuple[int, int],
         files: Sequence[FileRow],
         directory: Path,

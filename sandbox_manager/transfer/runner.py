@@ -234,7 +234,7 @@ class Delivery:
             limit_s, settings = most_s, call_settings(None, self._transfer, now)
         settings.update(self._drain_settings or {})
         settings["STAGEOUT_JOBS"] = job_names(registry.job_of(item.sandbox) for item in files)
-        jobs = {registry.by_id[box].run.job: box for box in {item.sandbox for item in files}}
+        jobs = {registry.by_id[box].run.key: box for box in {item.sandbox for item in files}}
         directory = self._custody.spool.root / "movers" / f"{number}-{files[0].ticket[:8]}"
         user = (self._batch.uid, self._batch.gid)
         return BatchRun(

@@ -134,8 +134,8 @@ def read(
     queue = Queue(schedd, pool)
     late = {} if schedd or pool else _late_failures()
     if wanted:
-        return [entry(job, _records(queue, job), late.get(job.global_id)) for job in _jobs(queue, wanted)]
-    return [entry(job, [], late.get(job.global_id)) for job in queue.recent_history(owner, limit)]
+        return [entry(job, _records(queue, job), late.get((job.global_id, job.owner))) for job in _jobs(queue, wanted)]
+    return [entry(job, [], late.get((job.global_id, job.owner))) for job in queue.recent_history(owner, limit)]
 
 
 def _nothing(schedd: str | None, pool: str | None, owner: str | None) -> str:
@@ -153,11 +153,11 @@ def _nothing(schedd: str | None, pool: str | None, owner: str | None) -> str:
     return " ".join(texts)
 
 
-def _late_failures() -> dict[str, Failure]:
-    """Return the agent's records of jobs that had left the queue before their output failed."""
+def _late_failures() -> dict[tuple[str, str], Failure]:
+    """Return the agent's records of jobs that had left the queue before their output failed, by job and owner."""
     path = Path(condor_settings().condor("SPOOL")) / FILE_NAME
     try:
-        return {failure.job: failure for failure in read_failures(path)}
+        return {(failure.job, failure.owner): failure for failure in read_failures(path)}
     except (OSError, ValueError):
         return {}
 

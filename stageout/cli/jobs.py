@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from stageout.cli.exits import UsageError
 from stageout.core.classads import ClassAd
 from stageout.core.dagman import is_kept_node
+from stageout.wire.custody import JobKey, is_name_of, schedd_of
 from stageout.wire.deposits import Holding, read_holdings
 
 _JOB_ID = re.compile(r"(\d{1,10})(?:\.(\d{1,10}))?\Z", re.A)
@@ -22,7 +23,7 @@ ATTRIBUTES = (
     "StageOutFilesLeft", "StageOutAttempts", "StageOutNextAttempt", "StageOutManager", "StageOutKeys", "StageOutReruns",
     "StageOutCustody", "StageOutStats", "StageOutRequest", "StageOutRefused", "JobMaterializeLimit",
     "JobMaterializePaused", "TerminationPending", "StageOutSynchronousCode", "StageOutUserLeave",
-    "TransferringOutput", "RemoteHost",
+    "TransferringOutput", "RemoteHost", "User",
 )  # fmt: skip
 
 STATUS_WORDS = {
@@ -95,7 +96,7 @@ class Job:
     :param custody: what routers of the overlay have of it.
     :param left_out: code of why the access point left the job out of stage-out.
     :param is_left_by_owner: the owner's own leave_in_queue keeps the job. :param in_queue: False: from the history.
-    :param slot: name of the slot in which the job runs; "" when it does not run.
+    :param slot: name of the slot in which the job runs; "" when it does not run. :param user: User, ``alice@domain``.
     """
 
     id: JobId
@@ -130,6 +131,7 @@ class Job:
     in_queue: bool = True
     refused: str = ""
     slot: str = ""
+    user: str = ""
 
     @classmethod
     def from_ad(cls, ad: ClassAd) -> Job:
@@ -169,7 +171,18 @@ class Job:
             is_left_by_owner=ad.get("StageOutUserLeave", False) is not False,
             refused=ad.text("StageOutRefused"),
             slot=ad.text("RemoteHost"),
+            user=ad.text("User"),
         )
+
+    @property
+    def key(self) -> JobKey:
+        """The identity by which the job's output is found."""
+        return JobKey(self.global_id, self.user)
+
+    @property
+    def is_misnamed(self) -> bool:
+        """GlobalJobId is not that of the job, so nodes and the agent refuse it."""
+        return not is_name_of(self.global_id, schedd_of(self.global_id), str(self.id))
 
     @property
     def handed_off(self) -> bool:

@@ -11,7 +11,7 @@ from stageout.cli.why import Why
 from stageout.core.eta import Eta, at_least, limits_s
 from stageout.core.states import ENDS, FREED, State
 from stageout.wire.control import StreamsReport
-from stageout.wire.custody import FileReport, FlowReport, Report, Run, SandboxReport
+from stageout.wire.custody import FileReport, FlowReport, JobKey, Report, Run, SandboxReport
 from stageout.wire.deposits import Holding, read_holdings
 from stageout.wire.expected import for_runs, for_servers, server_of
 
@@ -170,7 +170,7 @@ def merge(jobs: Iterable[Job], reports: Iterable[Report], now: float | None = No
     :param now: wall clock, seconds, for estimates of the time that is left; None: without them.
     """
     jobs = sorted(jobs, key=lambda job: job.id)
-    boxes = _newest_boxes(reports, {job.global_id: job.keys for job in jobs if job.keys})
+    boxes = _newest_boxes(reports, {job.key: job.keys for job in jobs if job.keys})
     said = [_box_of(job, boxes) for job in jobs]
     etas = {} if now is None else _etas([one for one in said if one], now)
     return [_expecting(_row(job, one), one, etas) for job, one in zip(jobs, said)]
@@ -199,27 +199,27 @@ def _expecting(row: Row, said: _Said | None, etas: _Etas) -> Row:
     return replace(row, eta_low_s=low_s, eta_high_s=high_s)
 
 
-def _newest_boxes(reports: Iterable[Report], keys: Mapping[str, frozenset[str]]) -> dict[str, dict[int, _Said]]:
+def _newest_boxes(reports: Iterable[Report], keys: Mapping[JobKey, frozenset[str]]) -> dict[JobKey, dict[int, _Said]]:
     """Return the last report on each run of each job. :param keys: by job, the keys that count; any otherwise."""
-    boxes: dict[str, dict[int, _Said]] = {}
+    boxes: dict[JobKey, dict[int, _Said]] = {}
     for report in reports:
         for box in report.sandboxes:
-            if report.key not in keys.get(box.job, (report.key,)):
+            if report.key not in keys.get(box.run.key, (report.key,)):
                 continue
-            runs = boxes.setdefault(box.job, {})
+            runs = boxes.setdefault(box.run.key, {})
             known = runs.get(box.number)
             if known is None or known[0].change < box.change:
                 runs[box.number] = (box, report)
     return boxes
 
 
-def _box_of(job: Job, boxes: Mapping[str, Mapping[int, _Said]]) -> _Said | None:
+def _box_of(job: Job, boxes: Mapping[JobKey, Mapping[int, _Said]]) -> _Said | None:
     """Return the reports on the job's last run.
 
     After a restart of the access point, a job whose shadow reconnected has a higher run number there than at its
     execute point. So the highest number that is not superseded counts, too.
     """
-    runs = boxes.get(job.global_id, {})
+    runs = {} if job.is_misnamed else boxes.get(job.key, {})
     if job.run in runs or not job.handed_off:
         return runs.get(job.run)
     last = max((number for number, (box, _) in runs.items() if box.state != State.SUPERSEDED), default=0)

@@ -29,6 +29,7 @@ from stageout.cli.rows import (
 from stageout.cli.whose import whose_jobs as whose_jobs
 from stageout.cli.why import Why, why
 from stageout.core.classads import ClassAd
+from stageout.wire.custody import JobKey
 
 if TYPE_CHECKING:
     from stageout.cli.condor import Pool, Queue
@@ -145,8 +146,9 @@ def _refusals(jobs: list[Job], pool: Pool) -> dict[str, Why]:
         reports = pool.reports(pool.managers_of({job.slot for job in sent}))
     except Unavailable:
         return {}
-    causes = {(one.job, one.number): Why(one.code, one.reason) for report in reports for one in report.refusals}
-    return {str(job.id): causes[job.global_id, job.run] for job in sent if (job.global_id, job.run) in causes}
+    refused = ((one, JobKey(one.job, one.owner)) for report in reports for one in report.refusals)
+    causes = {(key, one.number): Why(one.code, one.reason) for one, key in refused}
+    return {str(job.id): causes[job.key, job.run] for job in sent if (job.key, job.run) in causes}
 
 
 def reported(jobs: list[Job], queue: Queue, pool: Pool) -> Snapshot:

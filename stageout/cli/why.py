@@ -22,6 +22,8 @@ def why(job: Job, records: Iterable[ClassAd]) -> Why:
 
     :param records: OUTPUT records of the job's id; ids start again when a queue is made anew.
     """
+    if job.is_misnamed:
+        return Why("Identity", sentence_of("Identity"))
     if job.left_out:
         return Why(job.left_out, sentence_of(job.left_out))
     own = [ad for ad in records if ad.text("GlobalJobId", job.global_id) == job.global_id]

@@ -21,6 +21,7 @@ class Failure:
     """One run whose output did not arrive.
 
     :param job: GlobalJobId. :param run: NumShadowStarts. :param state: Failed or Lost. :param at: wall clock, seconds.
+    :param user: User of the job, ``alice@domain``; "" from an earlier version.
     """
 
     job: str
@@ -29,6 +30,12 @@ class Failure:
     state: str
     reason: str
     at: int
+    user: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Job, user and run."""
+        return self.job, self.user, self.run
 
 
 def read_failures(path: Path) -> list[Failure]:
@@ -51,32 +58,35 @@ class FailureLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._known = {(one.job, one.run): one for one in read_failures(path)}
+            self._known = {one.key: one for one in read_failures(path)}
         except ValueError as problem:
             log.error("failures-read-failed", path=path, problem=problem, advice="it is begun anew; set a copy aside")
             self._known = {}
 
-    def get(self, job: str, run: int) -> Failure | None:
+    def get(self, job: str, user: str, run: int) -> Failure | None:
         """Return the record of a run, None without one."""
-        return self._known.get((job, run))
+        return self._known.get((job, user, run)) or self._known.get((job, "", run))
 
     def add(self, failures: Iterable[Failure]) -> list[Failure]:
         """Record those that are not known. On return they are on the disk.
 
         :returns: the new ones. :raises OSError: nothing is recorded.
         """
-        new = [one for one in failures if (one.job, one.run) not in self._known]
+        new = [one for one in failures if self.get(*one.key) is None]
         if not new:
             return []
-        short = {(one.job, one.run): Failure(**{**asdict(one), "reason": one.reason[:_REASON_CHARS]}) for one in new}
+        short = {one.key: Failure(**{**asdict(one), "reason": one.reason[:_REASON_CHARS]}) for one in new}
         known = {**self._known, **short}
         text = json.dumps([asdict(one) for one in list(known.values())[-MOST:]], indent=0)
         durable.write_file("failure-record", self._path, text.encode(), _MODE)
         self._known = known
         return new
 
-    def keep_only(self, jobs: Set[str]) -> None:
-        """Drop records from memory that the file no longer holds, except those of the given jobs."""
+    def keep_only(self, jobs: Set[tuple[str, str]]) -> None:
+        """Drop records from memory that the file no longer holds, except those of the given jobs.
+
+        :param jobs: GlobalJobId and user of each.
+        """
         for key in list(self._known)[:-MOST]:
-            if key[0] not in jobs:
+            if key[:2] not in jobs:
                 del self._known[key]

@@ -126,6 +126,7 @@ METRICS: dict[str, Metric] = {
         _histogram("delivery_delay", "agent", "Seconds from a job's end to the delivery of all its output."),
         _counter("edits", "agent", "Edits of jobs that the schedd took, by kind.", "effect"),
         _counter("edit_failures", "agent", "Edits of jobs that the schedd refused."),
+        _gauge("refused_jobs", "agent", "Jobs that the agent refuses, because GlobalJobId is another job's."),
         _counter("passes", "agent", "Passes over the queue; failed: schedd or collector did not answer.", "result"),
         _gauge("last_pass_timestamp_seconds", "agent", "Wall clock of the last pass that succeeded."),
         _gauge("pass_duration_seconds", "agent", "Seconds that the last pass took."),

@@ -52,6 +52,7 @@ CAUSES = (
     Cause("Stopping", "the sandbox manager of the node is stopping"),
     Cause("Report", "the sandbox manager cannot make its report"),
     Cause("Disk", "the spool's disk or the ledger takes nothing"),
+    Cause("Identity", "GlobalJobId of the job is not its own: its owner or an administrator has changed it"),
     Cause("StartdSilent", "the startd does not say whose job it is"),
     Cause("Unidentified", "the sandbox manager cannot tell which job the plugin works for"),
     Cause("Files", "the files are not as they were offered"),

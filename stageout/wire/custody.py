@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -67,26 +68,88 @@ class BadPayload(Exception):
     """An ad whose payload cannot be read or whose signature is wrong; it is ignored and said so."""
 
 
+#: Owner in an order of an agent of an earlier version, and in the records that such an order left.
+ANY_OWNER = ""
+
+
+class JobKey(NamedTuple):
+    """A job of one user: everything about its output is found by this, never by the name alone.
+
+    Owners may write the name of another job into their own. So nothing is found with the name but with both.
+
+    :param name: GlobalJobId, ``schedd#cluster.proc#time``. :param owner: User of the job, ``alice@domain``.
+    """
+
+    name: str
+    owner: str
+
+    @property
+    def schedd(self) -> str:
+        """Name of the schedd whose queue holds the job."""
+        return schedd_of(self.name)
+
+    @property
+    def job_id(self) -> str:
+        """``cluster.proc``."""
+        return job_id_of(self.name)
+
+
 @dataclass(frozen=True)
 class Run:
     """One run of a job: the identity under which output is kept, sent and fenced.
 
     :param job: GlobalJobId, ``schedd#cluster.proc#time``.
     :param number: NumShadowStarts, which only grows.
+    :param owner: User of the job, ``alice@domain``.
     """
 
     job: str
     number: int
+    owner: str
 
     @property
     def schedd(self) -> str:
         """Name of the schedd whose queue holds the job."""
-        return self.job.split("#", 1)[0]
+        return schedd_of(self.job)
 
     @property
     def job_id(self) -> str:
         """``cluster.proc``."""
-        return self.job.split("#")[1]
+        return job_id_of(self.job)
+
+    @property
+    def key(self) -> JobKey:
+        """The job of the run."""
+        return JobKey(self.job, self.owner)
+
+
+_JOB_NAME = re.compile(r"(?P<schedd>[^#]+)#(?P<job_id>[0-9]{1,10}\.[0-9]{1,10})(?:#[0-9]{1,10})?\Z")
+
+
+def is_job_name(name: str) -> bool:
+    """Tell whether a text is the GlobalJobId of a job. It has no time with GLOBAL_JOB_ID_WITH_TIME = false."""
+    return _JOB_NAME.match(name) is not None
+
+
+def is_name_of(name: str, schedd: str, job_id: str) -> bool:
+    """Tell whether a GlobalJobId is that of a job, whose owner may have written another one.
+
+    The time in it is the owner's, too. It only tells two queues of one schedd apart.
+
+    :param name: GlobalJobId. :param schedd: name of the job's schedd. :param job_id: ``cluster.proc`` of the job.
+    """
+    found = _JOB_NAME.match(name)
+    return found is not None and (found["schedd"], found["job_id"]) == (schedd, job_id)
+
+
+def schedd_of(name: str) -> str:
+    """Return the schedd in a GlobalJobId."""
+    return name.split("#", 1)[0]
+
+
+def job_id_of(name: str) -> str:
+    """Return ``cluster.proc`` out of a GlobalJobId."""
+    return name.split("#")[1]
 
 
 @dataclass(frozen=True)
@@ -180,7 +243,7 @@ class SandboxReport:
     @property
     def run(self) -> Run:
         """The run that made the sandbox."""
-        return Run(self.job, self.number)
+        return Run(self.job, self.number, self.owner)
 
 
 @dataclass(frozen=True)
@@ -230,12 +293,14 @@ class RefusalReport:
     """A run whose hand-off was refused, so that its plugin sends the output itself.
 
     :param job: GlobalJobId. :param number: of the run. :param code: of the reason, with the sentence ``reason``.
+    :param owner: User of the job; "" from an earlier version.
     """
 
     job: str
     number: int
     code: str
     reason: str
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -298,6 +363,7 @@ class Order:
     FORGET: the AP has recorded the end; the manager may drop the record.
 
     :param number: grows with every order of this agent, over restarts too.
+    :param owner: User of the job; "" from an earlier version. Output of another user is none of this job.
     :param request: of the owner, which tells two redirects apart. :param new_url: of a redirect.
     :param only_file: name of the only file to redirect; "" for all, below ``new_url``.
     """
@@ -312,6 +378,12 @@ class Order:
     request: str = ""
     new_url: str = ""
     only_file: str = ""
+    owner: str = ""
+
+    @property
+    def run(self) -> Run:
+        """The run that the order is about."""
+        return Run(self.job, self.run_number, self.owner)
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ def job(context: PageContext, state: PageState, name: str, ad: Mapping[str, Any]
     :param name: GlobalJobId, or ``cluster.proc`` of this schedd. :param ad: its ad in the queue.
     :param problem: reason why the ad is not known. :returns: None if nothing is known about the job.
     """
-    runs = _runs(state.pool, name)
+    runs = _runs(state.pool, name, str(ad.get("User", "")) if ad else "")
     if not runs and ad is None:
         return tag("p", f"The schedd does not answer: {problem}") if problem else None
     parts = [_run(context, run, state.pool.now_at) for run in runs]
@@ -173,12 +173,12 @@ class _Run(NamedTuple):
     eta: Eta | None
 
 
-def _runs(pool: Pool, name: str) -> list[_Run]:
-    """Return the runs of a job, the newest first. :param name: GlobalJobId."""
+def _runs(pool: Pool, name: str, user: str) -> list[_Run]:
+    """Return the runs of a job, the newest first. :param name: GlobalJobId. :param user: of the job, "" if unknown."""
     found = []
-    for node, box in pool.find(name):
+    for node, box in pool.find(name, user):
         report = node.report()
-        said = next((one for one in report.sandboxes if (one.job, one.number) == (box.job, box.number)), None)
+        said = next((one for one in report.sandboxes if one.run == box.run), None)
         etas = for_runs(report, pool.now_at, [said.run] if said else [])
         found.append(_Run(node, box, said, etas.get(said.run) if said else None))
     return found

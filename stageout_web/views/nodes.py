@@ -150,7 +150,7 @@ def _one(context: PageContext, pool: Pool, node: Node) -> Markup:
     rows = [
         (tag("a", box.job_id, href=context.job_link(box.job)), box.owner, state_mark(box.state),
          f"{count(box.files_left, 'file')}, {size(box.bytes_left)}",
-         expected(etas.get(Run(box.job, box.number))) if is_expected(box) else "", box.server, moment(box.accepted_at))
+         expected(etas.get(box.run)) if is_expected(box) else "", box.server, moment(box.accepted_at))
         for box in node.boxes[:_BOXES_SHOWN]
     ]  # fmt: skip
     header = ("Job", "Owner", "State", "Left", "Expected", "Destination", "Since")

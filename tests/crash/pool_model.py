@@ -19,7 +19,7 @@ from schedd_agent.model import USER_HOLD_CODE, DagEnd, HistoryRecord, Job, JobAd
 from schedd_agent.queue import QueueError
 from schedd_agent.receipts import Receipts
 from stageout.core import durable
-from stageout.wire.custody import AD_LIFETIME_S, AGENT_AD, MANAGER_AD, ORDERS_AD, Run, read_orders
+from stageout.wire.custody import AD_LIFETIME_S, AGENT_AD, MANAGER_AD, ORDERS_AD, job_id_of, read_orders
 from tests.crash.world import START_WALL_S, World
 
 SCHEDD = "ap"
@@ -262,7 +262,7 @@ def _record(name: str, run: int, owner: str, handed: Sequence[Handed], wall_s: i
         ads += [f"[ DeveloperData = [ StageOutReceipt = {receipt} ] ]"] * one.files
     results = f"OutputPluginResultList = {{ {', '.join(ads)} }}\n" if ads else ""
     head = f'GlobalJobId = "{name}"\nNumShadowStarts = {run}\n{results}EpochWriteDate = {wall_s}\n'
-    cluster, proc = Run(name, run).job_id.split(".")
+    cluster, proc = job_id_of(name).split(".")
     ids = f"ClusterId={cluster} ProcId={proc} RunInstanceId={run - 1}"
     return f'{head}*** OUTPUT {ids} Owner="{owner}" CurrentTime={wall_s}\n'.encode()
 

@@ -15,7 +15,7 @@ from typing import Any
 from sandbox_manager.intake.identity import RunFacts
 from schedd_agent.model import Job, Status
 from stageout.core.states import State
-from stageout.wire.custody import Run
+from stageout.wire.custody import Run, job_id_of
 from tests.crash.judgement import Judgement
 from tests.crash.misfortunes import FAULTS, Fault, Misfortunes, Trouble, draw_trouble
 from tests.crash.observed import FALLBACKS, Coverage, Observer
@@ -267,7 +267,7 @@ class Simulation(Misfortunes, Judgement):
     def _facts(self, execution: Execution, node: Node) -> RunFacts:
         uid = os.geteuid()
         return RunFacts(
-            Run(execution.job, execution.ep_run), "alice@test", "alice", uid, uid, node.name, f"slot1@{node.name}",
+            Run(execution.job, execution.ep_run, "alice@test"), "alice", uid, uid, node.name, f"slot1@{node.name}",
             1, 1, True, fallback=self._fallback(execution.job),
         )  # fmt: skip
 
@@ -317,7 +317,7 @@ class Simulation(Misfortunes, Judgement):
             told = at + self.random.choice((-1, 0, 1))
             facts |= {"run": job.run + 1, "transferred_at": told, "executing_since": at - 2}
             if self.forger is not None and not self.restored:
-                self.schedd.records[Run(name, 0).job_id].insert(0, self.forger.of_others(job, at - 86400))
+                self.schedd.records[job_id_of(name)].insert(0, self.forger.of_others(job, at - 86400))
         execution.counted = True
         self.world.say(f"{name} completes as run {job.run}, execution {execution.number}")
         self.schedd.change(name, status=int(Status.COMPLETED), **facts)
@@ -325,7 +325,7 @@ class Simulation(Misfortunes, Judgement):
     def _write_record(self, job: Job, execution: Execution) -> None:
         """The shadow appends its record to the job's file."""
         text = record_text(job, execution, self.schedd.wall_s())
-        self.schedd.records[Run(job.name, 0).job_id].append(text)
+        self.schedd.records[job_id_of(job.name)].append(text)
 
     def _evaluate(self) -> None:
         """The schedd looks at all jobs now and then."""

@@ -98,7 +98,7 @@ class FakeIdentity:
 
     async def identify(self, peer: Peer) -> RunFacts:
         return RunFacts(
-            run=Run(f"{SCHEDD}#1.0#1700000000", 1), owner="alice@test", user="alice", uid=UID, gid=UID,
+            run=Run(f"{SCHEDD}#1.0#1700000000", 1, "alice@test"), user="alice", uid=UID, gid=UID,
             startd_name="ep", slot_name="slot1_1@ep", slot_id=1, dslot_id=1, guard=True,
         )  # fmt: skip
 

@@ -122,7 +122,7 @@ class FakeIdentity:
 
     async def identify(self, peer: Peer) -> RunFacts:
         facts = RunFacts(
-            run=Run("ap#1.0#1700000000", 1), owner=f"u{peer.uid}@test", user=f"u{peer.uid}", uid=peer.uid, gid=peer.gid,
+            run=Run("ap#1.0#1700000000", 1, f"u{peer.uid}@test"), user=f"u{peer.uid}", uid=peer.uid, gid=peer.gid,
             startd_name="ep", slot_name="slot1_1@ep", slot_id=1, dslot_id=1, guard=True,
         )  # fmt: skip
         control = self._site.control()

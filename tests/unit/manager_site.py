@@ -275,10 +275,10 @@ class Node:
 
     # ---- what a plugin does ------------------------------------------------------------------------------------------
 
-    def facts(self, job: str = "1.0", number: int = 1, **changed: Any) -> RunFacts:
+    def facts(self, job: str = "1.0", number: int = 1, owner: str = "alice@test", **changed: Any) -> RunFacts:
         """Facts about a run."""
         facts = RunFacts(
-            run=Run(f"{SCHEDD}#{job}#1700000000", number), owner="alice@test", user="alice", uid=UID, gid=UID,
+            run=Run(f"{SCHEDD}#{job}#1700000000", number, owner), user="alice", uid=UID, gid=UID,
             startd_name="ep", slot_name="slot1_1@ep", slot_id=1, dslot_id=1, guard=True,
         )  # fmt: skip
         return replace(facts, **changed)

@@ -19,7 +19,7 @@ from stageout.wire.custody import Run
 
 QUOTA_BYTES = 1_000_000
 OWNER_BYTES = 600_000
-FACTS = RunFacts(Run("ap#1.0#1", 1), "alice@test", "alice", 1, 1, "ep", "slot1_1@ep", 1, 1, guard=True)
+FACTS = RunFacts(Run("ap#1.0#1", 1, "alice@test"), "alice", 1, 1, "ep", "slot1_1@ep", 1, 1, guard=True)
 
 
 @dataclass
@@ -46,7 +46,7 @@ def admission() -> Admission:
 
 def _offer(size_bytes: int, owner: str = "alice@test", job: int = 1, run: int = 1) -> Offer:
     """One file that takes so much of the quota."""
-    facts = replace(FACTS, run=Run(f"ap#{job}.0#1", run), owner=owner)
+    facts = replace(FACTS, run=Run(f"ap#{job}.0#1", run, owner))
     return Offer(facts, 1, size_bytes - NAME_BYTES, frozenset({"https"}), frozenset({"h"}), "/plugin")
 
 
@@ -78,7 +78,7 @@ def test_nothing_is_taken_when_the_manager_stops(admission: Admission) -> None:
 
 @pytest.mark.parametrize("run", [1, 2])
 def test_no_run_is_taken_after_a_newer_one(admission: Admission, run: int) -> None:
-    admission.registry.fence(Run("ap#1.0#1", 2))
+    admission.registry.fence(Run("ap#1.0#1", 2, "alice@test"))
     assert bool(admission.reason_against(_offer(5000, run=run))) is (run < 2)
 
 

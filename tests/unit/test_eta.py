@@ -140,7 +140,7 @@ def test_without_a_rate_or_a_known_server_there_is_not_enough_data() -> None:
     assert for_runs(report(hidden), NOW, {own.run}), "there is one server only"
     two = (flow(), flow(server="https://other"))
     assert for_runs(report(hidden, flows=two), NOW, {own.run}) == {}
-    assert for_runs(report(own, flows=two), NOW, {Run("ap#9.0#1", 1)}) == {}
+    assert for_runs(report(own, flows=two), NOW, {Run("ap#9.0#1", 1, "alice")}) == {}
 
 
 def test_output_for_two_servers_needs_the_slower_one() -> None:

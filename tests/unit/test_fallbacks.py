@@ -71,7 +71,7 @@ def _new(name: str, at: int = 0, digest: str = "") -> NewFile:
 
 def _moving(db: sqlite3.Connection, *names: str, fallback: str = BACK, problem: str = "") -> int:
     """Output of run 1 that is being sent to ``https://old/p/NAME``. Returns its sandbox."""
-    owner = NewSandbox(Run(JOB, 1), "a", "a", 1, 1, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
+    owner = NewSandbox(Run(JOB, 1, "a"), "a", 1, 1, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
     box = updates.add_ticket(db, owner, "t", "/p", [_new(name, at) for at, name in enumerate(names)], "boot", 1)
     updates.offer_fallback(db, box, fallback, problem)
     orders.apply_orders(db, OrderSheet("ap", "ep", 1, (Order(1, Action.CONFIRM, JOB, 1, ("t",), len(names)),)), 10)

@@ -33,6 +33,8 @@ SLOT = {
     "SlotID": 1,
     "DSlotId": 1,
     "RemoteUser": "nobody@pool",
+    "RemoteScheddName": "ap",
+    "JobId": "7.3",
     "GlobalJobId": "ap#7.3#1700000000",
     "NumShadowStarts": 2,
     "StageOutGuard": True,
@@ -222,7 +224,7 @@ def identify(peer: Peer, startd: Startd, timeout_s: float = 5.0, local_name: str
 def test_a_plugin_of_a_real_tree(tree: Tree) -> None:
     peer = tree.connect()
     facts = identify(peer, Startd({"Name": "slot1@ep1", "SlotID": 1}, {**SLOT, "RemoteUser": _owner()}))
-    assert (facts.run.job, facts.run.number, facts.job_id) == ("ap#7.3#1700000000", 2, "7.3")
+    assert (facts.run.job, facts.run.number, facts.run.job_id) == ("ap#7.3#1700000000", 2, "7.3")
     assert (facts.uid, facts.user, facts.owner) == (NOBODY, _owner().split("@")[0], _owner())
     assert (facts.slot_name, facts.startd_name, facts.slot_id, facts.dslot_id) == ("slot1_1@ep1", "ep1", 1, 1)
     assert facts.guard and facts.async_wish and facts.output_destination == "https://store/out"
@@ -253,7 +255,7 @@ def test_attributes_of_odd_types(tree: Tree, change: dict[str, Any], check: Call
     assert check(identify(tree.connect(), Startd({**SLOT, "RemoteUser": _owner(), **change})))
 
 
-@pytest.mark.parametrize("name", ["GlobalJobId", "NumShadowStarts", "RemoteUser"])
+@pytest.mark.parametrize("name", ["GlobalJobId", "NumShadowStarts", "RemoteUser", "JobId"])
 def test_a_startd_that_does_not_say_enough(tree: Tree, name: str) -> None:
     slot = {**SLOT, "RemoteUser": _owner()}
     del slot[name]

@@ -33,7 +33,7 @@ PLACE = Destination("/p", "https", "h")
 
 
 def new_sandbox(job: str = "ap#1.0#1", number: int = 1) -> NewSandbox:
-    return NewSandbox(Run(job, number), "a@x", "a", 5, 5, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
+    return NewSandbox(Run(job, number, "a@x"), "a", 5, 5, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
 
 
 def new_files(count: int = 1, url: str = "https://h/d/{}", size: int = 10) -> list[NewFile]:
@@ -597,7 +597,7 @@ def test_records_of_ends_go_at_last(db: sqlite3.Connection) -> None:
 
 def test_jobs_that_nothing_is_held_of_are_forgotten_in_time(db: sqlite3.Connection) -> None:
     add(db, "t1")
-    updates.raise_fence(db, Run("ap#2.0#1", 4), 100)
+    updates.raise_fence(db, Run("ap#2.0#1", 4, "a@x"), 100)
     updates.drop_old_fences(db, 100)
     assert queries.fences(db) == {"ap#1.0#1": 1, "ap#2.0#1": 4}
     updates.drop_old_fences(db, 101)

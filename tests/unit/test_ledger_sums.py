@@ -30,7 +30,7 @@ def test_sums_are_always_those_of_the_files(tmp_path: Path) -> None:
     db = ledger._connection
     boxes = []
     for number in range(1, 4):
-        owner = NewSandbox(Run(f"ap#{number}.0#1", 1), "a", "a", 1, 1, False, SlotKey("ep", 1, 1), "s", 0)
+        owner = NewSandbox(Run(f"ap#{number}.0#1", 1, "a"), "a", 1, 1, False, SlotKey("ep", 1, 1), "s", 0)
         for part in range(2):
             files = [
                 NewFile(

@@ -28,7 +28,7 @@ def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 def _accept(db: sqlite3.Connection, run: int, files: int = 1) -> int:
     """Output of a run, in one hand-off whose ticket is ``tRUN``. Returns its sandbox."""
-    owner = NewSandbox(Run(JOB, run), "a", "a", 1, 1, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
+    owner = NewSandbox(Run(JOB, run, "a"), "a", 1, 1, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
     new = [NewFile(at, f"https://h/{at}", "f", 5, 1, 1, Destination("/p", "https", "h")) for at in range(files)]
     return updates.add_ticket(db, owner, f"t{run}", "/p", new, "boot", 1)
 

@@ -38,7 +38,7 @@ class Node:
         number = len(self.boxes) + 1
         self._keep(
             replace(
-                TEMPLATE, id=number, run=Run(f"ap#{number}.0#1", 1), owner=owner, bytes_left=size_bytes,
+                TEMPLATE, id=number, run=Run(f"ap#{number}.0#1", 1, owner), bytes_left=size_bytes,
                 slot=SlotKey("ep", 1, slot or number), waiting=(Waiting(destination, files, size_bytes, 0),),
             )
         )  # fmt: skip

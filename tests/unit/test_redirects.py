@@ -53,7 +53,7 @@ def _accept(
     held = StoredCredentials("t", "", data, (Credential("token", token, 0, "d"),) if token else ())
     scheme = f"{token}+https" if token else "https"
     place = Destination("/p", scheme, host, held.digest)
-    owner = NewSandbox(Run(JOB, 1), "a", "a", 1, 1, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
+    owner = NewSandbox(Run(JOB, 1, "a"), "a", 1, 1, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
     new = [
         NewFile(
             at, f"{scheme}://{host}/old/p/{name}" if not host else f"{scheme}://{host}/p/{name}", name, 5, 1, 1, place

@@ -30,7 +30,7 @@ from stageout.core.errors import UNREACHABLE, Advice, ErrorClass
 from stageout.core.states import State
 from stageout.movers.results import Failure
 from stageout.movers.schemes import method_of, split_url
-from stageout.wire.custody import Run
+from stageout.wire.custody import JobKey, Run
 
 LIMITS = Limits(
     active=1, depth=2, cpus=4, movers=4, movers_per_server=2, movers_per_owner=4, batch_files=10, batch_bytes=1000,
@@ -45,7 +45,7 @@ NOW = 1000
 
 
 TEMPLATE = Sandbox(
-    id=0, run=Run("ap#1.0#1", 1), owner="a", user="a", uid=1, gid=1, shared_uid=False, slot=SlotKey("ep", 1, 1),
+    id=0, run=Run("ap#1.0#1", 1, "a"), user="a", uid=1, gid=1, shared_uid=False, slot=SlotKey("ep", 1, 1),
     slot_name="s", priority=0, state=State.CONFIRMED, change=1, paused=False, reason="", error_code=0,
     named_tickets=(), accepted_at=0, confirmed_at=1, retried_at=0, ended_at=0, forgettable=False,
     tickets=("t",), freed=False, files_total=1, files_left=1, bytes_total=10, bytes_left=10, moving=0, failed=0,
@@ -53,9 +53,11 @@ TEMPLATE = Sandbox(
 )  # fmt: skip
 
 
-def box(number: int, slot: int | SlotKey = 0, state: State = State.CONFIRMED, **changed: Any) -> Sandbox:
+def box(
+    number: int, slot: int | SlotKey = 0, state: State = State.CONFIRMED, owner: str = "a", **changed: Any
+) -> Sandbox:
     key = slot if isinstance(slot, SlotKey) else SlotKey("ep", 1, slot or number)
-    run = Run(f"ap#{number}.0#1", 1)
+    run = Run(f"ap#{number}.0#1", 1, owner)
     return replace(TEMPLATE, id=number, run=run, slot=key, state=state, **{"accepted_at": number, **changed})
 
 
@@ -304,7 +306,7 @@ def test_registry_keeps_its_lists_apart() -> None:
     assert sum(count for _, count in registry.occupying()) == 1
     assert registry.bytes_at_risk == 10
     registry.drop(2)
-    assert (registry.of_run(Run("ap#2.0#1", 1)), registry.newest_run("ap#2.0#1")) == (None, 1)
+    assert (registry.of_run(Run("ap#2.0#1", 1, "a")), registry.newest_run(JobKey("ap#2.0#1", "a"))) == (None, 1)
     assert (registry.bytes_at_risk, list(registry.occupying())) == (0, [])
 
 
