@@ -20,11 +20,12 @@ import pytest
 from handoff_site import ROOT, needs_root
 
 from sandbox_manager.intake import peers
-from sandbox_manager.intake.identity import Identity, RunFacts, accounting_group
+from sandbox_manager.intake.identity import Identity, RunFacts, accounting_group, run_of
 from sandbox_manager.intake.peers import Families, Lineage, NotIdentified, Peer, Process, ancestors, lineage
 from sandbox_manager.intake.startd import SlotTable
 from stageout.core.clock import boot_clock_s
 from stageout.core.config import mapping_settings
+from stageout.wire.custody import Run
 from tests.polling import until, wait_for
 
 NOBODY = 65534 if ROOT else os.geteuid()
@@ -261,6 +262,36 @@ def test_a_startd_that_does_not_say_enough(tree: Tree, name: str) -> None:
     del slot[name]
     with pytest.raises(NotIdentified, match="STARTD_JOB_ATTRS"):
         identify(tree.connect(), Startd(slot))
+
+
+_OTHER_NAMES = [
+    "ap#8.0#1700000000", "ap#7.30#1700000000", "ap2#7.3#1700000000", "ap#7.3#1700000000#1", "ap#7.3#x",
+    "#7.3#1700000000", "7.3", "ap#7.3#", "AP#7.3#1700000000", "ap#07.3#1700000000", " ap#7.3#1700000000",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _OTHER_NAMES)
+def test_an_owner_who_writes_another_name_into_his_job_hands_nothing_off(name: str) -> None:
+    with pytest.raises(NotIdentified, match="GlobalJobId says") as refusal:
+        run_of({**SLOT, "GlobalJobId": name})
+    assert refusal.value.code == "Identity"
+
+
+def test_a_name_without_a_time_is_that_of_the_job() -> None:
+    """GLOBAL_JOB_ID_WITH_TIME = false."""
+    assert run_of({**SLOT, "GlobalJobId": "ap#7.3"}) == Run("ap#7.3", 2, "nobody@pool")
+
+
+def test_a_slot_without_its_schedd_is_no_proof() -> None:
+    """condor_now puts slots together, and the startd forgets whose they were."""
+    with pytest.raises(NotIdentified, match="RemoteScheddName"):
+        run_of({name: value for name, value in SLOT.items() if name != "RemoteScheddName"})
+
+
+@pytest.mark.parametrize(("attribute", "value"), [("JobId", "7.4"), ("RemoteScheddName", "ap3")])
+def test_the_startds_word_decides(attribute: str, value: str) -> None:
+    with pytest.raises(NotIdentified, match="GlobalJobId says"):
+        run_of({**SLOT, attribute: value})
 
 
 def test_an_unknown_slot(tree: Tree) -> None:

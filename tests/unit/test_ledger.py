@@ -27,7 +27,7 @@ from sandbox_manager.sandbox import Destination, FileState, SlotKey
 from stageout.core.config import mapping_settings
 from stageout.core.errors import ErrorClass
 from stageout.core.states import IllegalMove, State
-from stageout.wire.custody import Action, Order, OrderSheet, Run
+from stageout.wire.custody import Action, JobKey, Order, OrderSheet, Run
 
 PLACE = Destination("/p", "https", "h")
 
@@ -369,7 +369,7 @@ def test_forget_waits_for_the_bytes(db: sqlite3.Connection) -> None:
     assert queries.sandbox(db, box) is not None
     updates.released(db, box, ["t1"], 6)
     assert queries.sandbox(db, box) is None
-    assert updates.newest_run(db, "ap#1.0#1") == 1
+    assert updates.newest_run(db, JobKey("ap#1.0#1", "a@x")) == 1
 
 
 def test_numbers_of_forgotten_sandboxes_are_never_used_again(db: sqlite3.Connection) -> None:
@@ -599,9 +599,9 @@ def test_jobs_that_nothing_is_held_of_are_forgotten_in_time(db: sqlite3.Connecti
     add(db, "t1")
     updates.raise_fence(db, Run("ap#2.0#1", 4, "a@x"), 100)
     updates.drop_old_fences(db, 100)
-    assert queries.fences(db) == {"ap#1.0#1": 1, "ap#2.0#1": 4}
+    assert queries.fences(db) == {JobKey("ap#1.0#1", "a@x"): 1, JobKey("ap#2.0#1", "a@x"): 4}
     updates.drop_old_fences(db, 101)
-    assert queries.fences(db) == {"ap#1.0#1": 1}
+    assert queries.fences(db) == {JobKey("ap#1.0#1", "a@x"): 1}
 
 
 @pytest.mark.parametrize("is_there", [False, True])

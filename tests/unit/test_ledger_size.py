@@ -12,6 +12,7 @@ from test_ledger import add, new_files, new_sandbox
 
 from sandbox_manager.custody import updates
 from sandbox_manager.custody.ledger import Ledger
+from stageout.wire.custody import Run
 
 _LONG = "https://h/d/" + "u" * 4000 + "/{}"
 
@@ -27,7 +28,7 @@ async def _fill_and_forget(ledger: Ledger, path: Path) -> tuple[int, int]:
         await ledger.write(lambda db, ticket=ticket: add(db, f"t{ticket}", files=new_files(1000, _LONG)))
     await ledger.compact()
     before = _mb(path)
-    await ledger.write(lambda db: updates.forget(db, updates.sandboxes_of(db, "ap#1.0#1", 1)[0][0]))
+    await ledger.write(lambda db: updates.forget(db, updates.sandboxes_of(db, Run("ap#1.0#1", 1, "a@x"))[0][0]))
     await ledger.compact()
     return before, _mb(path)
 

@@ -15,7 +15,7 @@ from sandbox_manager.custody.updates import NewFile, NewSandbox
 from sandbox_manager.report import reporter
 from sandbox_manager.sandbox import Destination, SlotKey
 from stageout.core.states import State
-from stageout.wire.custody import Action, Order, OrderSheet, Report, Run, payload_of, read_report, report_ad
+from stageout.wire.custody import Action, JobKey, Order, OrderSheet, Report, Run, payload_of, read_report, report_ad
 
 JOB = "ap#1.0#1"
 
@@ -35,7 +35,7 @@ def _accept(db: sqlite3.Connection, run: int, files: int = 1) -> int:
 
 def _order(db: sqlite3.Connection, action: Action, run: int, number: int = 1, files: int = 0) -> None:
     tickets = (f"t{run}",) if action is Action.CONFIRM else ()
-    order = Order(number, action, JOB, run, tickets, files or len(tickets))
+    order = Order(number, action, JOB, run, tickets, files or len(tickets), owner="a")
     orders.apply_orders(db, OrderSheet("ap", "ep", 1, (order,)), 10)
 
 
@@ -48,7 +48,7 @@ def test_confirmation_sends_the_run_and_ends_older_ones(db: sqlite3.Connection) 
 @pytest.mark.parametrize(("action", "newest"), [(Action.CONFIRM, 2), (Action.SUPERSEDE, 3), (Action.CANCEL, 0)])
 def test_nothing_of_an_older_run_is_taken_afterwards(db: sqlite3.Connection, action: Action, newest: int) -> None:
     _order(db, action, 2)
-    assert updates.newest_run(db, JOB) == newest
+    assert updates.newest_run(db, JobKey(JOB, "a")) == newest
 
 
 @pytest.mark.parametrize(("action", "end"), [(Action.SUPERSEDE, State.SUPERSEDED), (Action.CANCEL, State.CANCELLED)])
@@ -115,3 +115,46 @@ def test_a_report_lists_files_that_were_given_up(
     dropped = (3, 15) if listed else (0, 0)
     assert (report.files_dropped, report.bytes_dropped, report.files_total, report.files_left) == (*dropped, 0, 0)
     assert read_report(payload_of(report_ad(Report("m", "", 1, 1, {}, 0, (report,))))).sandboxes == (report,)
+
+
+MALLORY = "mallory@other"
+
+
+@pytest.mark.parametrize("action", list(Action))
+@pytest.mark.parametrize("run", [1, 2, 9])
+def test_an_order_about_another_users_job_of_the_same_name_changes_nothing(
+    db: sqlite3.Connection, action: Action, run: int
+) -> None:
+    """The agent of this access point never gives it, but a second one may have its name."""
+    box = _accept(db, 1)
+    before = [list(db.execute(f"SELECT * FROM {table}")) for table in ("sandboxes", "tickets", "files")]
+    tickets = ("t1",) if action is Action.CONFIRM else ()
+    order = Order(1, action, JOB, run, tickets, 1, request="r", new_url="https://evil/", owner=MALLORY)
+    orders.apply_orders(db, OrderSheet("ap", "ep", 1, (order,)), 10)
+    after = [
+        list(db.execute("SELECT * FROM sandboxes WHERE owner = 'a'")),
+        list(db.execute("SELECT * FROM tickets WHERE sandbox = ?", (box,))),
+        list(db.execute("SELECT * FROM files WHERE sandbox = ?", (box,))),
+    ]
+    assert after == before
+    assert updates.newest_run(db, JobKey(JOB, "a")) == 1
+
+
+def test_output_of_two_users_with_one_name_is_kept_apart(db: sqlite3.Connection) -> None:
+    own = _accept(db, 1)
+    new = NewSandbox(Run(JOB, 1, MALLORY), "m", 2, 2, False, SlotKey("ep", 1, 2), "slot1_2@ep", 0)
+    files = [NewFile(0, "https://evil/0", "f", 5, 1, 2, Destination("/p", "https", "evil"))]
+    other = updates.add_ticket(db, new, "u1", "/p", files, "boot", 1)
+    assert other != own and updates.tickets_of(db, own) == ["t1"]
+    assert orders.supersede_older(db, Run(JOB, 5, MALLORY), 2) == [other]
+    assert updates.state_of(db, own) is State.ACCEPTED
+    assert updates.newest_run(db, JobKey(JOB, "a")) == 1
+    assert updates.state_of_run(db, Run(JOB, 1, "a")) is State.ACCEPTED
+
+
+@pytest.mark.parametrize("action", [Action.CONFIRM, Action.SUPERSEDE, Action.CANCEL])
+def test_an_order_of_an_earlier_agent_names_no_user(db: sqlite3.Connection, action: Action) -> None:
+    box = _accept(db, 1)
+    tickets = ("t1",) if action is Action.CONFIRM else ()
+    orders.apply_orders(db, OrderSheet("ap", "ep", 1, (Order(1, action, JOB, 1, tickets, len(tickets)),)), 10)
+    assert updates.state_of(db, box) is not State.ACCEPTED
