@@ -60,7 +60,8 @@ from stageout.wire.custody import Action, AgentNotice, JobKey, notice_ad, orders
 #: Seconds for the edits of one pass. Runs that end meanwhile wait for their orders.
 _EDIT_BUDGET_S = 4.0
 _REFUSALS = 3
-_REFUSALS_SHOWN = 10
+#: Most entries of a list in the notice.
+_SHOWN = 10
 _AFTER_CONFIRMATION = frozenset(
     {State.LEASED, State.MOVING, State.RETRY_WAIT, State.DELIVERED, State.RELEASED, State.FAILED, State.LOST}
 )
@@ -123,6 +124,7 @@ class Agent:
     _notice_sent_s: float = float("-inf")
     _records_cleaned_s: float = field(init=False, default=0.0)
     _misnamed: dict[str, str] = field(init=False, default_factory=dict)
+    _foreign: list[str] = field(init=False, default_factory=list)
     _problem: str = ""
 
     def __post_init__(self) -> None:
@@ -258,6 +260,7 @@ class Agent:
         self._attempts.clear()
         self._keep_only(keys)
         self._ask_history([key for key in reported if key not in jobs])
+        self._foreign = self._foreign_output(jobs, reported)
         self._ask_dags({job.dag for job in jobs.values() if job.dag and job.has_final_handoff})
         plans: list[tuple[Job, list[Effect]]] = []
         sends: list[tuple[JobKey, SendOrder]] = []
@@ -277,6 +280,20 @@ class Agent:
             self._publish_orders()
         self._watch_output(plans)
         self._edit_all(plans)
+
+    def _foreign_output(
+        self, jobs: Mapping[JobKey, Job], reported: Mapping[JobKey, Sequence[ReportedSandbox]]
+    ) -> list[str]:
+        """Return output under a name that no job of its owner has or had here, as far as the history goes."""
+        users = {key.name: key.owner for key in jobs}
+        found = []
+        for key, items in sorted(reported.items()):
+            if key in jobs or key in self._history or (key.name not in users and key not in self._asked_at_s):
+                continue
+            whose = f"that job is {users[key.name]}'s" if key.name in users else "the history has no such job"
+            held = (item for item in items if item.sandbox.state not in FREED)
+            found += [f"{key.name} of {key.owner} at {item.manager_name}: {whose}" for item in held]
+        return found
 
     def _decide(self, key: JobKey, job: Job | None, reported: Sequence[ReportedSandbox]) -> list[Effect]:
         """Decide on one job. An error in that is logged once, and other jobs go on.
@@ -541,10 +558,12 @@ class Agent:
         if len(self._refused) >= _REFUSALS or now_s - self._notice_sent_s < self.notice_interval_s:
             return
         sent_at = int(self.clock.wall_s())
-        refused = [f"{what}: {problem}" for what, problem in self.report_table.refused[-_REFUSALS_SHOWN:]]
+        refused = [f"{what}: {problem}" for what, problem in self.report_table.refused[-_SHOWN:]]
         facts = {"version": __version__, "records": self.records_written, "refused": refused}
         facts["leave_limit_s"] = self.limits.leave_s
         facts["history_problem"] = self.file_recorder.problem if self.file_recorder else ""
+        facts["misnamed"] = [f"{job_id} is called {name!r:.100}" for job_id, name in self._misnamed.items()][:_SHOWN]
+        facts["foreign"] = self._foreign[:_SHOWN]
         (number,) = self.numbers.take(1)
         notice = AgentNotice(
             self.name, self.name, self.key.public, number, sent_at, *self.credential_port, facts, self.key.vouches

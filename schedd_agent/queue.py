@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import subprocess
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from schedd_agent.outcomes import PROJECTION as OUTCOME
 from schedd_agent.outcomes import JobOutcome, read_outcome
 from schedd_agent.output_watch import Watched
 from stageout.core import log
+from stageout.core.classads import quote
 from stageout.core.condor_ads import UNDECODABLE, SkippedAttributes, decoded, value_of
 from stageout.core.dagman import is_kept_node, is_with_its_dag
 from stageout.core.durable import step
@@ -207,14 +208,16 @@ class CondorJobQueue:
         """Return the candidates, and the jobs in the queue with the numbers of these, whatever their names are."""
         found = [parse_job(ad, True) for ad in self._query(CANDIDATES, PROJECTION)]
         known = {f"{job.cluster}.{job.proc}" for job in found}
-        for constraint in _by_ids(list(dict.fromkeys(key.job_id for key in reported if key.job_id not in known))):
+        wanted = dict.fromkeys(key.job_id for key in reported if key.job_id not in known)
+        for constraint in _any_of(map(_is_job, wanted)):
             found += [parse_job(ad, False) for ad in self._query(constraint, PROJECTION)]
         return found
 
     def history_records(self, jobs: Collection[JobKey]) -> dict[JobKey, HistoryRecord]:
         """Return the history's records of these jobs."""
         found = {}
-        for ad in self._query_history([key.job_id for key in jobs]):
+        named = [f"{_is_job(key.job_id)} && GlobalJobId =?= {quote(key.name)}" for key in jobs]
+        for ad in self._query_history(named):
             job = parse_job(ad, False)
             if job.has_own_name and job.key in jobs:
                 found[job.key] = HistoryRecord(
@@ -227,9 +230,9 @@ class CondorJobQueue:
 
     def dags(self, clusters: Collection[int]) -> dict[int, DagEnd]:
         """Return the ends of these DAGMan jobs."""
-        ids = [f"{cluster}.0" for cluster in clusters]
-        running = {int(ad["ClusterId"]) for text in _by_ids(ids) for ad in self._query(text, ["ClusterId"])}
-        gone = [f"{cluster}.0" for cluster in clusters if cluster not in running]
+        roots = [_is_job(f"{cluster}.0") for cluster in clusters]
+        running = {int(ad["ClusterId"]) for text in _any_of(roots) for ad in self._query(text, ["ClusterId"])}
+        gone = [_is_job(f"{cluster}.0") for cluster in clusters if cluster not in running]
         found = {}
         for ad in self._query_history(gone):
             fate = self._fate(ad)
@@ -249,8 +252,8 @@ class CondorJobQueue:
     def owners(self, names: Collection[str]) -> dict[str, CredentialOwner]:
         """Return the owners of these jobs' credentials, for jobs in the queue. :param names: GlobalJobIds."""
         wanted = [*PROJECTION, "x509userproxy", "OAuthServicesNeeded"]
-        ids = [job_id_of(name) for name in names]
-        ads = [(ad, parse_job(ad, False)) for constraint in _by_ids(ids) for ad in self._query(constraint, wanted)]
+        named = _any_of(_is_job(job_id_of(name)) for name in names)
+        ads = [(ad, parse_job(ad, False)) for constraint in named for ad in self._query(constraint, wanted)]
         return {
             job.name: CredentialOwner(
                 job.key, job.owner, job.status, job.run, str(ad.get("x509userproxy") or ""),
@@ -374,15 +377,15 @@ class CondorJobQueue:
         except self._errors as problem:
             raise QueueError(f"the schedd does not answer: {problem}") from None
 
-    def _query_history(self, ids: list[str]) -> Iterator[Any]:
+    def _query_history(self, jobs: list[str]) -> Iterator[Any]:
         wanted = [
             "GlobalJobId", "ClusterId", "ProcId", "JobStatus", "NumShadowStarts", "TransferOutFinished",
             "JobCurrentFinishTransferOutputDate", "JobCurrentStartExecutingDate", "StageOutState", "DAGManJobId",
             "TerminationPending", "RemoveReason",
             "StageOutRun", "Owner", "User", "JobNotification", "NotifyUser", "UidDomain",
         ]  # fmt: skip
-        for constraint in _by_ids(ids):
-            yield from self._history_ads(constraint, wanted, min(len(ids), _IDS_AT_ONCE))
+        for constraint in _any_of(jobs):
+            yield from self._history_ads(constraint, wanted, min(len(jobs), _IDS_AT_ONCE))
 
     def _history_ads(self, constraint: str, wanted: list[str], most: int) -> Iterator[dict[str, Any]]:
         """Yield attributes of jobs in the history, the newest first. :param most: number of ads, -1 without a limit."""
@@ -414,8 +417,14 @@ def _sentence(done: subprocess.CompletedProcess[str]) -> str:
     return " ".join((done.stderr or done.stdout).split())
 
 
-def _by_ids(ids: list[str]) -> Iterator[str]:
-    """Return constraints for jobs by ``cluster.proc``, some hundred jobs in each."""
-    for start in range(0, len(ids), _IDS_AT_ONCE):
-        parts = (job_id.split(".") for job_id in ids[start : start + _IDS_AT_ONCE])
-        yield " || ".join(f"ClusterId == {int(cluster)} && ProcId == {int(proc)}" for cluster, proc in parts)
+def _is_job(job_id: str) -> str:
+    """Return the constraint for a job. :param job_id: ``cluster.proc``."""
+    cluster, proc = job_id.split(".")
+    return f"ClusterId == {int(cluster)} && ProcId == {int(proc)}"
+
+
+def _any_of(jobs: Iterable[str]) -> Iterator[str]:
+    """Return constraints for any of these jobs, some hundred jobs in each. :param jobs: a constraint for each."""
+    parts = list(jobs)
+    for start in range(0, len(parts), _IDS_AT_ONCE):
+        yield " || ".join(parts[start : start + _IDS_AT_ONCE])
