@@ -351,6 +351,18 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("trust", Level.FAIL, "2 keys speak as", collector(StageOutManager=[manager_ad(KEY), manager_ad(OTHER_KEY)])),
     ("agent-key", Level.WARN, "jobs bring no key", lambda machine: machine.values.pop("STAGEOUT_AGENT_KEY")),
     ("agent-key", Level.FAIL, "is no agent's key", values(STAGEOUT_AGENT_KEY="ed25519:x")),
+    (
+        "identity",
+        Level.WARN,
+        "8.0 is called 'ap#7.0#1'",
+        collector(StageOutAgent=[notice(misnamed=["8.0 is called 'ap#7.0#1'"])]),
+    ),
+    (
+        "identity",
+        Level.WARN,
+        "name of another job: x of bob",
+        collector(StageOutAgent=[notice(foreign=["x of bob at m"])]),
+    ),
     ("refused-reports", Level.WARN, "m1: forged", collector(StageOutAgent=[notice(refused=["m1: forged"])])),
     ("refused-orders", Level.WARN, "evil: its key is", manager(Refused=[{"Ad": "evil", "Problem": "its key is x"}])),
     ("credentials", Level.WARN, "is 0", values(SEC_CREDENTIAL_DIRECTORY_OAUTH="/var/lib/condor/oauth")),
