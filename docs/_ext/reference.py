@@ -33,6 +33,7 @@ from stageout.core.explanations import EXPLANATIONS
 from stageout.core.metrics import METRICS
 from stageout.core.states import PLAIN, State
 from stageout.core.synchronous import CAUSES
+from stageout.core.trust import SOURCES, AtSubmission
 from stageout.protocols.curl import settings as curl
 from stageout.testing.conformance_rules import RULES
 
@@ -199,6 +200,22 @@ def attributes(ad: str) -> str:
     if ad == "job":  # an attribute that nobody has described yet must not be missing from the reference
         rows += [[f"`{name}`", "", "(not described yet)"] for name in sorted(known - set(ATTRIBUTES))]
     return _table(["attribute", "type", "description"], rows)
+
+
+def trust(kind: str) -> str:
+    """Return what the product reads at one place: a value of :class:`stageout.core.trust.Kind`."""
+    sources = [source for source in SOURCES if source.kind.value == kind]
+    rows = [
+        [", ".join(f"`{name}`" for name in source.names), ", ".join(part.value for part in source.readers),
+         source.writers, source.when_false]
+        for source in sources
+    ]  # fmt: skip
+    header = ["read", "by", "may be written by", "if it is false"]
+    if any(source.at_submission is not AtSubmission.OTHERS for source in sources):
+        header.append("in a submit file")
+        ours = [source.at_submission is not AtSubmission.OTHERS for source in sources]
+        rows = [[*row, source.at_submission.value if one else ""] for row, source, one in zip(rows, sources, ours)]
+    return _table(header, rows)
 
 
 def file_record(_: str) -> str:
@@ -482,6 +499,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "former-knobs": former_knobs,
     "attributes": attributes,
     "file-record": file_record,
+    "trust": trust,
     "events": events,
     "hold-codes": hold_codes,
     "error-codes": error_codes,
