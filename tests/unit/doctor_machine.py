@@ -36,6 +36,7 @@ SETTINGS = {
     "PROTECTED_JOB_ATTRS": "StageOutGuard StageOutAsync StageOutState StageOutRun StageOutReason StageOutUserLeave "
     "StageOutBytesLeft StageOutFilesLeft StageOutAttempts StageOutNextAttempt StageOutManager StageOutReruns "
     "StageOutStats StageOutCustody StageOutUntold StageOutKeptUntil StageOutRefused",
+    "SECURE_JOB_ATTRS": "GlobalJobId",
     "JOB_EPOCH_HISTORY": "/var/lib/condor/spool/epoch_history",
     "JOB_EPOCH_HISTORY_DIR": "/var/lib/condor/spool/stageout_agent_runs",
     "VALID_SPOOL_FILES": ", ".join(["SCHEDD.lock", *AGENT_IN_SPOOL, "stageout_agent_runs", "stageout_history*"]),

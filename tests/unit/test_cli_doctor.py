@@ -214,6 +214,21 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
         values(PROTECTED_JOB_ATTRS=ATTRS.replace("StageOutStats", "")),
     ),
     ("protected-attributes", Level.FAIL, "running schedd", has(live={"PROTECTED_JOB_ATTRS": ""})),
+    ("secure-attributes", Level.WARN, "owners can write GlobalJobId", values(SECURE_JOB_ATTRS="OsUser")),
+    ("secure-attributes", Level.FAIL, "running schedd", has(live={"SECURE_JOB_ATTRS": ""})),
+    (
+        "chirp-updates",
+        Level.FAIL,
+        "lets a job change GlobalJobId, NumShadowStarts, StageOutAgentKey, ... on",
+        values(CHIRP_DELAYED_UPDATE_PREFIX="*"),
+    ),
+    (
+        "chirp-updates",
+        Level.FAIL,
+        "change StageOutGuard on",
+        values(CHIRP_DELAYED_UPDATE_PREFIX="Chirp*, stageoutguard"),
+    ),
+    ("chirp-updates", Level.FAIL, "change NumShadowStarts on", values(CHIRP_DELAYED_UPDATE_PREFIX="Num*Starts")),
     ("superuser", Level.FAIL, "condor, who may not", values(QUEUE_SUPER_USERS="root")),
     ("epoch-history", Level.WARN, "lack records", values(JOB_EPOCH_HISTORY="")),
     ("job-records", Level.WARN, "without receipts", values(JOB_EPOCH_HISTORY_DIR="")),
@@ -420,6 +435,22 @@ def test_faults_are_found(name: str, level: Level, words: str, spoil: Callable[[
     found = [item for item in examine(machine) if item.name == name and item.level is level and words in item.text]
     assert found, [item for item in examine(machine) if item.level is not Level.OK]
     assert level is Level.UNCHECKED or found[0].remedy
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SECURE_JOB_ATTRS": "", "SYSTEM_SECURE_JOB_ATTRS": "x509userproxy globaljobid"},
+        {"CHIRP_DELAYED_UPDATE_PREFIX": "Chirp*, Site*"},
+        {"CHIRP_DELAYED_UPDATE_PREFIX": "*", "ENABLE_CHIRP": "False"},
+        {"CHIRP_DELAYED_UPDATE_PREFIX": "*", "ENABLE_CHIRP_DELAYED": "false"},
+    ],
+)
+def test_attributes_that_no_job_and_no_owner_writes(changes: dict[str, str]) -> None:
+    machine = Fake()
+    machine.values.update(changes)
+    found = {item.name: item.level for item in examine(machine)}
+    assert (found["secure-attributes"], found["chirp-updates"]) == (Level.OK, Level.OK)
 
 
 def test_front_ends_are_proposed_and_then_known() -> None:

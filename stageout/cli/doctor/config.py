@@ -12,6 +12,7 @@ from stageout.core import front_end
 from stageout.core.classad_parser import parse_old
 from stageout.core.classads import ClassAd, ClassAdSyntaxError
 from stageout.core.config import KNOBS, RENAMED, ConfigError, former_names
+from stageout.core.trust import Kind, matching, names_of
 
 AGENT_PROGRAM = "stageout-schedd-agent"
 MANAGER_PROGRAM = "stageout-sandbox-manager"
@@ -40,6 +41,14 @@ USEFUL_JOB_ATTRIBUTES = (
     "StageOutAsync", "CheckpointDestination", "EncryptExecuteDirectory", "StageOutAgentKey", "StageOutSynchronousCode",
     "StageOutFallback",
 )  # fmt: skip
+#: Lists of attributes that only the schedd writes.
+_SECURE = ("SECURE_JOB_ATTRS", "SYSTEM_SECURE_JOB_ATTRS")
+#: Attributes of HTCondor's with which the manager looks at a job.
+_IDENTITY = ("GlobalJobId", "NumShadowStarts")
+_CHIRP = "CHIRP_DELAYED_UPDATE_PREFIX"
+_CHIRP_DEFAULT = "Chirp*"
+_CHIRP_SWITCHES = ("ENABLE_CHIRP", "ENABLE_CHIRP_DELAYED")
+_SHOWN_NAMES = 3
 #: Macros of the fragments that no program of ours reads.
 MACROS = (
     "STAGEOUT_BIN", "STAGEOUT_DEFAULT", "STAGEOUT_RETRY_METHODS", "STAGEOUT_RETRY_LIMIT",
@@ -252,6 +261,17 @@ def protected_attributes(machine: Machine) -> Iterator[Finding]:
     yield from _in_effect(machine, name, "schedd", "PROTECTED_JOB_ATTRS", GUARDED)
 
 
+def secure_attributes(machine: Machine) -> Iterator[Finding]:
+    """Check that no owner can write the name of a job, on which stageout does not rely either."""
+    name, wanted = "secure-attributes", _IDENTITY[0]
+    for parameter in _SECURE:
+        if wanted.lower() in words(machine.settings.condor(parameter).lower()):
+            yield from _in_effect(machine, name, "schedd", parameter, [wanted])
+            return
+    remedy = f"set SECURE_JOB_ATTRS = $(SECURE_JOB_ATTRS) {wanted}, and condor_reconfig ({_INSTALL_AP})"
+    yield warn(name, f"owners can write {wanted}, and jobs with a false one are refused", remedy)
+
+
 def superuser(machine: Machine) -> Iterator[Finding]:
     """Check that the agent may edit other users' jobs."""
     users = {word.split("@")[0] for word in words(machine.settings.condor("QUEUE_SUPER_USERS", "root, condor"))}
@@ -317,6 +337,22 @@ def startd_attributes(machine: Machine) -> Iterator[Finding]:
         text = f"STARTD_JOB_ATTRS lacks {', '.join(late)}, which this version uses"
         yield warn(name, text, f"{_INSTALL_EP}; {_later('STARTD_JOB_ATTRS')}")
     yield from _in_effect(machine, name, "startd", "STARTD_JOB_ATTRS", [w for w in JOB_ATTRIBUTES if w in text.split()])
+
+
+def chirp_updates(machine: Machine) -> Iterator[Finding]:
+    """Check that no job can change what the startd says about it, by an update through condor_chirp."""
+    patterns = machine.settings.condor(_CHIRP, _CHIRP_DEFAULT)
+    off = [name for name in _CHIRP_SWITCHES if machine.settings.condor(name).lower() == "false"]
+    ours = sorted(name for name in names_of(Kind.JOB, Kind.SLOT) if name.startswith("StageOut"))
+    found = matching(words(patterns), [*_IDENTITY, *ours])
+    if not found:
+        yield ok("chirp-updates", f"no attribute of stageout matches {_CHIRP} = {patterns}")
+    elif off:
+        yield ok("chirp-updates", f"jobs send no updates: {off[0]} is false")
+    else:
+        shown = ", ".join(found[:_SHOWN_NAMES]) + (", ..." if len(found) > _SHOWN_NAMES else "")
+        remedy = f"set {_CHIRP} = {_CHIRP_DEFAULT}, or a list that matches none of them, and condor_reconfig"
+        yield fail("chirp-updates", f"{_CHIRP} = {patterns} lets a job change {shown} on this node", remedy)
 
 
 def start_expression(machine: Machine) -> Iterator[Finding]:
@@ -470,10 +506,19 @@ def _is_attribute(line: str) -> bool:
 
 
 COMMON = (version, settings, misplaced_daemons)
-ACCESS_POINT = (agent_daemon, transforms, protected_attributes, superuser, order_numbers, histories)
+ACCESS_POINT = (
+    agent_daemon,
+    transforms,
+    protected_attributes,
+    secure_attributes,
+    superuser,
+    order_numbers,
+    histories,
+)
 EXECUTE_POINT = (
     manager_daemon,
     startd_attributes,
+    chirp_updates,
     startd_cron,
     start_expression,
     plugins,
