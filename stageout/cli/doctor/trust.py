@@ -80,7 +80,7 @@ def identity(machine: Machine) -> Iterator[Finding]:
         remedy = "ask its owner; remove the job; put GlobalJobId into SECURE_JOB_ATTRS"
         yield warn("identity", f"GlobalJobId of job {text}: the agent and the nodes refuse it", remedy)
     for text in foreign[:_SHOWN]:
-        remedy = "docs/administrator/security.md says how to look for abuse; its node deletes the output in time"
+        remedy = "docs/administrator/security-notes.md says how to look for abuse; its node deletes the output in time"
         yield warn("identity", f"output was taken over under the name of another job: {text}", remedy)
     if not misnamed and not foreign:
         yield ok("identity", "each job has its own GlobalJobId, and each output a job of its owner")
