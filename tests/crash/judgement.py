@@ -98,7 +98,7 @@ class Judgement:
             f"WHERE s.job = '{order.job}' AND s.number = {order.run_number} AND s.state IN ({_ARRIVED})"
         )
         named = ModelReceipts(self.schedd.records).record_with(
-            order.job, sheet.manager, sheet.manager_key, [ticket for (ticket,) in rows]
+            order.run.key, sheet.manager, sheet.manager_key, [ticket for (ticket,) in rows]
         )
         known = {(ad["GlobalJobId"], ad["NumShadowStarts"]) for ad in self.agent.file_records()}
         if named and (order.job, order.run_number) not in known:

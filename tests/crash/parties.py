@@ -23,6 +23,7 @@ from stageout.core.signing import load_or_make_key
 from stageout.wire.custody import Action, Order, OrderSheet
 from tests.crash.pool_model import (
     SCHEDD,
+    USER,
     AgentDirectory,
     ManagerCollector,
     ModelReceipts,
@@ -184,7 +185,7 @@ class OddBook(OrderOutbox):
     def add_odd(self, manager: str, action: Action, job: str, run: int, tickets: tuple[str, ...]) -> None:
         """Give such an order with the next sheet."""
         (number,) = self._numbers.take(1)
-        self.odd[number] = (manager, Order(number, action, job, run, tickets))
+        self.odd[number] = (manager, Order(number, action, job, run, tickets, owner=USER))
         self._changed.add(manager)
 
     def acknowledged(self, manager: str, number: int) -> list[Any]:

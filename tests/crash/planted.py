@@ -26,6 +26,7 @@ import sandbox_manager.custody.ledger
 import sandbox_manager.custody.recovery
 import sandbox_manager.report.reporter
 import schedd_agent.decisions
+import schedd_agent.receipts
 from sandbox_manager.custody import orders, redirects, updates
 from sandbox_manager.custody.releases import Releases
 from sandbox_manager.custody.reserve import Reserve
@@ -319,12 +320,16 @@ BUGS = (
     ),
     Planted(
         "a record of another job with the same number is believed",
-        lambda: [mutated(Receipts, "get", 'found.job in ("", name)', "True")],
+        lambda: [mutated(schedd_agent.receipts, "_is_about", 'record.job in ("", job.name)', "True")],
         ("forged_record",),
     ),
     Planted(
         "a record with another owner is believed",
-        lambda: [mutated(Receipts, "get", "found.owner == owner", "True")],
+        lambda: [
+            mutated(
+                schedd_agent.receipts, "_is_about", 'record.owner in (job.owner, job.owner.rpartition("@")[0])', "True"
+            )
+        ],
         ("forged_record",),
     ),
     Planted(
@@ -339,7 +344,7 @@ BUGS = (
     ),
     Planted(
         "a shadow that only says that the job is done counts as a run",
-        lambda: [(Receipts, "last_transfer", lambda receipts, name, job: job.run)],
+        lambda: [(Receipts, "last_transfer", lambda receipts, key, job: job.run)],
         ("kill_agent",),
     ),
     Planted(
@@ -409,19 +414,22 @@ BUGS = (
     ),
     Planted(
         "CANCEL reaches newer runs",
-        lambda: [_order(Action.CANCEL, "_cancel", "order.run_number", "10**9")],
+        lambda: [_order(Action.CANCEL, "_cancel", "order.run", "replace(order.run, number=10**9)")],
         ("odd_order", "vacate"),
     ),
     Planted(
         "SUPERSEDE reaches newer runs",
-        lambda: [_order(Action.SUPERSEDE, "_supersede", "order.run_number, State", "10**9, State")],
+        lambda: [_order(Action.SUPERSEDE, "_supersede", "order.run, State", "replace(order.run, number=10**9), State")],
         ("odd_order", "vacate"),
     ),
     Planted(
         "SUPERSEDE raises no fence",
         lambda: [
             _order(
-                Action.SUPERSEDE, "_supersede", "updates.raise_fence(db, Run(order.job, order.run_number + 1), now)", ""
+                Action.SUPERSEDE,
+                "_supersede",
+                "updates.raise_fence(db, replace(order.run, number=order.run_number + 1), now)",
+                "",
             )
         ],
         ("linger", "linger", "vacate"),

@@ -19,10 +19,12 @@ from schedd_agent.model import USER_HOLD_CODE, DagEnd, HistoryRecord, Job, JobAd
 from schedd_agent.queue import QueueError
 from schedd_agent.receipts import Receipts
 from stageout.core import durable
-from stageout.wire.custody import AD_LIFETIME_S, AGENT_AD, MANAGER_AD, ORDERS_AD, job_id_of, read_orders
+from stageout.wire.custody import AD_LIFETIME_S, AGENT_AD, MANAGER_AD, ORDERS_AD, JobKey, job_id_of, read_orders
 from tests.crash.world import START_WALL_S, World
 
 SCHEDD = "ap"
+#: User of all jobs.
+USER = "alice@test"
 
 
 @dataclass
@@ -327,13 +329,14 @@ class Schedd:
 
     # ---- what the agent asks -----------------------------------------------------------------------------------------
 
-    def jobs(self, reported: Collection[str]) -> list[Job]:
+    def jobs(self, reported: Collection[JobKey]) -> list[Job]:
         self._answer()
-        return [job for job in self.jobs_.values() if job.name in reported or _is_candidate(job)]
+        ids = {key.job_id for key in reported}
+        return [job for job in self.jobs_.values() if f"{job.cluster}.{job.proc}" in ids or _is_candidate(job)]
 
-    def history_records(self, names: Collection[str]) -> dict[str, HistoryRecord]:
+    def history_records(self, jobs: Collection[JobKey]) -> dict[JobKey, HistoryRecord]:
         self._answer()
-        return {name: self.history[name] for name in names if name in self.history}
+        return {key: self.history[key.name] for key in jobs if key.owner == USER and key.name in self.history}
 
     def ids(self, first: int, last: int) -> set[tuple[int, int]]:
         self._answer()

@@ -22,6 +22,7 @@ from tests.crash.observed import FALLBACKS, Coverage, Observer
 from tests.crash.parties import AgentSide, Node
 from tests.crash.pool_model import (
     SCHEDD,
+    USER,
     Collector,
     Destination,
     Execution,
@@ -158,7 +159,9 @@ class Simulation(Misfortunes, Judgement):
         hosts = self.random.choice((("h1",), ("h1", "h2")))
         count = self.random.randint(1, 3)
         self.outputs[name] = tuple(f"copy://{self.random.choice(hosts)}/{number}/f{at}" for at in range(count))
-        self.schedd.jobs_[name] = Job(name, number, 0, Status.IDLE, 0, entered_at=self.schedd.wall_s(), owner="alice")
+        self.schedd.jobs_[name] = Job(
+            name, number, 0, Status.IDLE, 0, USER, entered_at=self.schedd.wall_s(), owner="alice"
+        )
         self._match_later(name)
 
     def _match_later(self, name: str) -> None:
@@ -267,7 +270,7 @@ class Simulation(Misfortunes, Judgement):
     def _facts(self, execution: Execution, node: Node) -> RunFacts:
         uid = os.geteuid()
         return RunFacts(
-            Run(execution.job, execution.ep_run, "alice@test"), "alice", uid, uid, node.name, f"slot1@{node.name}",
+            Run(execution.job, execution.ep_run, USER), "alice", uid, uid, node.name, f"slot1@{node.name}",
             1, 1, True, fallback=self._fallback(execution.job),
         )  # fmt: skip
 
