@@ -123,6 +123,7 @@ def test_the_tables_become_those_of_a_new_ledger(site: Site, old: Path, tmp_path
     assert tables(path) == tables(tmp_path / "new")
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT * FROM sums WHERE files > 0").fetchall() == [(7, 3, 0, 1, 10)]
+        assert db.execute("SELECT job, owner, number, at FROM fences").fetchall() == [(_JOB, "", 1, 1)]
 
 
 def test_numbers_of_removed_rows_stay_used(site: Site) -> None:
