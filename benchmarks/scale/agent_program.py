@@ -35,6 +35,7 @@ from stageout.wire.custody import (
     ORDERS_AD,
     REPORT_ADDRESS,
     REPORTS,
+    JobKey,
     Report,
     SandboxReport,
     read_orders,
@@ -42,6 +43,7 @@ from stageout.wire.custody import (
 )
 
 SCHEDD = "many.example.org"
+USER = "alice@example.org"
 _ORDER_INTERVAL_S = 5.0
 _DEADLINE_S = 120.0
 
@@ -83,7 +85,7 @@ def manager_of(node: int) -> str:
 def sandbox(cluster: int, state: str) -> SandboxReport:
     """One sandbox of one file."""
     return SandboxReport(
-        job=job_name(cluster), number=1, owner="alice@example.org", state=state, change=1, reason="", error_code=0,
+        job=job_name(cluster), number=1, owner=USER, state=state, change=1, reason="", error_code=0,
         tickets=(ticket_of(cluster),), files_total=1, files_left=1, bytes_total=4096, bytes_left=4096, attempts=0,
         attempts_limit=20, next_attempt_at=0, accepted_at=1_700_000_000,
     )  # fmt: skip
@@ -107,16 +109,16 @@ class MadeUpQueue:
 
     def _job(self, cluster: int, manager: str, state: str) -> Job:
         return Job(
-            job_name(cluster), cluster, 0, 4, 1, handed_off=1, entered_at=1_700_000_000, completions=1,
+            job_name(cluster), cluster, 0, 4, 1, USER, handed_off=1, entered_at=1_700_000_000, completions=1,
             ad_state=JobAdState(state, 1 if manager else 0, "", 4096, 1, 0, 0, manager),
         )  # fmt: skip
 
-    def jobs(self, reported: Collection[str]) -> list[Job]:
+    def jobs(self, reported: Collection[JobKey]) -> list[Job]:
         """All."""
         new = [int(line) for line in self._ended.read_text().split()]
         return [*self._jobs, *(self._job(cluster, "", "None") for cluster in new)]
 
-    def history_records(self, names: Collection[str]) -> dict[str, HistoryRecord]:
+    def history_records(self, jobs: Collection[JobKey]) -> dict[JobKey, HistoryRecord]:
         """None has left."""
         return {}
 

@@ -53,6 +53,7 @@ from stageout.core.states import State
 from stageout.wire.custody import (
     Action,
     FlowReport,
+    JobKey,
     Order,
     Report,
     SandboxReport,
@@ -64,6 +65,8 @@ from stageout.wire.custody import (
 )
 
 JOB = "ap#7.0#1700000000"
+USER = "alice@test"
+JOB_KEY = JobKey(JOB, USER)
 KEY, MANAGER_KEY, OTHER_KEY = (SigningKey(letter * 32) for letter in (b"a", b"m", b"o"))
 RECORD = (
     "NumShadowStarts = {run}\n"
@@ -115,13 +118,13 @@ class MemoryQueue:
     refuses: bool = False
     down: bool = False
 
-    def jobs(self, reported: Collection[str]) -> list[Job]:
+    def jobs(self, reported: Collection[JobKey]) -> list[Job]:
         if self.down:
             raise QueueError("the schedd does not answer")
         return list(self.found.values())
 
-    def history_records(self, names: Collection[str]) -> dict[str, HistoryRecord]:
-        return {name: self.left[name] for name in names if name in self.left}
+    def history_records(self, jobs: Collection[JobKey]) -> dict[JobKey, HistoryRecord]:
+        return {key: self.left[key.name] for key in jobs if key.owner == USER and key.name in self.left}
 
     def ids(self, first: int, last: int) -> set[tuple[int, int]]:
         found = {(job.cluster, job.proc) for job in self.found.values()}
@@ -218,7 +221,7 @@ class Site:
         """The job ends a run that handed two files off to m1, whose public key is ``key``."""
         with open(self.path / "job.runs.7.0.ads", "a") as stream:
             stream.write(RECORD.format(run=run, before=run - 1, key=key))
-        old = self.queue.found.get(JOB) or Job(JOB, 7, 0, Status.RUNNING, run)
+        old = self.queue.found.get(JOB) or Job(JOB, 7, 0, Status.RUNNING, run, USER)
         self.queue.found[JOB] = replace(
             old, status=Status.COMPLETED, run=run, handed_off=2, completions=old.completions + 1
         )
@@ -233,7 +236,7 @@ class Site:
         box = SandboxReport(
             JOB,
             run,
-            "alice",
+            USER,
             state.value,
             self.number,
             "why",
@@ -322,7 +325,7 @@ def test_records_of_jobs_that_have_left_are_removed_two_leases_later(site: Site)
     directory = site.path / DIRECTORY
     site.agent.receipts = Receipts(directory)
     site.passes()
-    site.queue.found[JOB] = Job(JOB, 7, 0, Status.COMPLETED, 1)
+    site.queue.found[JOB] = Job(JOB, 7, 0, Status.COMPLETED, 1, USER)
     left = {name: directory / f"job.runs.{name}.ads" for name in ("7.0", "8.0", "9.0")}
     old_s = site.clock.wall_s() - 4000
     for name, path in left.items():
@@ -403,7 +406,7 @@ def test_edits_take_a_bounded_time_and_ends_go_before_progress(site: Site, monke
         site.clock.now_s += 3
 
     monkeypatch.setattr(site.queue, "apply", apply)
-    jobs = [Job(f"ap#{number}.0#1", number, 0, Status.COMPLETED, 1) for number in range(1, 5)]
+    jobs = [Job(f"ap#{number}.0#1", number, 0, Status.COMPLETED, 1, USER) for number in range(1, 5)]
     shown = JobAdState("Moving", 1)
     plans: list[tuple[Job, list[Effect]]] = [(job, [UpdateAdState(shown)]) for job in jobs[:3]]
     site.agent._edit_all([*plans, (jobs[3], [MarkDelivered(shown, {})])])
@@ -523,7 +526,7 @@ def test_an_agent_that_may_not_edit_stops_saying_that_it_is_alive(site: Site) ->
     for cluster in (8, 9):
         other = f"ap#{cluster}.0#1"
         shown = JobAdState("Moving", 1)
-        site.queue.found[other] = Job(other, cluster, 0, Status.IDLE, 1, ad_state=shown)
+        site.queue.found[other] = Job(other, cluster, 0, Status.IDLE, 1, USER, ad_state=shown)
     site.passes(60)
     stopped = site.collector.ads["StageOutAgent", "ap"]
     site.passes(60)
@@ -558,12 +561,12 @@ def test_a_schedd_that_was_renamed_says_so_of_its_older_jobs_and_has_its_orders_
 
 def test_a_job_that_left_the_queue_of_a_schedd_that_was_renamed_has_no_orders(site: Site) -> None:
     """Custodians kept their part of it under its old name, and its managers would refuse the whole sheet."""
-    ended = SandboxReport(JOB, 1, "alice", "Delivered", 1, "", 0, ("t1",), 2, 0, 5, 0, 1, 0, 0, 0)
+    ended = SandboxReport(JOB, 1, USER, "Delivered", 1, "", 0, ("t1",), 2, 0, 5, 0, 1, 0, 0, 0)
     site.queue.found.clear()
     for name, actions in (("new", []), ("ap", [Action.FORGET])):
         agent = site.start(name)
         agent.custody_table = SimpleNamespace(  # type: ignore[assignment]
-            with_answers=lambda seen, is_gone: {JOB: [ReportedSandbox("m1", "", ended)]},
+            with_answers=lambda seen, is_gone: {JOB_KEY: [ReportedSandbox("m1", "", ended)]},
             update_from_jobs=lambda jobs, past, counts: None,
         )
         assert site.passes(2)
@@ -578,7 +581,7 @@ def test_a_shadow_that_only_says_that_the_job_is_done_is_no_newer_run(site: Site
     counts: list[int] = []
     site.agent.custody_table = SimpleNamespace(  # type: ignore[assignment]
         with_answers=lambda seen, is_gone: seen,
-        update_from_jobs=lambda jobs, past, number: counts.append(number(jobs[JOB])),
+        update_from_jobs=lambda jobs, past, number: counts.append(number(jobs[JOB_KEY])),
     )
     site.passes(2)
     assert [(order.action, order.tickets) for order in site.orders] == [(Action.CONFIRM, ("t1",))]
@@ -586,7 +589,7 @@ def test_a_shadow_that_only_says_that_the_job_is_done_is_no_newer_run(site: Site
     (site.path / "job.runs.7.0.ads").unlink()
     site.start().custody_table = SimpleNamespace(  # type: ignore[assignment]
         with_answers=lambda seen, is_gone: seen,
-        update_from_jobs=lambda jobs, past, number: counts.append(number(jobs[JOB])),
+        update_from_jobs=lambda jobs, past, number: counts.append(number(jobs[JOB_KEY])),
     )
     site.passes()
     assert counts[-1] == 0, "which run counts is not known"

@@ -38,9 +38,10 @@ from schedd_agent.model import (
 )
 from stageout.core.errors import ErrorClass
 from stageout.core.states import FREED, State
-from stageout.wire.custody import Action, FileReport, SandboxReport
+from stageout.wire.custody import Action, FileReport, JobKey, SandboxReport
 
-NAME = "ap#7.0#1700000000"
+NAME, USER = "ap#7.0#1700000000", "alice@test"
+JOB_KEY = JobKey(NAME, USER)
 LIMITS = DecisionLimits()
 
 
@@ -56,7 +57,7 @@ def box(state: State, run: int = 1, tickets: tuple[str, ...] = ("t1",), **more: 
         "bytes_left": 0 if done else 10, "attempts": 1, "attempts_limit": 0, "next_attempt_at": 0, "accepted_at": 0,
         "files": rows,
     }  # fmt: skip
-    return SandboxReport(NAME, run, "alice", state.value, 1, tickets=tickets, **{**facts, **more})
+    return SandboxReport(NAME, run, USER, state.value, 1, tickets=tickets, **{**facts, **more})
 
 
 def seen(
@@ -71,7 +72,7 @@ def knows(state: State, **more: Any) -> ReportedSandbox:
 
 
 def job(status: int = Status.COMPLETED, run: int = 1, **more: Any) -> Job:
-    return Job(NAME, 7, 0, status, run, **{"handed_off": 2, "completions": 1, **more})
+    return Job(NAME, 7, 0, status, run, USER, **{"handed_off": 2, "completions": 1, **more})
 
 
 def held(**more: Any) -> Job:

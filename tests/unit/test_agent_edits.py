@@ -25,7 +25,7 @@ _OLD = JobAdState("Moving", 2, "moving", 10, 2, 1, 0, "m1")
 
 
 def _job(status: int = Status.COMPLETED, **more: Any) -> Job:
-    return Job("ap#7.3#17", 7, 3, status, 2, **{"ad_state": _OLD, "completions": 2, "reruns": 1, **more})
+    return Job("ap#7.3#17", 7, 3, status, 2, "alice@test", **{"ad_state": _OLD, "completions": 2, "reruns": 1, **more})
 
 
 def _edit(effect: Effect, job: Job | None = None) -> Edit:

@@ -14,9 +14,9 @@ from stageout.core import durable, failures
 from stageout.core.failures import FILE_NAME, MOST, Failure, FailureLog, read_failures
 from stageout.core.states import State
 from stageout.wire.custody import Action
-from tests.unit.test_agent_daemon import JOB, Site
+from tests.unit.test_agent_daemon import JOB, USER, Site
 
-FAILURE = Failure(JOB, "alice", 1, "Failed", "why", 1_700_000_105)
+FAILURE = Failure(JOB, "alice", 1, "Failed", "why", 1_700_000_105, USER)
 
 
 class Left(Site):
@@ -139,10 +139,10 @@ def test_output_that_is_still_reported_is_new_only_once(tmp_path: Path) -> None:
     log = FailureLog(tmp_path / "log")
     many = [replace(FAILURE, job=f"ap#{number}.0#1") for number in range(MOST + 5)]
     assert len(log.add(many)) == MOST + 5
-    log.keep_only({one.job for one in many})
+    log.keep_only({(one.job, USER) for one in many})
     late = replace(FAILURE, job="ap#9000.0#1")
     assert log.add([*many, late]) == [late]
-    assert log.get(many[0].job, 1) == many[0]
+    assert log.get(many[0].job, USER, 1) == many[0]
     assert len(read_failures(tmp_path / "log")) == MOST
 
 
@@ -151,7 +151,7 @@ def test_output_that_is_no_longer_reported_leaves_memory_but_not_the_file(tmp_pa
     many = [replace(FAILURE, job=f"ap#{number}.0#1") for number in range(MOST + 5)]
     log.add(many)
     log.keep_only(set())
-    assert [log.get(one.job, 1) is None for one in many] == [True] * 5 + [False] * MOST
+    assert [log.get(one.job, USER, 1) is None for one in many] == [True] * 5 + [False] * MOST
 
 
 def test_more_failures_than_the_file_holds_are_mailed_once(site: Left, monkeypatch: pytest.MonkeyPatch) -> None:

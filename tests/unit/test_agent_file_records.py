@@ -19,8 +19,8 @@ from stageout.core.failures import FILE_NAME as FAILURES
 from stageout.core.failures import FailureLog
 from stageout.core.history import FILE_NAME, HistoryFile, newest_first
 from stageout.core.states import State
-from stageout.wire.custody import FILES_SHOWN, Action, FileReport, Report, SandboxReport, read_notice, report_ad
-from tests.unit.test_agent_daemon import JOB, Site
+from stageout.wire.custody import FILES_SHOWN, Action, FileReport, JobKey, Report, SandboxReport, read_notice, report_ad
+from tests.unit.test_agent_daemon import JOB, JOB_KEY, USER, Site
 
 URL = "https://dest.example.org/alice/7/{}"
 FILES = tuple(
@@ -32,7 +32,7 @@ NEWER = {
     "AcctGroup", "StageOutConfirmedAt", "StageOutEndedAt", "TransferStartTime", "TransferEndTime", "StageOutDigests",
     "StageOutStreams", "StageOutRoute", "StageOutBytesPerSecond",
 }  # fmt: skip
-BOX = SandboxReport(JOB, 1, "alice", "Released", 3, "", 0, ("t1",), 2, 0, 5, 0, 1, 0, 0, 1_699_999_990, files=FILES)
+BOX = SandboxReport(JOB, 1, USER, "Released", 3, "", 0, ("t1",), 2, 0, 5, 0, 1, 0, 0, 1_699_999_990, files=FILES)
 
 
 class Kept(Site):
@@ -220,9 +220,16 @@ def test_without_records_of_hand_offs_all_managers_are_believed(site: Kept) -> N
 
 
 def test_the_owner_is_the_one_in_the_access_points_own_record(site: Kept) -> None:
-    site.reports(replace(BOX, owner="root"))
+    site.reports(BOX)
     site.passes(3)
     assert {ad["Owner"] for ad in site.records} == {"alice"}
+
+
+def test_output_of_another_owner_is_not_recorded(site: Kept) -> None:
+    site.reports(replace(BOX, owner="root"))
+    site.passes(3)
+    assert site.records == []
+    assert {(order.owner, order.action) for order in site.orders} == {(USER, Action.CONFIRM), ("root", Action.FORGET)}
 
 
 def test_failures_after_the_job_had_left_are_recorded_at_once_and_not_again_with_their_loss(site: Kept) -> None:
@@ -300,10 +307,11 @@ def test_one_pass_records_only_so_many(site: Kept, monkeypatch: pytest.MonkeyPat
     recorder = site.agent.file_recorder
     assert recorder
     items = [ReportedSandbox("m1", "", replace(BOX, number=number)) for number in (1, 1)]
+    other = JobKey("ap#8.0#1", USER)
     late = recorder.record(
-        [(JOB, _forget(1)), ("ap#8.0#1", _forget(1))], {JOB: items[:1], "ap#8.0#1": items[1:]}
+        [(JOB_KEY, _forget(1)), (other, _forget(1))], {JOB_KEY: items[:1], other: items[1:]}
     )  # fmt: skip
-    assert late == {("ap#8.0#1", _forget(1))}
+    assert late == {(other, _forget(1))}
 
 
 def _forget(run: int) -> Any:

@@ -13,10 +13,10 @@ from schedd_agent.flocking import FlockedPool, FlockingCollectorClient
 from schedd_agent.liveness import LivenessTracker
 from stageout.core.collector import CollectorError
 from stageout.core.config import flocked_to, mapping_settings
-from stageout.wire.custody import AgentNotice, OrderSheet, notice_ad, orders_ad, sheets_for
+from stageout.wire.custody import AgentNotice, JobKey, OrderSheet, notice_ad, orders_ad, sheets_for
 from tests.harness.pool.waiting import wait_until
 
-JOB = "ap#1.0#1"
+JOB = JobKey("ap#1.0#1", "alice@test")
 NOTICE = notice_ad(AgentNotice("ap", "ap", "", 1, 1))
 
 

@@ -21,6 +21,7 @@ from stageout.core.signing import SigningKey
 from stageout.core.states import State
 from stageout.wire.custody import (
     Action,
+    JobKey,
     Order,
     OrderSheet,
     Report,
@@ -33,15 +34,17 @@ from stageout.wire.custody import (
 from stageout.wire.typed import MOST_NUMBER
 
 JOB = "ap#7.0#1700000000"
+USER = "alice@test"
+JOB_KEY = JobKey(JOB, USER)
 
 
 # ---- leases -------------------------------------------------------------------------------------------------------
 
 
-def _view(until_s: int, shown: tuple[tuple[str, str], ...] = ()) -> LivenessTracker:
+def _view(until_s: int, shown: tuple[tuple[str, JobKey], ...] = ()) -> LivenessTracker:
     view = LivenessTracker(hole_s=15.0)
     view.record_snapshot(0.0, 1000.0, shown)
-    view.start_waiting(JOB, 1)
+    view.start_waiting(JOB_KEY, 1)
     for now in range(10, until_s + 1, 10):
         view.record_snapshot(float(now), 1000.0 + now, ())
     return view
@@ -49,11 +52,11 @@ def _view(until_s: int, shown: tuple[tuple[str, str], ...] = ()) -> LivenessTrac
 
 def test_silence_counts_from_the_last_sign() -> None:
     view = _view(100)
-    assert view.absent_s("m1", JOB, 1) == 100.0
-    view.record_snapshot(110.0, 1110.0, [("m1", JOB)], ["m1", "m3"])
+    assert view.absent_s("m1", JOB_KEY, 1) == 100.0
+    view.record_snapshot(110.0, 1110.0, [("m1", JOB_KEY)], ["m1", "m3"])
     view.record_snapshot(120.0, 1120.0, [])
-    assert view.absent_s("m1", JOB, 1) == 10.0
-    assert view.absent_s("m2", JOB, 1) == 120.0
+    assert view.absent_s("m1", JOB_KEY, 1) == 10.0
+    assert view.absent_s("m2", JOB_KEY, 1) == 120.0
     assert (view.silent_s("m1"), view.silent_s("m3"), view.silent_s("m2")) == (10.0, 10.0, 120.0)
 
 
@@ -73,29 +76,29 @@ def test_a_hole_in_the_view_is_not_counted_and_takes_nothing_away(hole: str) -> 
         for now in range(120, 1011, 10):
             view.record_snapshot(float(now), now - 107.0, [])
         after_s = 110.0 + SETTLE_S
-    assert view.absent_s("m1", JOB, 1) == 100.0
+    assert view.absent_s("m1", JOB_KEY, 1) == 100.0
     view.record_snapshot(after_s + 10.0, 5000.0, [])
-    assert view.absent_s("m1", JOB, 1) == 110.0
+    assert view.absent_s("m1", JOB_KEY, 1) == 110.0
 
 
 def test_a_collector_that_stumbles_now_and_then_does_not_postpone_a_loss_for_ever() -> None:
     view = LivenessTracker(hole_s=15.0)
-    view.start_waiting(JOB, 1)
+    view.start_waiting(JOB_KEY, 1)
     for now in range(0, 3000, 10):
         if now % 100:
             view.record_snapshot(float(now), 1000.0 + now, ())
         else:
             view.record_failure()
-    assert view.absent_s("m1", JOB, 1) > 2000.0
+    assert view.absent_s("m1", JOB_KEY, 1) > 2000.0
 
 
 def test_a_run_waits_from_its_own_beginning() -> None:
     view = _view(90)
-    view.start_waiting(JOB, 2)
+    view.start_waiting(JOB_KEY, 2)
     view.record_snapshot(100.0, 1100.0, ())
-    assert view.waited_s(JOB, 2) == 10.0
-    assert view.absent_s("m1", JOB, 2) == 10.0
-    assert view.waited_s("ap#8.0#1", 1) == 0.0
+    assert view.waited_s(JOB_KEY, 2) == 10.0
+    assert view.absent_s("m1", JOB_KEY, 2) == 10.0
+    assert view.waited_s(JobKey("ap#8.0#1", USER), 1) == 0.0
 
 
 # ---- orders -------------------------------------------------------------------------------------------------------
@@ -122,7 +125,7 @@ def test_numbers_that_were_lost_begin_above_all_that_was_used(tmp_path: Path) ->
 def test_numbers_that_were_lost_are_acknowledged_under_another_name(tmp_path: Path) -> None:
     """The clock may have been set back: managers would take the new numbers for old orders."""
     before = OrderOutbox("ap", OrderNumbers(tmp_path / "number", 1000.0))
-    before.add([(JOB, SendOrder("m1", Action.CONFIRM, 1))])
+    before.add([(JOB_KEY, SendOrder("m1", Action.CONFIRM, 1))])
     assert OrderOutbox("ap", OrderNumbers(tmp_path / "number", 5.0)).numbering == before.numbering
     (tmp_path / "number").unlink()
     assert OrderOutbox("ap", OrderNumbers(tmp_path / "number", 5.0)).numbering != before.numbering
@@ -154,46 +157,46 @@ def _book(tmp_path: Path) -> OrderOutbox:
 def test_the_same_order_is_given_once(tmp_path: Path) -> None:
     book = _book(tmp_path)
     order = SendOrder("m1", Action.CONFIRM, 1, ("t1",), 2)
-    assert book.add([(JOB, order)])
-    assert not book.add([(JOB, order)])
-    assert book.add([(JOB, SendOrder("m1", Action.CONFIRM, 1, ("t1", "t2"), 3))])
+    assert book.add([(JOB_KEY, order)])
+    assert not book.add([(JOB_KEY, order)])
+    assert book.add([(JOB_KEY, SendOrder("m1", Action.CONFIRM, 1, ("t1", "t2"), 3))])
     ((_, kept),) = book.open.items()
     assert kept.tickets == ("t1", "t2")
-    assert [key.job for key in book.acknowledged("m1", kept.number)] == [JOB]
-    assert not book.add([(JOB, order)])
-    assert book.done(JOB) == {("m1", Action.CONFIRM, 1)}
+    assert [key.job for key in book.acknowledged("m1", kept.number)] == [JOB_KEY]
+    assert not book.add([(JOB_KEY, order)])
+    assert book.done(JOB_KEY) == {("m1", Action.CONFIRM, 1)}
 
 
 def test_a_request_can_be_made_again(tmp_path: Path) -> None:
     book = _book(tmp_path)
     retry = SendOrder("m1", Action.RETRY, 1)
-    book.add([(JOB, retry)])
+    book.add([(JOB_KEY, retry)])
     book.acknowledged("m1", 10**15)
-    assert not book.add([(JOB, retry)])
-    book.allow_again(JOB)
-    assert book.add([(JOB, retry)])
+    assert not book.add([(JOB_KEY, retry)])
+    book.allow_again(JOB_KEY)
+    assert book.add([(JOB_KEY, retry)])
 
 
 def test_a_redirect_with_another_id_is_another_order(tmp_path: Path) -> None:
     book = _book(tmp_path)
     first, second = (SendOrder("m1", Action.REDIRECT, 1, (), 0, 0, name, "https://h/d/", "a") for name in ("r1", "r2"))
-    book.add([(JOB, first)])
+    book.add([(JOB_KEY, first)])
     (sheet,) = book.due(0.0, 50.0, {}, set())
     (order,) = sheet.orders
     assert (order.request, order.new_url, order.only_file) == ("r1", "https://h/d/", "a")
     book.acknowledged("m1", order.number)
-    assert book.requests_done(JOB) == {("m1", 1, "r1")}
-    assert not book.add([(JOB, first)])
-    assert book.add([(JOB, second)])
-    book.allow_again(JOB)
-    assert not book.requests_done(JOB)
+    assert book.requests_done(JOB_KEY) == {("m1", 1, "r1")}
+    assert not book.add([(JOB_KEY, first)])
+    assert book.add([(JOB_KEY, second)])
+    book.allow_again(JOB_KEY)
+    assert not book.requests_done(JOB_KEY)
     (sheet,) = book.due(0.0, 50.0, {}, set())
     assert sheet.orders == (), "a manager that was set back to an earlier version could not read it"
 
 
 def test_sheets_are_repeated_until_acknowledged(tmp_path: Path) -> None:
     book = _book(tmp_path)
-    book.add([(JOB, SendOrder("m1", Action.CANCEL, 1))])
+    book.add([(JOB_KEY, SendOrder("m1", Action.CANCEL, 1))])
     (sheet,) = book.due(0.0, 50.0, {}, set())
     assert (sheet.agent, sheet.manager, sheet.sent_at, len(sheet.orders)) == ("ap", "m1", 50, 1)
     assert book.due(0.0, 50.0, {}, set()), "not published yet"
@@ -209,7 +212,7 @@ def test_sheets_are_repeated_until_acknowledged(tmp_path: Path) -> None:
 
 def test_orders_about_forgotten_jobs_are_taken_back(tmp_path: Path) -> None:
     book = _book(tmp_path)
-    book.add([(JOB, SendOrder("m1", Action.FORGET, 1))])
+    book.add([(JOB_KEY, SendOrder("m1", Action.FORGET, 1))])
     book.keep_only(set())
     assert not book.open
     assert [sheet.orders for sheet in book.due(0.0, 0.0, {}, set())] == [()]
@@ -222,7 +225,7 @@ KEY = SigningKey(b"k" * 32)
 
 
 def _box(state: State, change: int, job: str = JOB) -> SandboxReport:
-    return SandboxReport(job, 1, "alice", state.value, change, "", 0, ("t1",), 2, 2, 5, 5, 0, 0, 0, 0)
+    return SandboxReport(job, 1, USER, state.value, change, "", 0, ("t1",), 2, 2, 5, 5, 0, 0, 0, 0)
 
 
 def _ad(number: int, *boxes: SandboxReport, manager: str = "m1", **more: Any) -> dict[str, Any]:
@@ -233,23 +236,23 @@ def test_the_newest_report_counts_whatever_door_it_came_through() -> None:
     board = ReportTable("ap")
     slot = {**_ad(5, _box(State.MOVING, 3)), "MyType": "Machine", "Name": "slot1@ep1"}
     assert len(board.update([_ad(4, _box(State.ACCEPTED, 1)), slot])) == 2
-    assert board.by_job()[JOB][0].sandbox.state == State.MOVING
+    assert board.by_job()[JOB_KEY][0].sandbox.state == State.MOVING
     assert board.acknowledged("ap") == {manager_identity("m1", KEY.public): 5}
     assert not board.update([_ad(4, _box(State.ACCEPTED, 1))])
-    assert board.by_job()[JOB][0].sandbox.state == State.MOVING
+    assert board.by_job()[JOB_KEY][0].sandbox.state == State.MOVING
 
 
 def test_states_do_not_go_back() -> None:
     board = ReportTable("ap")
     board.update([_ad(1, _box(State.DELIVERED, 7))])
     board.update([_ad(2, _box(State.MOVING, 6))])
-    assert board.by_job()[JOB][0].sandbox.state == State.DELIVERED
+    assert board.by_job()[JOB_KEY][0].sandbox.state == State.DELIVERED
 
 
 def test_a_manager_without_an_ad_shows_nothing() -> None:
     board = ReportTable("ap")
     board.update([_ad(1, _box(State.MOVING, 1))])
-    assert list(board.reported_jobs()) == [(manager_identity("m1", KEY.public), JOB)]
+    assert list(board.reported_jobs()) == [(manager_identity("m1", KEY.public), JOB_KEY)]
     board.update([])
     assert list(board.reported_jobs()) == []
     assert board.by_job() == {}
@@ -265,15 +268,15 @@ def test_jobs_of_other_schedds_and_nonsense_are_left_out() -> None:
             _ad(9, _box(State.LOST, 9), Name="m2"),
         ]
     )
-    assert list(board.by_job()) == [JOB]
-    assert board.by_job()[JOB][0].sandbox.state == State.MOVING
+    assert list(board.by_job()) == [JOB_KEY]
+    assert board.by_job()[JOB_KEY][0].sandbox.state == State.MOVING
 
 
 @pytest.mark.parametrize("job", [f"ap#{'7' * 5000}.0#1", f"ap#7.{'1' * 11}#1", "ap#\u0667.0#1"])
 def test_ids_that_no_schedd_gives_are_left_out(job: str) -> None:
     board = ReportTable("ap")
     board.update([_ad(1, _box(State.MOVING, 1, job), _box(State.MOVING, 1))])
-    assert list(board.by_job()) == [JOB]
+    assert list(board.by_job()) == [JOB_KEY]
 
 
 # ---- the queue's ads ----------------------------------------------------------------------------------------------

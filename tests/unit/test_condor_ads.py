@@ -15,6 +15,7 @@ from stageout.cli.condor import plain
 from stageout.core import collector_child
 from stageout.core.collector import CollectorChild
 from stageout.core.condor_ads import decoded
+from stageout.wire.custody import JobKey
 
 classad2 = pytest.importorskip("classad2", reason="HTCondor's Python bindings are not installed")
 htcondor2 = pytest.importorskip("htcondor2", reason="HTCondor's Python bindings are not installed")
@@ -22,7 +23,7 @@ htcondor2 = pytest.importorskip("htcondor2", reason="HTCondor's Python bindings 
 GOOD = r'[Name="good"; MonitorSelfAge=7; StageOutPayload="p"]'
 #: Ads with such bytes in a string, in a list, and in a name.
 BAD = (r'[Name="x\377"; B=1]', r'[Name="bad"; StageOutPayload={"\377"}]', r"[Name='bad'; 'a\377'=1]")
-JOB = r'[GlobalJobId="ap#7.0#1"; ClusterId=7; ProcId=0; JobStatus=4; StageOutState="Moving"; {more}]'
+JOB = r'[GlobalJobId="ap#7.0#1"; User="alice@test"; ClusterId=7; ProcId=0; JobStatus=4; StageOutState="Moving"; {more}]'
 
 
 class Daemon:
@@ -97,12 +98,17 @@ def test_the_agent_reads_a_job_without_such_an_attribute(more: str, answers: Ins
     queue = CondorJobQueue()
     (job,) = queue.jobs([])
     assert (job.name, job.status, job.ad_state.state) == ("ap#7.0#1", 4, "Moving")
-    assert set(queue.history_records({job.name})) == set(queue.owners({job.name})) == {job.name}
+    assert set(queue.history_records({job.key})) == {job.key}
+    assert set(queue.owners({job.name})) == {job.name}
 
 
 def test_the_agent_leaves_out_a_job_without_a_usable_id(answers: Install) -> None:
     answers(r'[GlobalJobId="x\377"; ClusterId=8; ProcId=0]', JOB.replace("{more}", ""))
-    assert [job.name for job in CondorJobQueue().jobs([])] == ["ap#7.0#1"]
+    queue = CondorJobQueue()
+    assert [job.name for job in queue.jobs([]) if job.has_own_name] == ["ap#7.0#1"]
+    named = [JobKey(name, "alice@test") for name in ("x#8.0", "ap#7.0#1")]
+    assert set(queue.history_records(named)) == {named[1]}
+    assert set(queue.owners(["x#8.0", "ap#7.0#1"])) == {"ap#7.0#1"}
 
 
 @pytest.mark.parametrize("bad", [*BAD, r'[Name=strcat("x", "\377"); B=1]', r'[N=[x="\377"]; B=1]'])

@@ -107,7 +107,7 @@ class Schedd:
 
     def jobs(self) -> list[Job]:
         return [
-            Job(f"ap#5.{proc}#1", 5, proc, status, 1, handed_off=1, in_factory=True)
+            Job(f"ap#5.{proc}#1", 5, proc, status, 1, "alice@test", handed_off=1, in_factory=True)
             for proc, status in self.status.items()
         ]
 
@@ -192,7 +192,7 @@ def test_a_queue_without_factories_is_asked_once() -> None:
     agent = FactoryLimits(schedd)
     agent.follow([])
     schedd.factories = None  # type: ignore[method-assign, assignment]
-    agent.follow([Job("ap#6.0#1", 6, 0, Status.COMPLETED, 1, handed_off=1)])
+    agent.follow([Job("ap#6.0#1", 6, 0, Status.COMPLETED, 1, "alice@test", handed_off=1)])
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from manager_site import Node, Site, made, run
-from test_agent_decisions import NAME, job, seen
+from test_agent_decisions import JOB_KEY, job, seen
 from test_drain import PILOT, handed_off, state
 
 from sandbox_manager.custody import queries
@@ -299,10 +299,10 @@ class Asked:
         """The input of the decisions after the custodians were asked."""
         for _ in range(2):
             self.clock.now_s += 11
-            self.one.with_answers({NAME: found} if found else {})
+            self.one.with_answers({JOB_KEY: found} if found else {})
             if self.one._asking:
                 self.one._asking.result()
-        return self.one.with_answers({})[NAME][0].sandbox
+        return self.one.with_answers({})[JOB_KEY][0].sandbox
 
 
 @pytest.fixture
@@ -335,10 +335,12 @@ def test_it_is_known_over_a_restart_and_without_the_pilot(asked: Asked) -> None:
     asked.start()
     asked.says = {ONE: ("done", ""), TWO: ("done", "")}
     assert asked.look().state == "Delivered"
-    asked.one.update_from_jobs({NAME: job(ad_state=replace(job().ad_state, run=1, state="Delivered"))}, {})
+    asked.one.update_from_jobs({JOB_KEY: job(ad_state=replace(job().ad_state, run=1, state="Delivered"))}, {})
     written = asked.path.read_text()
-    found = asked.one.with_answers({NAME: (handed_over(),)})
-    assert [item.sandbox.state for item in found[NAME]] == ["Delivered"], "the pilot's own report may stand for hours"
+    found = asked.one.with_answers({JOB_KEY: (handed_over(),)})
+    assert [item.sandbox.state for item in found[JOB_KEY]] == ["Delivered"], (
+        "the pilot's own report may stand for hours"
+    )
     assert asked.path.read_text() == written == "[]"
 
 
@@ -363,13 +365,13 @@ def test_what_a_lost_sandbox_may_have_given_away_is_cancelled_before_it_is_lost(
 
 def test_a_newer_run_wants_nothing_of_it(asked: Asked) -> None:
     asked.look(handed_over())
-    asked.one.update_from_jobs({NAME: job(run=2, status=JobStatus.RUNNING)}, {})
+    asked.one.update_from_jobs({JOB_KEY: job(run=2, status=JobStatus.RUNNING)}, {})
     assert asked.look().state == "HandedOver", "the newer run must not be sent yet"
     assert asked.cancelled == {ONE, TWO}
     asked.says = {ONE: ("cancelled", ""), TWO: ("done", "")}
     assert asked.look().state == "Lost"
-    asked.one.update_from_jobs({NAME: job(run=2, status=JobStatus.RUNNING)}, {})
-    assert [item.sandbox.state for item in asked.one.with_answers({NAME: (handed_over(),)})[NAME]] == ["Lost"]
+    asked.one.update_from_jobs({JOB_KEY: job(run=2, status=JobStatus.RUNNING)}, {})
+    assert [item.sandbox.state for item in asked.one.with_answers({JOB_KEY: (handed_over(),)})[JOB_KEY]] == ["Lost"]
 
 
 @pytest.mark.parametrize("counts", [0, 1])
@@ -377,7 +379,7 @@ def test_a_newer_run_wants_nothing_of_it(asked: Asked) -> None:
 def test_a_shadow_that_only_says_that_the_job_is_done_gives_nothing_up(asked: Asked, counts: int, wish: str) -> None:
     """The job's number has grown after the run that counts. :param counts: number of that run, 0: not known."""
     asked.look(handed_over())
-    asked.one.update_from_jobs({NAME: job(run=2, request=wish)}, {}, lambda job: counts)
+    asked.one.update_from_jobs({JOB_KEY: job(run=2, request=wish)}, {}, lambda job: counts)
     asked.look()
     assert asked.cancelled == ({ONE, TWO} if wish and counts else set())
     (one,) = asked.one._handed_over.values()
@@ -412,7 +414,7 @@ def test_what_another_sandbox_has_given_in_the_same_call_is_not_cancelled(asked:
     assert asked.cancelled == {TWO}
     asked.says = {TWO: ("unknown", ""), ONE: ("done", "")}
     asked.look()
-    boxes = {item.sandbox.number: item.sandbox.state for item in asked.one.with_answers({})[NAME]}
+    boxes = {item.sandbox.number: item.sandbox.state for item in asked.one.with_answers({})[JOB_KEY]}
     assert boxes == {1: "Delivered", 2: "Lost"}
 
 
@@ -420,7 +422,7 @@ def test_what_another_sandbox_has_given_in_the_same_call_is_not_cancelled(asked:
 def test_a_job_that_was_removed_wants_nothing_of_it(asked: Asked, removed: bool) -> None:
     """It may have left the queue between two looks."""
     asked.look(handed_over())
-    asked.one.update_from_jobs({}, {NAME: HistoryRecord(JobStatus.REMOVED if removed else JobStatus.COMPLETED, 1)})
+    asked.one.update_from_jobs({}, {JOB_KEY: HistoryRecord(JobStatus.REMOVED if removed else JobStatus.COMPLETED, 1)})
     asked.one.close()
     asked.start()
     asked.look()
@@ -429,7 +431,7 @@ def test_a_job_that_was_removed_wants_nothing_of_it(asked: Asked, removed: bool)
 
 def test_its_owner_can_give_it_up(asked: Asked) -> None:
     asked.look(handed_over())
-    asked.one.update_from_jobs({NAME: job(request=OwnerRequest.CANCEL)}, {})
+    asked.one.update_from_jobs({JOB_KEY: job(request=OwnerRequest.CANCEL)}, {})
     assert asked.look().state == "HandedOver"
     assert asked.cancelled == {ONE, TWO}
     asked.says = {ONE: ("done", ""), TWO: ("cancelled", "")}
@@ -442,9 +444,9 @@ def test_an_end_is_kept_while_the_pilots_last_report_stands(asked: Asked, monkey
     asked.look(handed_over())
     monkeypatch.setattr("schedd_agent.custodians.write_file", lambda *_: pytest.fail("nothing has changed"))
     for _ in range(2):
-        (item,) = asked.one.with_answers({NAME: (handed_over(),)})[NAME]
+        (item,) = asked.one.with_answers({JOB_KEY: (handed_over(),)})[JOB_KEY]
         assert item.sandbox.state == "Delivered"
-        asked.one.update_from_jobs({NAME: job(ad_state=replace(job().ad_state, run=1, state="Delivered"))}, {})
+        asked.one.update_from_jobs({JOB_KEY: job(ad_state=replace(job().ad_state, run=1, state="Delivered"))}, {})
 
 
 def test_silence_is_no_loss_before_the_end_of_the_time(asked: Asked) -> None:
@@ -503,11 +505,11 @@ def test_all_deposits_with_a_custodian_are_asked_for_at_once_and_one_that_fails_
     runs = [replace(handed_over("away.org:1"), sandbox=replace(handed_over("away.org:1").sandbox, number=number))
             for number in range(2, 9)]  # fmt: skip
     asked.clock.now_s += 11
-    asked.one.with_answers({NAME: [*runs, handed_over()]})
+    asked.one.with_answers({JOB_KEY: [*runs, handed_over()]})
     assert asked.one._asking
     asked.one._asking.result()
     assert sorted(places) == ["away.org:1", ROUTER]
-    assert asked.one.with_answers({})[NAME][-1].sandbox.state == "Delivered"
+    assert asked.one.with_answers({})[JOB_KEY][-1].sandbox.state == "Delivered"
 
 
 def test_what_is_said_of_other_deposits_meanwhile_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,7 +580,7 @@ def test_custodians_that_are_not_named_are_not_asked(asked: Asked) -> None:
 
 
 def test_a_report_with_a_bad_receipt_is_left_alone(asked: Asked) -> None:
-    asked.one.with_answers({NAME: (seen(State.HANDED_OVER, custody=("rubbish",)),)})
+    asked.one.with_answers({JOB_KEY: (seen(State.HANDED_OVER, custody=("rubbish",)),)})
     assert asked.one.with_answers({}) == {}
     assert not asked.path.exists()
 

@@ -13,7 +13,7 @@ from daemon_site import FakeCollector, accepted, served
 from manager_site import Site, made, run
 from test_agent_daemon import JOB, MANAGER_KEY
 from test_agent_daemon import Site as AccessPoint
-from test_agent_decisions import NAME, seen
+from test_agent_decisions import JOB_KEY, seen
 from test_handover import (
     _GIVE,
     ONE,
@@ -231,14 +231,14 @@ class Watched(Asked):
     def look(self, *found: ReportedSandbox) -> SandboxReport:
         for _ in range(3):
             self.clock.now_s += 11
-            self.one.with_answers({NAME: found} if found else {}, lambda manager: self.gone)
+            self.one.with_answers({JOB_KEY: found} if found else {}, lambda manager: self.gone)
             if self.one._asking:
                 self.one._asking.result()
-        return self.one.with_answers({}, lambda manager: self.gone)[NAME][0].sandbox
+        return self.one.with_answers({}, lambda manager: self.gone)[JOB_KEY][0].sandbox
 
     def look_once(self, item: ReportedSandbox) -> str:
         """State of what is reported, as the decisions see it."""
-        return self.one.with_answers({NAME: [item]}, lambda manager: self.gone)[NAME][0].sandbox.state
+        return self.one.with_answers({JOB_KEY: [item]}, lambda manager: self.gone)[JOB_KEY][0].sandbox.state
 
 
 @pytest.fixture
@@ -314,8 +314,8 @@ def test_what_was_begun_before_a_restart_is_withdrawn_when_the_pilot_ends_withou
 
 def test_what_nobody_would_be_asked_for_is_not_kept(watched: Watched) -> None:
     """Its job runs again when its manager is silent for too long, as without a router."""
-    found = watched.one.with_answers({NAME: [moving("other.example.org:1")]})
-    assert found[NAME][0].sandbox.state == "Moving"
+    found = watched.one.with_answers({JOB_KEY: [moving("other.example.org:1")]})
+    assert found[JOB_KEY][0].sandbox.state == "Moving"
     assert watched.one.with_answers({}) == {}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from manager_site import Site, run
-from test_agent_decisions import NAME, job
+from test_agent_decisions import JOB_KEY, job
 from test_drain import handed_off, state
 from test_handover import ONE, ROUTER, TWO, Asked, asked, handed_over, site, slow, waiting_for_a_slow_server
 
@@ -169,12 +169,12 @@ def test_a_row_that_is_none_is_kept_for_who_can_read_it_and_costs_no_other(
     asked.path.write_text(json.dumps(rows))
     asked.start()
     found = asked.one.with_answers({})
-    assert sorted(item.sandbox.number for item in found[NAME]) == [1, 2]
+    assert sorted(item.sandbox.number for item in found[JOB_KEY]) == [1, 2]
     (line,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
     assert line.startswith("custody-row-read-failed")
     assert "mend the file" in line
     asked.one.update_from_jobs({}, {})
-    asked.one.with_answers({NAME: (replace(handed_over(), sandbox=replace(handed_over().sandbox, number=3)),)})
+    asked.one.with_answers({JOB_KEY: (replace(handed_over(), sandbox=replace(handed_over().sandbox, number=3)),)})
     assert rows[at] in json.loads(asked.path.read_text())
 
 
@@ -186,18 +186,18 @@ def test_receipts_that_could_not_be_stored_are_stored_with_the_next_look(
         patch.setattr(durable, "_faults", durable.parse_faults("custody-keep=ENOSPC"))
         for _ in range(2):
             with pytest.raises(OSError, match="No space left"):
-                asked.one.with_answers({NAME: (handed_over(),)})
+                asked.one.with_answers({JOB_KEY: (handed_over(),)})
     assert not asked.path.exists()
     asked.one.with_answers({})
     asked.one.close()
     asked.start()
-    assert asked.one.with_answers({})[NAME][0].sandbox.state == "HandedOver"
+    assert asked.one.with_answers({})[JOB_KEY][0].sandbox.state == "HandedOver"
     with monkeypatch.context() as patch:
         patch.setattr(durable, "_faults", durable.parse_faults("custody-keep=ENOSPC"))
         asked.one.with_answers({})
         with pytest.raises(OSError, match="No space left"):
-            asked.one.update_from_jobs({}, {NAME: HistoryRecord(JobStatus.REMOVED, 1)})
-    asked.one.update_from_jobs({}, {NAME: HistoryRecord(JobStatus.REMOVED, 1)})
+            asked.one.update_from_jobs({}, {JOB_KEY: HistoryRecord(JobStatus.REMOVED, 1)})
+    asked.one.update_from_jobs({}, {JOB_KEY: HistoryRecord(JobStatus.REMOVED, 1)})
     assert '"given_up": "Cancelled"' in asked.path.read_text()
 
 
@@ -206,14 +206,14 @@ def test_an_agent_that_dies_while_it_keeps_a_hand_over_knows_it_or_reads_it_agai
     """At `custody-keep`: of two hand-overs one was kept before, and stays whatever becomes of the other."""
     first = handed_over()
     second = replace(first, sandbox=replace(first.sandbox, number=2))
-    asked.one.with_answers({NAME: (first,)})
+    asked.one.with_answers({JOB_KEY: (first,)})
     with _dying("custody-keep", 1, when), pytest.raises(Crash):
-        asked.one.with_answers({NAME: (first, second)})
+        asked.one.with_answers({JOB_KEY: (first, second)})
     asked.one.close()
     asked.start()
-    kept = [item.sandbox.number for item in asked.one.with_answers({}).get(NAME, ())]
+    kept = [item.sandbox.number for item in asked.one.with_answers({}).get(JOB_KEY, ())]
     assert kept == ([1] if when == "before" else [1, 2]), "the reports have vanished"
-    found = asked.one.with_answers({NAME: (first, second)})[NAME]
+    found = asked.one.with_answers({JOB_KEY: (first, second)})[JOB_KEY]
     assert [item.sandbox.number for item in found] == [1, 2], "they stand still"
     asked.one.close()
     asked.start()
@@ -234,12 +234,12 @@ def test_an_agent_that_dies_while_it_gives_an_unreadable_file_another_name_loses
     asked.start()
     for count in (1, 2):
         with _dying("custody-keep", 1, when) if count == 1 else nullcontext(), suppress(Crash):
-            asked.one.with_answers({NAME: (handed_over(),)})
+            asked.one.with_answers({JOB_KEY: (handed_over(),)})
         asked.one.close()
         (aside,) = asked.path.parent.glob("*.unreadable-*")
         assert aside.read_text() == "damaged"
         asked.start()
-    assert [item.sandbox.state for item in asked.one.with_answers({})[NAME]] == ["HandedOver"]
+    assert [item.sandbox.state for item in asked.one.with_answers({})[JOB_KEY]] == ["HandedOver"]
 
 
 @pytest.mark.parametrize("jump_s", [-3600.0, 24 * 3600.0])
@@ -251,7 +251,7 @@ def test_a_wall_clock_that_is_set_makes_nothing_lost(jump_s: float, asked: Asked
     newer = replace(handed_over(), sandbox=replace(handed_over().sandbox, change=10**6))
     for found in ((), (newer,)):
         assert asked.look(*found).state == "HandedOver"
-        asked.one.update_from_jobs({NAME: job(run=1)}, {})
+        asked.one.update_from_jobs({JOB_KEY: job(run=1)}, {})
     asked.clock.now_s = 5000 + 3600 - 30
     assert asked.look().state == "HandedOver"
     asked.clock.now_s = 5000 + 3600 + 1

@@ -76,7 +76,7 @@ def job(proc: int = 0, notification: int = ALWAYS, **more: Any) -> Job:
     """A job whose output is handed off."""
     mail = MailRecipient(notification, "alice", "example.org")
     facts: dict[str, Any] = {"handed_off": 2, "mail": mail, "submitted_at": NOW, "cluster_jobs": 3, **more}
-    return Job(f"ap#7.{proc}#{NOW}", facts.pop("cluster", 7), proc, Status.COMPLETED, 1, **facts)
+    return Job(f"ap#7.{proc}#{NOW}", facts.pop("cluster", 7), proc, Status.COMPLETED, 1, "alice@test", **facts)
 
 
 class Desk:

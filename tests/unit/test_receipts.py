@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from schedd_agent.model import HistoryRecord, RunRecord, Ticket
 from schedd_agent.queue import parse_job
 from schedd_agent.receipts import DIRECTORY, Receipts, _tickets
+from stageout.wire.custody import JobKey
 
-VICTIM = "ap#5.0#1700000000"
+VICTIM = JobKey("ap#5.0#1700000000", "alice@test")
 
 
 def record(cluster: int, results: str, run: int = 1, owner: str = "bob", kind: str = "OUTPUT", tail: str = "") -> str:
@@ -29,6 +30,11 @@ def record(cluster: int, results: str, run: int = 1, owner: str = "bob", kind: s
         f'EpochWriteDate = 1700000000\n*** {kind} ClusterId={cluster} ProcId=0 RunInstanceId={run - 1} Owner="{owner}" '
         "CurrentTime=1700000000\n"
     )
+
+
+def bobs(cluster: int, proc: int = 0) -> JobKey:
+    """A job of bob's."""
+    return JobKey(f"ap#{cluster}.{proc}#1700000000", "bob@test")
 
 
 def receipt(ticket: str) -> str:
@@ -88,9 +94,9 @@ def _write(directory: Path, cluster: int, text: str, proc: int = 0) -> None:
         stream.write(text.encode("utf-8", "surrogateescape"))
 
 
-def _told(receipts: Receipts, name: str, run: int = 1) -> list[str]:
+def _told(receipts: Receipts, key: JobKey, run: int = 1) -> list[str]:
     receipts.begin_pass()
-    found = receipts.get(name, run)
+    found = receipts.get(key, run)
     return [ticket.name for ticket in found.tickets] if found else []
 
 
@@ -109,7 +115,7 @@ def test_no_text_of_a_job_speaks_of_another(tmp_path: Path, hostile: str, kind: 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_jobs_own_texts_do_not_hide_its_later_runs(tmp_path: Path, hostile: str) -> None:
     _write(tmp_path, 9, record(9, hostile) + record(9, receipt("second"), run=2))
-    assert _told(Receipts(tmp_path), "ap#9.0#1700000000", 2) == ["second"]
+    assert _told(Receipts(tmp_path), bobs(9), 2) == ["second"]
 
 
 def test_random_texts_do_not_stop_the_reader(tmp_path: Path) -> None:
@@ -120,7 +126,7 @@ def test_random_texts_do_not_stop_the_reader(tmp_path: Path) -> None:
         body = f'[ E = "{raw(texts[0])}"; \'{texts[1].replace(chr(39), "")}\' = 1; F = "{raw(texts[2])}" ]'
         cluster = 100 + round_
         _write(tmp_path, cluster, record(cluster, body) + record(cluster, receipt("after"), run=2))
-        assert _told(Receipts(tmp_path), f"ap#{cluster}.0#1700000000", 2) == ["after"], body
+        assert _told(Receipts(tmp_path), bobs(cluster), 2) == ["after"], body
 
 
 def test_a_record_counts_when_its_end_is_there(tmp_path: Path) -> None:
@@ -158,17 +164,17 @@ def test_another_jobs_record_with_the_same_number_is_not_given(tmp_path: Path) -
     """Numbers begin anew with a new queue."""
     _write(tmp_path, 5, HONEST)
     receipts = Receipts(tmp_path)
-    assert receipts.get("ap#5.0#1800000000", 1) is None
-    assert receipts.get(VICTIM, 1, "bob") is None
-    assert receipts.get(VICTIM, 1, "alice") is not None
+    assert receipts.get(VICTIM._replace(name="ap#5.0#1800000000"), 1) is None
+    assert receipts.get(VICTIM._replace(owner="bob@test"), 1) is None
+    assert receipts.get(VICTIM, 1) is not None
 
 
 def test_two_lines_of_a_foreign_plugin_hide_no_receipt(tmp_path: Path) -> None:
     foreign = '[ TransferError = "first line: \\"x\\" isn\'t there; {[\n*** second ]}\n\n" ]'
-    _write(tmp_path, 5, record(5, f"{foreign},{receipt('t1')}"))
+    _write(tmp_path, 5, record(5, f"{foreign},{receipt('t1')}", owner="alice"))
     _write(tmp_path, 6, record(6, f"{receipt('t2')},{foreign}"))
     receipts = Receipts(tmp_path)
-    assert (_told(receipts, VICTIM), _told(receipts, "ap#6.0#1700000000")) == (["t1"], ["t2"])
+    assert (_told(receipts, VICTIM), _told(receipts, bobs(6))) == (["t1"], ["t2"])
 
 
 def test_records_of_an_older_release_are_read(tmp_path: Path) -> None:
@@ -179,13 +185,13 @@ def test_records_of_an_older_release_are_read(tmp_path: Path) -> None:
     _write(tmp_path, 5, f"{own}EpochWriteDate = 1\n*** OUTPUT {banner}{starter}{banner}")
     receipts = Receipts(tmp_path)
     assert _told(receipts, VICTIM) == ["t1"]
-    assert receipts.get(VICTIM, 1, "alice") is not None
+    assert receipts.get(VICTIM, 1) is not None
 
 
 def test_jobs_with_the_same_cluster_have_files_of_their_own(tmp_path: Path) -> None:
     for proc in (0, 1):
         _write(tmp_path, 7, record(7, receipt(f"t{proc}")).replace("7.0#", f"7.{proc}#"), proc)
-    assert [_told(Receipts(tmp_path), f"ap#7.{proc}#1700000000") for proc in (0, 1)] == [["t0"], ["t1"]]
+    assert [_told(Receipts(tmp_path), bobs(7, proc)) for proc in (0, 1)] == [["t0"], ["t1"]]
 
 
 def test_records_that_cannot_be_read_are_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -249,8 +255,10 @@ def test_text_that_only_looks_like_a_receipt_is_none(text: str) -> None:
 
 
 FIRST = record(1, receipt("t1"), run=5, owner="alice").replace("EpochWriteDate = 1700000000", "EpochWriteDate = 1000")
-_NAME = "ap#1.0#1700000000"
-_AD: dict[str, Any] = {"GlobalJobId": _NAME, "ClusterId": 1, "ProcId": 0, "JobStatus": 4, "NumShadowStarts": 6}
+_KEY = JobKey("ap#1.0#1700000000", "alice@test")
+_AD: dict[str, Any] = {
+    "GlobalJobId": _KEY.name, "User": _KEY.owner, "ClusterId": 1, "ProcId": 0, "JobStatus": 4, "NumShadowStarts": 6,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -274,10 +282,10 @@ def test_a_run_that_an_ap_restart_numbered_anew_keeps_its_record(
     _write(tmp_path, 1, record(1, receipt("t0"), run=4, owner="alice") + FIRST)
     receipts, ad = Receipts(tmp_path), {**_AD, **told}
     job = parse_job(ad, True)
-    assert receipts.last_transfer(_NAME, job) == number
-    assert receipts.last_transfer(_NAME, HistoryRecord(4, 6, job.executing_since, job.transferred_at)) == number
-    assert receipts.last_transfer(_NAME, parse_job({**ad, "NumShadowStarts": 5}, True)) == 5
-    assert receipts.last_transfer(_NAME, parse_job({**ad, "NumShadowStarts": 3}, True)) == 0
+    assert receipts.last_transfer(_KEY, job) == number
+    assert receipts.last_transfer(_KEY, HistoryRecord(4, 6, job.executing_since, job.transferred_at)) == number
+    assert receipts.last_transfer(_KEY, parse_job({**ad, "NumShadowStarts": 5}, True)) == 5
+    assert receipts.last_transfer(_KEY, parse_job({**ad, "NumShadowStarts": 3}, True)) == 0
 
 
 @pytest.mark.parametrize(
@@ -289,8 +297,8 @@ def test_a_record_of_another_job_does_not_hide_the_run_before_it(tmp_path: Path,
     _write(tmp_path, 1, FIRST + other)
     receipts = Receipts(tmp_path)
     job = parse_job({**_AD, "Owner": "alice", "TransferOutFinished": 1000}, True)
-    assert receipts.last_transfer(_NAME, job) == 5
-    assert receipts.get(_NAME, 5, "alice") == RunRecord((Ticket("t1", "m1", "k", 2, 5),))
+    assert receipts.last_transfer(_KEY, job) == 5
+    assert receipts.get(_KEY, 5) == RunRecord((Ticket("t1", "m1", "k", 2, 5),))
 
 
 @pytest.mark.parametrize(
@@ -304,7 +312,7 @@ def test_a_record_of_another_job_does_not_hide_the_run_before_it(tmp_path: Path,
 )
 def test_receipts_that_are_none(tmp_path: Path, results: str) -> None:
     _write(tmp_path, 9, f"NumShadowStarts = 1\nOutputPluginResultList = {results}\n{BANNER}\n")
-    found = Receipts(tmp_path).get("ap#9.0#1700000000", 1)
+    found = Receipts(tmp_path).get(bobs(9), 1)
     assert found is not None and found.tickets == ()
 
 
@@ -327,6 +335,6 @@ def test_one_job_more_than_are_kept_does_not_read_all_anew(tmp_path: Path, monke
     for _ in range(2):
         receipts.begin_pass()
         for cluster in range(1, 5):
-            assert receipts.get(f"ap#{cluster}.0#1700000000", 1) is not None
+            assert receipts.get(bobs(cluster), 1) is not None
         monkeypatch.setattr(receipts, "_read", lambda *ids: read.append(str(ids)) or b"")
     assert read == []
