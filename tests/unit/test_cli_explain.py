@@ -159,7 +159,7 @@ def test_of_a_job_that_has_not_ended_nothing_happened_yet(facts: dict[str, Any])
 
 def daemons_of(one: Job) -> tuple[Any, Any]:
     """A schedd with this job, and a collector whose node has refused the job's hand-off."""
-    refusal = RefusalReport(one.global_id, 1, "SlotFull", "the data slot is full")
+    refusal = RefusalReport(one.global_id, 1, "SlotFull", "the data slot is full", one.user)
     queue = SimpleNamespace(
         jobs=lambda wanted: ([one] if one.in_queue else [], []), history=lambda wanted: [one],
         output_records=lambda wanted: [], name=lambda: "ap",

@@ -20,6 +20,7 @@ def ad(**changes: Any) -> ClassAd:
         "ProcId": 0,
         "GlobalJobId": "ap#12.0#1795251831",
         "Owner": "alice",
+        "User": "alice@x",
         "JobStatus": 4,
         "NumShadowStarts": 1,
         "StageOutGuard": True,

@@ -122,7 +122,7 @@ def _ended(number: int) -> Job:
 
 def _report(number: int, url: str, files_left: int = 1) -> SandboxReport:
     return SandboxReport(
-        f"ap#7.{number}#1", 1, "alice", "RetryWait", 1, "", 0, (), 2, files_left, 10, 5, 1, 0, 0, 0,
+        f"ap#7.{number}#1", 1, "alice@x", "RetryWait", 1, "", 0, (), 2, files_left, 10, 5, 1, 0, 0, 0,
         files=(FileReport("a", url, 5, "RetryWait"), FileReport("b", "davs://b.org/d/b", 5, "Delivered")),
     )  # fmt: skip
 
