@@ -100,7 +100,8 @@ def test_what_a_report_grows_by_is_bounded() -> None:
     flow = FlowReport("https://" + "d" * 60, 10**9, 10**9, 0.123, 64, 64, "unmeasured", 10**6, 10**15, 1000, 10**12)
     assert size_of(report(flows=(flow,) * SERVERS_SHOWN)) - size_of(report(flows=())) < 400 * SERVERS_SHOWN
     assert FILES_SHOWN == 50
-    refusal = RefusalReport("ap.example.org#1234567.0#1795251831", 1, "OtherFilesystem", "r" * 300)
+    job, owner = "ap.example.org#1234567.0#1795251831", "production@example.org"
+    refusal = RefusalReport(job, 1, "OtherFilesystem", "r" * 300, owner)
     assert size_of(report(refusals=(refusal,) * REFUSALS_SHOWN)) - size_of(report()) < 450 * REFUSALS_SHOWN
 
 

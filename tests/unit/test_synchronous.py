@@ -171,8 +171,9 @@ def test_a_job_whose_output_is_being_sent_says_why_its_node_refused_it(running: 
     """The records of the access point have the reason only after the transfer, which may take hours."""
     one = job(RemoteHost="slot1_1@ep1", **SYNCHRONOUS, **running)
     reason = "the data slot of slot1_1@ep is full (STAGEOUT_DATA_SLOT_DEPTH)"
-    refusals = tuple(RefusalReport(name, 1, "SlotFull", reason) for name in ("ap#1.0#1", one.global_id))
-    report = replace(Report("ep1", "", 5, 0, {}, 0), refusals=refusals)
+    refusals = [RefusalReport(name, 1, "SlotFull", reason, one.user) for name in ("ap#1.0#1", one.global_id)]
+    refusals.append(RefusalReport(one.global_id, 1, "Disk", "of another owner's job", "mallory@x"))
+    report = replace(Report("ep1", "", 5, 0, {}, 0), refusals=tuple(refusals))
     pool: Any = SimpleNamespace(
         managers_of=lambda slots: {"ep1"} if slots == {"slot1_1@ep1"} else set(),
         reports=lambda managers: [report] if managers == {"ep1"} else [],
