@@ -62,6 +62,8 @@ _EDIT_BUDGET_S = 4.0
 _REFUSALS = 3
 #: Most entries of a list in the notice.
 _SHOWN = 10
+#: Users whose jobs with another name are logged, and characters of such a name.
+_REFUSED_USERS, _NAME_CHARS = 1000, 100
 _AFTER_CONFIRMATION = frozenset(
     {State.LEASED, State.MOVING, State.RETRY_WAIT, State.DELIVERED, State.RELEASED, State.FAILED, State.LOST}
 )
@@ -123,7 +125,8 @@ class Agent:
     _attempts: list[tuple[Job, FailedAttempt]] = field(init=False, default_factory=list)
     _notice_sent_s: float = float("-inf")
     _records_cleaned_s: float = field(init=False, default=0.0)
-    _misnamed: dict[str, str] = field(init=False, default_factory=dict)
+    _misnamed: list[str] = field(init=False, default_factory=list)
+    _refused_users: set[str] = field(init=False, default_factory=set)
     _foreign: list[str] = field(init=False, default_factory=list)
     _problem: str = ""
 
@@ -163,21 +166,23 @@ class Agent:
         return True
 
     def _identified(self, found: Iterable[Job]) -> list[Job]:
-        """Return the jobs whose GlobalJobId is their own. Log each other one once.
+        """Return the jobs whose GlobalJobId is their own. Log the first other one of each user.
 
         Owners can write the name of another job into theirs. Such a job takes part in nothing.
         """
-        own: list[Job] = []
-        refused: dict[str, str] = {}
-        for job in found:
-            if job.has_own_name:
-                own.append(job)
-            else:
-                refused[f"{job.cluster}.{job.proc}"] = job.name
-        for job_id in refused.keys() - self._misnamed.keys():
-            advice = "remove the job; put GlobalJobId into SECURE_JOB_ATTRS"
-            log.warn("job-refused", job=job_id, reason="Identity", global_job_id=refused[job_id], advice=advice)
-        self._misnamed = refused
+        found = list(found)
+        own = [job for job in found if job.has_own_name]
+        refused = [job for job in found if not job.has_own_name]
+        for job in refused:
+            if job.user not in self._refused_users and len(self._refused_users) < _REFUSED_USERS:
+                self._refused_users.add(job.user)
+                log.warn(
+                    "job-refused", job=f"{job.cluster}.{job.proc}", user=job.user, reason="Identity",
+                    global_job_id=job.name[:_NAME_CHARS], advice="remove it; keep GlobalJobId in SECURE_JOB_ATTRS",
+                )  # fmt: skip
+        self._misnamed = [
+            f"{job.cluster}.{job.proc} of {job.user} is called {job.name[:_NAME_CHARS]!r}" for job in refused[:_SHOWN]
+        ]
         self.counts.refused_jobs = len(refused)
         return own
 
@@ -562,7 +567,7 @@ class Agent:
         facts = {"version": __version__, "records": self.records_written, "refused": refused}
         facts["leave_limit_s"] = self.limits.leave_s
         facts["history_problem"] = self.file_recorder.problem if self.file_recorder else ""
-        facts["misnamed"] = [f"{job_id} is called {name!r:.100}" for job_id, name in self._misnamed.items()][:_SHOWN]
+        facts["misnamed"] = self._misnamed
         facts["foreign"] = self._foreign[:_SHOWN]
         (number,) = self.numbers.take(1)
         notice = AgentNotice(

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_agent_daemon import JOB, Site
+from test_agent_daemon import JOB, USER, Site
 
 from schedd_agent.model import HistoryRecord, Job, JobAdState, OwnerRequest, Status
 from stageout.core.states import State
 from stageout.wire.custody import Action, JobKey, Order, is_job_name, is_name_of
 
-VICTIM, HOSTILE = "alice", "mallory@pool"
+HOSTILE = "mallory@pool"
 _REQUESTS = [*(request.value for request in OwnerRequest), "redirect r1 https://evil/ ", "retry 1", "", "x"]
 
 #: A job of the hostile user. All of this is the owner's to write, but not the numbers of the job and the user.
@@ -74,7 +74,7 @@ def test_jobs_that_carry_the_victims_name_change_nothing(
     assert beside[:2] == calm[:2]
     for job in hostile:
         assert beside[2].queue.found[f"{job.cluster}.{job.proc}"] == job, "the agent has edited it"
-    assert all(order.owner == VICTIM for orders in beside[0] for order in orders)
+    assert all(order.owner == USER for orders in beside[0] for order in orders)
 
 
 @pytest.mark.parametrize("same_number", [False, True])
