@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from schedd_agent.model import HistoryRecord, Job, OwnerRequest, ReportedSandbox, Status
+from schedd_agent.model import HistoryRecord, Job, ReportedSandbox, Status
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.durable import link, read_file, write_file
@@ -27,6 +27,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.states import FREED, State
 from stageout.wire.custody import JobKey, Run, SandboxReport, sandbox_of
 from stageout.wire.deposits import MOST_EXPIRES_AFTER_S, BadReceipt, Receipt, is_seed_of, read_receipt
+from stageout.wire.owner_requests import Verb
 
 #: A custodian keeps results for an hour after the expiry. After that nobody knows the result.
 _KEPT_S = 3600
@@ -405,7 +406,7 @@ def _given_up_state(
     if job is None:
         return State.CANCELLED.value if history is not None and history.wants_nothing else ""
     newest = recorded_run(job)
-    if job.status == Status.REMOVED or (job.request == OwnerRequest.CANCEL and job.ended and newest == number):
+    if job.status == Status.REMOVED or (job.asks(Verb.CANCEL, newest) and job.ended and newest == number):
         return State.CANCELLED.value
     return State.LOST.value if newest > number and not job.reconnects else ""
 

@@ -29,7 +29,6 @@ from schedd_agent.model import (
     KeepInQueue,
     LeaveQueue,
     MarkDelivered,
-    OwnerRequest,
     PreviousRunManager,
     RecordFailure,
     Remove,
@@ -49,6 +48,7 @@ from stageout.core.states import ENDS, FREED, State
 from stageout.core.units import count, size
 from stageout.wire.custody import Action, SandboxReport
 from stageout.wire.deposits import read_holdings
+from stageout.wire.owner_requests import OwnerRequest, Verb
 from stageout.wire.typed import LATEST_AT, MOST_NUMBER
 
 Sandboxes = Sequence[ReportedSandbox]
@@ -96,6 +96,9 @@ def decide(given: DecisionInput, limits: DecisionLimits) -> list[Effect]:
     """Return the effects for one job, in the order in which they must happen."""
     if given.job is None:
         return [*_decide_left_job(given)]
+    if given.job.has_request_of_other_run(given.recorded_run):
+        refused = [] if given.job.status == Status.REMOVED else [_refuse_other_run(given.job)]
+        return [*refused, *decide(replace(given, job=replace(given.job, request="")), limits)]
     is_dag_removed = given.dag is DagEnd.REMOVED and given.job.ad_state.state not in (State.DELIVERED, State.CANCELLED)
     if is_dag_removed and given.job.is_kept:
         return [*_cancel_with_dag(given, given.job)]
@@ -111,6 +114,12 @@ def decide(given: DecisionInput, limits: DecisionLimits) -> list[Effect]:
     if record is None:
         return [*effects, *_decide_without_record(given, given.job, limits)]
     return [*effects, *_decide_final_run(given, given.job, record, own, limits)]
+
+
+def _refuse_other_run(job: Job) -> ClearRequest:
+    asked = job.owner_request.run
+    again = "the job runs again since: " if asked < job.run else ""
+    return _clear(job, f"{again}this request was for run {asked}, the last run is {job.run}")
 
 
 def _cancel_with_dag(given: DecisionInput, job: Job) -> Effects:
@@ -159,7 +168,7 @@ def _effective_record(given: DecisionInput, job: Job) -> RunRecord | None:
     found = [item for item in given.reported if item.sandbox.number == _reported_run(given, job)]
     if not found or sum(item.sandbox.files_total for item in found) != job.handed_off:
         return None
-    if given.records_written and job.request != OwnerRequest.RETRY and not _is_known(job, found):
+    if given.records_written and not job.asks(Verb.RETRY, given.recorded_run) and not _is_known(job, found):
         return None
     return RunRecord(tuple(ticket for item in found for ticket in _reported_tickets(item)))
 
@@ -325,17 +334,18 @@ def _decide_final_run(
         yield from _free_managers(given, job, own, limits)
         return
     yield from _apply_owner_request(given, job, own)
-    if job.request != OwnerRequest.CANCEL and _is_fenced(given, job, record, own, limits):
+    if job.owner_request.verb is not Verb.CANCEL and _is_fenced(given, job, record, own, limits):
         yield from _confirm(given, job, record, own)
     lost = _loss_reason(given, record, own, limits)
     states = {item.sandbox.state for item in own}
-    if lost and job.request == OwnerRequest.CANCEL:
+    if lost and job.owner_request.verb is Verb.CANCEL:
         reason = f"given up by its owner; {lost}"
         yield from _leave_queue(job, replace(_summarize(job, own), state=State.CANCELLED.value, reason=reason))
     elif lost:
         yield from _handle_loss(given, job, replace(_summarize(job, own), state=State.LOST.value, reason=lost), limits)
         if job.request:
-            yield _clear(job, "the output is lost")  # nothing is left to send or to cancel, as the job's ad says
+            # Nothing is left to send or to cancel, as the job's ad says.
+            yield _clear_redirect(job, "the output is lost")
     elif not _all_reported(record, own) or not states <= ENDS:
         yield from _progress(given, job, record, own, limits)
     elif State.FAILED in states:
@@ -373,16 +383,15 @@ def _confirmation(manager: str, run: int, tickets: Sequence[Ticket], priority: i
 
 def _apply_owner_request(given: DecisionInput, job: Job, own: Sandboxes) -> Effects:
     """Turn the owner's request into orders. It is cleared after their acknowledgement, so a crash repeats it."""
-    if not job.request:
+    verb = job.owner_request.verb
+    if verb is None:
+        if job.request:
+            yield ClearRequest()
         return
-    if _is_redirect(job):
+    if verb is Verb.REDIRECT:
         yield from _apply_redirect(given, job, own)
         return
-    try:
-        action = Action(OwnerRequest(job.request).value)
-    except ValueError:
-        yield ClearRequest()
-        return
+    action = Action(verb.value)
     open_orders = [item for item in own if (item.manager, action, item.sandbox.number) not in given.done]
     for item in open_orders:
         yield SendOrder(item.manager, action, item.sandbox.number, priority=job.priority)
@@ -392,36 +401,37 @@ def _apply_owner_request(given: DecisionInput, job: Job, own: Sandboxes) -> Effe
         yield ClearRequest()
 
 
-def _is_redirect(job: Job) -> bool:
-    return job.request.partition(" ")[0] == OwnerRequest.REDIRECT
-
-
 def _clear(job: Job, why: str) -> ClearRequest:
-    """Clear the owner's request. :param why: reason why a redirect was not carried out; "" when it was."""
-    name = job.request.split(" ")[1:2] if _is_redirect(job) and why else []
-    return ClearRequest(f"{name[0][:_ANSWER_CHARS]} {why[:_ANSWER_CHARS]}" if name else "")
+    """Clear the owner's request. :param why: reason why it was not carried out; "" when it was."""
+    name = job.owner_request.name if why else ""
+    return ClearRequest(f"{name[:_ANSWER_CHARS]} {why[:_ANSWER_CHARS]}" if name else "")
+
+
+def _clear_redirect(job: Job, why: str) -> ClearRequest:
+    """Clear the owner's request. Only a redirect has an answer: the job's ad shows the end that other requests met."""
+    return _clear(job, why if job.owner_request.verb is Verb.REDIRECT else "")
 
 
 def _apply_redirect(given: DecisionInput, job: Job, own: Sandboxes) -> Effects:
-    """Turn a request "redirect ID URL FILE" into an order. A second ID is a second order."""
-    words = job.request.split(" ", 3)
-    refusal = _redirect_refusal(words, own, given.record.managers if given.record else ())
+    """Turn a redirect into an order. A second id is a second order."""
+    asked = job.owner_request
+    refusal = _redirect_refusal(asked, own, given.record.managers if given.record else ())
     if refusal:
         yield _clear(job, refusal)
     elif own and own[0].sandbox.state != State.ACCEPTED:
-        (item,), (_, request, url, *name) = own, words
-        if (item.manager, item.sandbox.number, request) in given.requests_done:
+        (item,), name = own, asked.redirect_id
+        if (item.manager, item.sandbox.number, name) in given.requests_done:
             yield _clear(job, item.sandbox.refused)
         else:
             yield SendOrder(
-                item.manager, Action.REDIRECT, item.sandbox.number, (), 0, job.priority, request, url, "".join(name)
+                item.manager, Action.REDIRECT, item.sandbox.number, (), 0, job.priority, name, asked.url, asked.file
             )
 
 
-def _redirect_refusal(words: Sequence[str], own: Sandboxes, managers: Sequence[str]) -> str:
+def _redirect_refusal(asked: OwnerRequest, own: Sandboxes, managers: Sequence[str]) -> str:
     """Return the reason why no manager can be asked for a redirect; "" when one can."""
-    if len(words) < 3 or not all(words[1:3]) or sum(map(len, words)) > _REDIRECT_CHARS:
-        return "the request is not 'redirect ID URL FILE'"
+    if not asked.redirect_id or not asked.url or len(str(asked)) > _REDIRECT_CHARS:
+        return "the request is not 'redirect run=RUN ID URL FILE'"
     if len(own) > 1 or len(managers) > 1:
         return "the output is in several sandboxes, and their files could get the same URL"
     if own and not own[0].redirects:
@@ -539,7 +549,7 @@ def _handle_failure(given: DecisionInput, job: Job, own: Sandboxes, limits: Deci
     words = failed.reason or "the manager gave no reason"
     advice = _GONE_ADVICE if failed.custody else _retry_advice(ErrorClass.from_code(failed.error_code))
     ad_state = replace(_summarize(job, own), state=State.FAILED.value, reason=f"{words}; {advice}")
-    retrying = job.request == OwnerRequest.RETRY or _is_redirect(job)
+    retrying = job.owner_request.verb in (Verb.RETRY, Verb.REDIRECT)
     if _may_hold(job) and (job.is_hold_unlogged or not retrying):
         yield from _hold(ad_state, failed.error_code, limits)
     else:
@@ -635,7 +645,7 @@ def _free_managers(given: DecisionInput, job: Job, own: Sandboxes, limits: Decis
         if item.sandbox.state in FREED:
             yield SendOrder(item.manager, Action.FORGET, item.sandbox.number)
     if job.request:
-        yield _clear(job, "its output is delivered or given up already")
+        yield _clear_redirect(job, "its output is delivered or given up already")
     if job.ad_state.state == State.CANCELLED and given.edited_s_ago >= limits.edit_interval_s:
         yield LeaveQueue()
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, Union
 
 from stageout.core.states import State
 from stageout.wire.custody import Action, JobKey, SandboxReport, is_name_of, schedd_of
+from stageout.wire.owner_requests import OwnerRequest, Verb, parse_request
 
 HOLD_CODE = 12
 """HoldReasonCode of a failed output transfer."""
@@ -55,16 +57,6 @@ class Status(enum.IntEnum):
     SUSPENDED = 7
 
 
-class OwnerRequest(str, enum.Enum):
-    """Request in StageOutRequest. The schedd has checked that it comes from the owner."""
-
-    RETRY = "retry"
-    CANCEL = "cancel"
-    PAUSE = "pause"
-    RESUME = "resume"
-    REDIRECT = "redirect"
-
-
 @dataclass(frozen=True)
 class JobAdState:
     """The job ad's attributes about stage-out.
@@ -108,6 +100,7 @@ class Job:
     :param run: NumShadowStarts. :param handed_off: files that the last run handed off.
     :param owner: Owner, the user without a domain; "" when unknown.
     :param dag: cluster of the DAGMan job, 0 for a job outside DAGs.
+    :param request: StageOutRequest, "" without one.
     :param held_at_exit: held by its on_exit_hold; HTCondor delivers the output of such jobs too.
     :param shadow_since: ShadowBday. :param executing_since: start of the last run's program.
     :param transferred_at: end of the last transfer of output, 0 for none.
@@ -156,6 +149,23 @@ class Job:
     is_left_by_owner: bool = False
     submitted_at: int = 0
     cluster_jobs: int = 0
+
+    @cached_property
+    def owner_request(self) -> OwnerRequest:
+        """Return the request in StageOutRequest."""
+        return parse_request(self.request)
+
+    def has_request_of_other_run(self, recorded_run: int) -> bool:
+        """Tell whether the owner asked about another run than the last one.
+
+        :param recorded_run: lowest number of the last run, 0 when unknown. A shadow that only confirmed the end of the
+            job has raised the number since.
+        """
+        return not self.owner_request.is_for(recorded_run or self.run, self.run)
+
+    def asks(self, verb: Verb, recorded_run: int) -> bool:
+        """Tell whether the owner asks this for the last run. :param recorded_run: its lowest number, 0: unknown."""
+        return self.owner_request.verb is verb and not self.has_request_of_other_run(recorded_run)
 
     @property
     def key(self) -> JobKey:
@@ -466,7 +476,7 @@ class KeepInQueue:
 class ClearRequest:
     """Clear the owner's request, which was carried out or cannot be.
 
-    :param refused: id of a redirect, and the reason why it was not carried out; "" without one.
+    :param refused: name of the request, and the reason why it was not carried out; "" without one.
     """
 
     refused: str = ""

@@ -26,6 +26,7 @@ from stageout.cli.rows import Row as JobStatus
 from stageout.cli.verdict import Outcome, Verdict
 from stageout.core.clock import SystemClock
 from stageout.wire.custody import FileReport
+from stageout.wire.owner_requests import Verb
 
 __all__ = [
     "CommandError", "FileReport", "JobOutcome", "JobStatus", "Status", "Unavailable", "UnknownJob", "UsageError",
@@ -113,10 +114,10 @@ def retry(jobs: str | Sequence[str], *, schedd: str | None = None, pool: str | N
     from stageout.cli.condor import Pool, Queue
 
     queue = Queue(schedd, pool)
-    asked, refused = _request.ask(queue, _read(jobs), "retry")
+    asked, refused = _request.ask(queue, _read(jobs), Verb.RETRY)
     outcomes = [JobOutcome(str(one), Outcome.FAILED.value, str(problem)) for one, problem in refused]
     if asked:
-        answers = _request.answers(queue, Pool(pool), "retry", asked, SystemClock(), time.sleep)
+        answers = _request.answers(queue, Pool(pool), asked, SystemClock(), time.sleep)
         words = {"refused": "failed"}
         outcomes += [JobOutcome(str(job), words.get(word, word), why) for job, word, why in answers if word != "asked"]
     return outcomes

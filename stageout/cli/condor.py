@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -271,22 +271,25 @@ class Queue:
                 f"{job}: the schedd changed nothing; is it your job, and still in the queue (condor_q {job})?"
             )
 
-    def set_requests(self, jobs: Sequence[JobId], value: str) -> list[tuple[JobId, CommandError]]:
+    def set_requests(self, values: Mapping[JobId, str]) -> list[tuple[JobId, CommandError]]:
         """Set StageOutRequest of many jobs, some hundred in a transaction. Stop when the schedd no longer answers.
 
+        :param values: a transaction writes the same value into all its jobs.
         :returns: the jobs that the schedd refused or did not confirm, with the reason.
         """
         refused: list[tuple[JobId, CommandError]] = []
-        for start in range(0, len(jobs), _JOBS_AT_ONCE):
-            part, done = jobs[start : start + _JOBS_AT_ONCE], start
+        parts = list(_parts(values))
+        left = [job for _, part in parts for job in part]
+        for value, part in parts:
             try:
                 if self._all_set(part, value):
+                    del left[: len(part)]
                     continue
                 for job in part:  # one that has gone meanwhile must not stop the others
                     refused += self._refused(job, value)
-                    done += 1
+                    del left[0]
             except Unavailable as silence:
-                return refused + [(one, Unavailable(f"{one}: not confirmed: {silence}")) for one in jobs[done:]]
+                return refused + [(one, Unavailable(f"{one}: not confirmed: {silence}")) for one in left]
         return refused
 
     def _all_set(self, jobs: Sequence[JobId], value: str) -> bool:
@@ -343,6 +346,16 @@ class Queue:
         if found is None:
             raise Unavailable(f"the collector knows no schedd named {self._name}; condor_status -schedd lists them.")
         return found
+
+
+def _parts(values: Mapping[JobId, str]) -> Iterator[tuple[str, list[JobId]]]:
+    """Yield jobs that get the same value in one transaction."""
+    groups: dict[str, list[JobId]] = {}
+    for job, value in values.items():
+        groups.setdefault(value, []).append(job)
+    for value, jobs in groups.items():
+        for start in range(0, len(jobs), _JOBS_AT_ONCE):
+            yield value, jobs[start : start + _JOBS_AT_ONCE]
 
 
 def _tree(expression: str) -> Any:

@@ -9,9 +9,10 @@ import time
 from stageout.cli.arguments import add_json, add_schedd
 from stageout.cli.exits import CommandError, UsageError
 from stageout.cli.jobs import parse_job_id
-from stageout.cli.request import await_answers, jobs_for
+from stageout.cli.request import await_answers, jobs_for, request_for
 from stageout.core.clock import SystemClock
 from stageout.movers.schemes import redirect_problem
+from stageout.wire.owner_requests import Verb
 
 DESCRIPTION = """\
 Send failed and waiting files of a job to another URL, without another run. On success a held job completes.
@@ -46,5 +47,6 @@ def run(options: argparse.Namespace) -> int:
     if job.request:
         asked = job.request.split(" ")[0]
         raise CommandError(f"{job.id}: the request {asked} has no answer yet; redirect again when it has")
-    queue.set_request(job.id, " ".join(filter(None, ["redirect", name, options.url, options.file])))
-    return await_answers(queue, pool, "redirect", [job.id], SystemClock(), time.sleep, options.json, name)
+    request = request_for(job, Verb.REDIRECT, name, options.url, options.file)
+    queue.set_request(job.id, str(request))
+    return await_answers(queue, pool, {job.id: request}, SystemClock(), time.sleep, options.json)

@@ -1,7 +1,8 @@
 """Requests of an owner to the schedd agent: the common part of ``retry``, ``cancel``, ``pause`` and ``resume``.
 
 The request is written into the job's ad (StageOutRequest) as the user that runs the command, so the schedd decides
-who may ask; the agent takes it away when the managers have carried it out.
+who may ask; the agent takes it away when the managers have carried it out. It names the run that the command has read,
+because the job may begin another one meanwhile.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from stageout.cli.arguments import JOB, add_json, add_schedd
@@ -23,6 +24,7 @@ from stageout.core.clock import Clock, SystemClock
 from stageout.core.states import plain_word
 from stageout.core.units import duration
 from stageout.wire.custody import AD_LIFETIME_S
+from stageout.wire.owner_requests import OwnerRequest, Verb, parse_request
 
 if TYPE_CHECKING:
     from stageout.cli.condor import Pool, Queue
@@ -36,13 +38,17 @@ NOTICE_FRESH_S = 180
 #: Of more jobs that were chosen the command does not wait for the answers.
 _WAITED_FOR = 50
 
+#: Jobs whose ads have a request, with it.
+Asked = Mapping[JobId, OwnerRequest]
+Refused = list[tuple[JobId, CommandError]]
+
 
 class Answer(NamedTuple):
     """The agent's answer to a request about one job.
 
-    :param outcome: "accepted"; "refused": a redirect that was not carried out, or not for all files, or a request whose
-        place another one has taken; "asked": no answer yet, and the command still waits for it; "waiting": no answer,
-        and the command waits no longer, although the request stays.
+    :param outcome: "accepted"; "refused": a redirect that was not carried out, or not for all files, a request for
+        another run than the last one, or a request whose place another one has taken; "asked": no answer yet, and the
+        command still waits for it; "waiting": no answer, and the command waits no longer, although the request stays.
     :param words: the reason, or the next step.
     """
 
@@ -78,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     elif options.dry_run:
         asked, refused = _show_named(queue, options)
     else:
-        asked, refused = ask(queue, parse_job_ids(options.jobs), options.command)
+        asked, refused = ask(queue, parse_job_ids(options.jobs), Verb(options.command))
     for one, problem in refused:
         print(f"stageout: {problem}", file=sys.stderr)
         if options.json:
@@ -86,22 +92,27 @@ def run(options: argparse.Namespace) -> int:
     worst = max((int(problem.status) for _, problem in refused), default=int(Exit.OK))
     if not asked:
         return worst
-    answered = await_answers(queue, pool, options.command, asked, SystemClock(), time.sleep, options.json)
+    answered = await_answers(queue, pool, asked, SystemClock(), time.sleep, options.json)
     return max(worst, answered)
 
 
-def _ask_selected(
-    queue: Queue, jobs: list[Job], options: argparse.Namespace
-) -> tuple[list[JobId], list[tuple[JobId, CommandError]]]:
+def request_for(job: Job, verb: Verb, *words: str) -> OwnerRequest:
+    """Return a request for the last run of a job. :param words: of a redirect: its id, the URL, the file."""
+    return OwnerRequest(verb, max(0, job.run), *words)
+
+
+def _ask_selected(queue: Queue, jobs: list[Job], options: argparse.Namespace) -> tuple[Asked, Refused]:
     """Write a request into the ads of jobs that were chosen.
 
     :returns: the jobs to wait for, none when there are many; and what was refused, with the reason.
     """
     if options.dry_run:
         _show(jobs, options)
-        return [], []
-    refused = queue.set_requests([job.id for job in jobs], options.command)
-    asked = [job.id for job in jobs if job.id not in {one for one, _ in refused}]
+        return {}, []
+    wanted = {job.id: request_for(job, Verb(options.command)) for job in jobs}
+    refused = queue.set_requests({job: str(request) for job, request in wanted.items()})
+    failed = {one for one, _ in refused}
+    asked = {job: request for job, request in wanted.items() if job not in failed}
     if not options.json:
         print(f"{options.command} asked for {_count(len(asked))}", flush=True)
     if len(asked) <= _WAITED_FOR:
@@ -111,20 +122,20 @@ def _ask_selected(
             tell({"job": str(one), "request": options.command, "outcome": "waiting", "reason": "not waited for"})
     else:
         print("The command does not wait for so many; 'stageout status' shows them.")
-    return [], refused
+    return {}, refused
 
 
-def _show_named(queue: Queue, options: argparse.Namespace) -> tuple[list[JobId], list[tuple[JobId, CommandError]]]:
+def _show_named(queue: Queue, options: argparse.Namespace) -> tuple[Asked, Refused]:
     """Show the jobs that a request would be for; return nothing to wait for, and what would be refused."""
     found: list[Job] = []
-    refused: list[tuple[JobId, CommandError]] = []
+    refused: Refused = []
     for one in parse_job_ids(options.jobs):
         try:
             found += jobs_for(queue, one, options.command)
         except CommandError as problem:
             refused.append((one, problem))
     _show(found, options)
-    return [], refused
+    return {}, refused
 
 
 def _show(jobs: Sequence[Job], options: argparse.Namespace) -> None:
@@ -143,19 +154,20 @@ def _count(jobs: int) -> str:
     return f"{jobs} job{'' if jobs == 1 else 's'}"
 
 
-def ask(queue: Queue, wanted: Iterable[JobId], verb: str) -> tuple[list[JobId], list[tuple[JobId, CommandError]]]:
+def ask(queue: Queue, wanted: Iterable[JobId], verb: Verb) -> tuple[Asked, Refused]:
     """Write a request into the ads of jobs.
 
-    :param wanted: jobs, and clusters whose jobs are all asked for. :param verb: "retry", "cancel", "pause" or "resume".
+    :param wanted: jobs, and clusters whose jobs are all asked for. :param verb: any but REDIRECT.
     :returns: the jobs whose ads have the request, durably; and what was refused, with the reason.
     """
-    asked: list[JobId] = []
-    refused: list[tuple[JobId, CommandError]] = []
+    asked: dict[JobId, OwnerRequest] = {}
+    refused: Refused = []
     for one in wanted:
         try:
-            for job in jobs_for(queue, one, verb):
-                queue.set_request(job.id, verb)
-                asked.append(job.id)
+            for job in jobs_for(queue, one, verb.value):
+                request = request_for(job, verb)
+                queue.set_request(job.id, str(request))
+                asked[job.id] = request
         except CommandError as problem:
             refused.append((one, problem))
     return asked, refused
@@ -195,20 +207,19 @@ def why_not(job: Job) -> str:
 def await_answers(
     queue: Queue,
     pool: Pool,
-    verb: str,
-    jobs: Sequence[JobId],
+    asked: Asked,
     clock: Clock,
     sleep: Callable[[float], object],
     is_json: bool = False,
-    request_id: str = "",
 ) -> int:
     """Wait until the agent has taken every request, and print what became of the job.
 
-    :param is_json: as objects. :param request_id: of a redirect.
+    :param is_json: as objects.
     :returns: exit status: OK, FAILED for a refusal, or TIMED_OUT when some requests were not taken.
     """
     status, said = Exit.OK, set[str]()
-    for job, outcome, words in answers(queue, pool, verb, jobs, clock, sleep, request_id):
+    for job, outcome, words in answers(queue, pool, asked, clock, sleep):
+        verb = _verb_of(asked[job])
         if outcome in ("accepted", "refused"):
             _tell(job, verb, outcome, words, is_json)
             status = Exit.FAILED if outcome == "refused" else status
@@ -224,45 +235,41 @@ def await_answers(
     return status
 
 
-def answers(
-    queue: Queue,
-    pool: Pool,
-    verb: str,
-    jobs: Sequence[JobId],
-    clock: Clock,
-    sleep: Callable[[float], object],
-    request_id: str = "",
-) -> Iterator[Answer]:
+def _verb_of(request: OwnerRequest) -> str:
+    return request.verb.value if request.verb else ""
+
+
+def answers(queue: Queue, pool: Pool, asked: Asked, clock: Clock, sleep: Callable[[float], object]) -> Iterator[Answer]:
     """Wait until the agent has taken every request; yield each answer when it is there.
 
     The wait ends after 45 s, or earlier without a sign of the agent or of the managers.
 
-    :param request_id: of a redirect, which its refusal repeats.
     :raises Unavailable: the schedd or the collector does not answer.
     """
     started_s = clock.monotonic_s()
-    waiting, heard = list(jobs), False
+    waiting, heard = list(asked), False
+    verbs = {job_id: _verb_of(request) for job_id, request in asked.items()}
     silent: set[str] | None = None
     while True:
         now = {job.id: job for job in queue.jobs(waiting)[0]}
         waited_s = clock.monotonic_s() - started_s
         for job_id in list(waiting):
             job = now.get(job_id)
-            refusal = _refusal(job, verb, request_id)
+            refusal = _refusal(job, asked[job_id])
             is_taken = job is None or not job.request or bool(refusal)
-            if is_taken and (refusal or waited_s >= _ANSWER_TIMEOUT_S or not _still_failed(job, verb)):
+            if is_taken and (refusal or waited_s >= _ANSWER_TIMEOUT_S or not _still_failed(job, verbs[job_id])):
                 waiting.remove(job_id)
-                yield Answer(job_id, "refused" if refusal else "accepted", refusal or _outcome(job, verb))
+                yield Answer(job_id, "refused" if refusal else "accepted", refusal or _outcome(job, verbs[job_id]))
         if not waiting:
             return
         if waited_s >= _SAID_AFTER_S and silent is None:
             silent = _silent(pool, now.values())
             agent = _agent_text(queue, pool, clock.wall_s())
-            yield from (Answer(one, "asked", _meanwhile(verb, now[one], silent, agent)) for one in waiting)
+            yield from (Answer(one, "asked", _meanwhile(verbs[one], now[one], silent, agent)) for one in waiting)
         if waited_s >= _AGENT_TIMEOUT_S and not heard:
             heard = agent_silence_s(queue, pool, clock.wall_s()) <= NOTICE_FRESH_S
         if heard and silent is not None and all(_managers(now[one]) <= silent for one in waiting):
-            yield from (Answer(one, "waiting", _meanwhile(verb, now[one], silent)) for one in sorted(waiting))
+            yield from (Answer(one, "waiting", _meanwhile(verbs[one], now[one], silent)) for one in sorted(waiting))
             return
         if waited_s >= (_ANSWER_TIMEOUT_S if heard else _AGENT_TIMEOUT_S):
             silence_s = agent_silence_s(queue, pool, clock.wall_s())
@@ -318,17 +325,18 @@ def _tell(job: JobId, verb: str, outcome: str, words: str, is_json: bool) -> Non
         print(f"{job}: {verb} {outcome}; {words}", flush=True)
 
 
-def _refusal(job: Job | None, verb: str, request_id: str) -> str:
+def _refusal(job: Job | None, asked: OwnerRequest) -> str:
     """Return why this request was not carried out: another one stands in the job's ad, or the agent's reason."""
     if job is None:
         return ""
     if job.request:
-        asked, own = job.request.split(" "), [verb, *filter(None, [request_id])]
-        if asked[: len(own)] == own:
+        if asked.is_same(parse_request(job.request)):
             return ""
-        return f"another request, {clean(asked[0])}, has taken its place; 'stageout status {job.id}' shows the result"
-    name, _, reason = job.refused.partition(" ")
-    return clean(reason) if request_id and name == request_id else ""
+        other = clean(job.request.partition(" ")[0])
+        return f"another request, {other}, has taken its place; 'stageout status {job.id}' shows the result"
+    if asked.name and job.refused.startswith(f"{asked.name} "):
+        return clean(job.refused[len(asked.name) + 1 :])
+    return ""
 
 
 def _still_failed(job: Job | None, verb: str) -> bool:

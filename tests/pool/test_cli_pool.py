@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import shlex
 import signal
@@ -372,7 +373,7 @@ def test_a_request_is_answered_when_the_agent_has_taken_it(desk: Desk) -> None:
     job = desk.handed_off()
     desk.hold(job, "full")
     child = desk.start("retry", str(job))
-    desk.pool.wait(lambda: (desk.pool.q(job) or {}).get("StageOutRequest") == "retry", what="the request")
+    desk.pool.wait(lambda: (desk.pool.q(job) or {}).get("StageOutRequest") == "retry run=1", what="the request")
     desk.pool.qedit(job, StageOutRequest="undefined")
     time.sleep(1.5)
     assert child.poll() is None, "the ad still says Failed: a wait right after this command would end"
@@ -504,6 +505,32 @@ def test_cancel_lets_the_job_go_without_its_output(site: Site) -> None:
     assert done.returncode == 1
     assert "failed: cancelled: given up by its owner" in done.stdout
     assert not site.puts(job)
+
+
+def test_a_request_for_an_earlier_run_is_refused(site: Site) -> None:
+    """The owner asks to cancel what failed, and releases the job before the agent has seen the request."""
+    site.destination.refuse("quota exceeded at dest")
+    try:
+        job = site.submit()
+        site.pool.wait_status(job, "Held", timeout_s=90)
+    finally:
+        site.destination.accept()
+    (agent,) = site.pool.ap.kill("schedd-agent", signal.SIGSTOP)
+    try:
+        argv, env = site.pool.ap.command([STAGEOUT, "cancel", str(job)], user="alice")
+        pipe = subprocess.PIPE
+        child = subprocess.Popen(argv, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+        names = ["StageOutRequest", "NumShadowStarts"]
+        site.pool.wait(lambda: site.pool.q(job, names).get("StageOutRequest") == "cancel run=1", what="the request")
+        site.pool.release(job, user="alice")
+        site.pool.wait(lambda: site.pool.q(job, names)["NumShadowStarts"] == 2, what="the second run")
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    out, _ = ended(child, 1)
+    assert out == (f"{job}: cancel refused; the job runs again since: this request was for run 1, the last run is 2\n")
+    past = site.wait_left(job, timeout_s=90)
+    assert (past["StageOutState"], past["NumShadowStarts"]) == ("Delivered", 2)
+    site.check_delivered(job)
 
 
 def test_a_user_sees_only_ones_own_sandboxes_on_the_node(site: Site) -> None:

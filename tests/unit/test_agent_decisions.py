@@ -675,6 +675,7 @@ _MANAGERS = ("m1", "m2")
 _PLACES = [(manager, run) for manager in _MANAGERS for run in (1, 2, 3)]
 _ORDERS = [(manager, action, run) for manager, run in _PLACES for action in Action]
 _STATES, _STATUSES = list(State), list(Status)
+_REQUESTS = ("", "retry", "cancel", "pause", "resume", "?", "retry run=2", "cancel run=2")
 
 
 def _some_job(random: Random) -> Job:
@@ -683,7 +684,7 @@ def _some_job(random: Random) -> Job:
     return job(
         status, random.randint(1, 3), dag=dag, is_kept=bool(dag and status == Status.COMPLETED and choice((0, 1))),
         handed_off=choice((0, 2, 4)), hold_code=choice((1, 3, 12)), hold_subcode=choice((0, 20072)),
-        held_at_exit=choice((False, True)), request=choice(("", "retry", "cancel", "pause", "resume", "?")),
+        held_at_exit=choice((False, True)), request=choice(_REQUESTS),
         has_ended=choice((False, True)), has_shadow=choice((False, True)), reruns=random.randint(0, 3),
         reconnects=choice((0, 1)), ad_state=JobAdState(choice(("None", *_STATES)), random.randint(0, 3)),
         shadow_since=choice((0, 990)), unlogged_hold_run=choice((0, 1)),
@@ -777,7 +778,11 @@ def _jobs_are_edited_only_when_they_may_be(s: DecisionInput, decided: Sequence[E
 def _cancelled_only_if_removed_or_asked(s: DecisionInput, decided: Sequence[Effect]) -> None:
     cancels = [e for e in decided if isinstance(e, SendOrder) and e.action is Action.CANCEL]
     removed = s.job.status == Status.REMOVED if s.job else s.history is not None and s.history.status == Status.REMOVED
-    asked = s.job is not None and (s.job.request == "cancel" or (s.job.is_kept and s.dag is DagEnd.REMOVED))
+    asked = s.job is not None and (
+        s.job.request == "cancel"
+        or (s.job.request == "cancel run=2" and (s.recorded_run or s.job.run) <= 2 <= s.job.run)
+        or (s.job.is_kept and s.dag is DagEnd.REMOVED)
+    )
     assert not cancels or removed or asked
 
 
@@ -846,7 +851,7 @@ def test_a_redirect_has_the_owner_s_words() -> None:
     [
         (situation(job(request=REDIRECT), seen(State.RETRY_WAIT)), "r1 m1 has an earlier version, which"),
         (situation(job(request="redirect r1"), knows(State.RETRY_WAIT)), "r1 the request is not"),
-        (situation(job(request="redirect  https://x/"), knows(State.RETRY_WAIT)), " the request is not"),
+        (situation(job(request="redirect  https://x/"), knows(State.RETRY_WAIT)), ""),
         (situation(job(Status.RUNNING, run=2, request=REDIRECT), seen(State.FAILED)), "r1 the job runs again"),
         (situation(job(request=REDIRECT + "x" * 8000), knows(State.RETRY_WAIT)), "r1 the request is not"),
         (
@@ -875,9 +880,60 @@ def test_a_redirect_has_the_owner_s_words() -> None:
             "r1 its output is delivered",
         ),
         (situation(job(request="retry", ad_state=JobAdState("Delivered", 1)), knows(State.RELEASED)), ""),
+        (situation(job(Status.RUNNING, request="retry run=1"), seen(State.FAILED)), "retry run=1 the job runs again"),
+        (situation(job(Status.RUNNING, request="retry"), seen(State.FAILED)), ""),
     ],
 )  # fmt: skip
 def test_a_redirect_that_is_refused_has_an_answer(given: DecisionInput, refused: str) -> None:
     (clear,) = [effect for effect in decide(given, LIMITS) if isinstance(effect, ClearRequest)]
     assert clear.refused.startswith(refused)
     assert bool(clear.refused) is bool(refused)
+
+
+_AGAIN = "the job runs again since: this request was for run 1, the last run is 2"
+_AHEAD = "this request was for run 3, the last run is 2"
+
+
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.HELD, Status.RUNNING, Status.IDLE])
+@pytest.mark.parametrize(
+    ("request_text", "refused"),
+    [
+        ("retry run=1", f"retry run=1 {_AGAIN}"),
+        ("cancel run=1", f"cancel run=1 {_AGAIN}"),
+        ("pause run=1", f"pause run=1 {_AGAIN}"),
+        ("resume run=3", f"resume run=3 {_AHEAD}"),
+        ("redirect run=1 r1 https://new/d/", f"r1 {_AGAIN}"),
+    ],
+)
+def test_a_request_for_another_run_is_refused(request_text: str, refused: str, status: Status) -> None:
+    of = replace(job(run=2), status=status, hold_code=12, hold_subcode=20072)
+    given = situation(replace(of, request=request_text), knows(State.RETRY_WAIT, run=2), recorded_run=2)
+    clear, *others = decide(given, LIMITS)
+    assert clear == ClearRequest(refused)
+    assert others == decide(replace(given, job=of), LIMITS), "the rest is as if nobody had asked"
+
+
+@pytest.mark.parametrize(
+    ("run", "recorded_run", "wanted"),
+    [
+        (2, 2, "retry run=2"),
+        (2, 2, "retry"),
+        (2, 0, "retry run=2"),
+        (3, 2, "retry run=3"),
+        (3, 2, "retry run=2"),  # the number has grown by a shadow that only confirmed the end
+    ],
+)
+def test_a_request_for_the_last_run_is_carried_out(run: int, recorded_run: int, wanted: str) -> None:
+    given = situation(job(run=run, request=wanted), seen(State.RETRY_WAIT, run=2), recorded_run=recorded_run)
+    assert send(Action.RETRY, 2) in decide(given, LIMITS)
+
+
+def test_an_old_request_does_not_confirm_output_without_a_record() -> None:
+    for wanted, is_believed in (("retry run=1", False), ("retry run=2", True)):
+        given = situation(job(run=2, request=wanted), seen(State.ACCEPTED, run=2), record_missing=True)
+        assert (confirm(run=2) in decide(given, LIMITS)) is is_believed
+
+
+def test_a_removed_job_is_left_alone() -> None:
+    given = situation(job(Status.REMOVED, run=2, request="retry run=1"), seen(State.MOVING, run=2))
+    assert kinds(decide(given, LIMITS)) == ["cancel"]

@@ -25,6 +25,7 @@ class Bindings:
         self.param = {"COLLECTOR_HOST": "cm"}
         self.refused: set[str] = set()
         self.asked: set[str] = set()
+        self.values: dict[str, str] = {}
         self.DaemonType = self.QueryOpt = type("Names", (), {"Schedd": 1, "IncludeClusterAd": 1})
 
     def Collector(self, _: object) -> Any:
@@ -41,6 +42,7 @@ class Bindings:
         if wanted & self.refused:
             raise RuntimeError("Unable to commit transaction: not yours")
         self.asked |= wanted
+        self.values.update(dict.fromkeys(wanted, value))
         return len(wanted)
 
     def query(self, *_: object, **__: object) -> list[Any]:
@@ -58,7 +60,7 @@ def schedd(monkeypatch: pytest.MonkeyPatch) -> Bindings:
 
 def test_a_refused_job_does_not_stop_the_others(schedd: Bindings) -> None:
     schedd.refused = {"7.3", "7.500"}
-    refused = condor.Queue().set_requests(JOBS, "retry")
+    refused = condor.Queue().set_requests(dict.fromkeys(JOBS, "retry run=1"))
     assert [str(job) for job, _ in refused] == ["7.3", "7.500"]
     assert len(schedd.asked) == 998
 
@@ -66,15 +68,28 @@ def test_a_refused_job_does_not_stop_the_others(schedd: Bindings) -> None:
 @pytest.mark.parametrize(("edits", "asked"), [(2, 400), (0, 0)])
 def test_a_silent_schedd_is_not_asked_for_each_job(schedd: Bindings, edits: int, asked: int) -> None:
     schedd.dies_after = edits
-    refused = condor.Queue().set_requests(JOBS, "retry")
+    refused = condor.Queue().set_requests(dict.fromkeys(JOBS, "retry run=1"))
     assert [job for job, _ in refused] == JOBS[asked:]
     assert all(isinstance(problem, Unavailable) and f"{job}: not confirmed" in str(problem) for job, problem in refused)
     assert (len(schedd.asked), schedd.calls) == (asked, edits + 1)
 
 
+def test_each_job_gets_its_own_request(schedd: Bindings) -> None:
+    wanted = {job: f"retry run={1 + (job.proc or 0) % 3}" for job in JOBS}
+    assert condor.Queue().set_requests(wanted) == []
+    assert schedd.values == {str(job): f'"{text}"' for job, text in wanted.items()}
+    assert schedd.calls == 6, "jobs of the same run share transactions"
+
+
+def test_a_silent_schedd_leaves_the_jobs_of_other_runs(schedd: Bindings) -> None:
+    schedd.dies_after = 1
+    refused = condor.Queue().set_requests({JobId(7, number): f"retry run={number // 2 + 1}" for number in range(6)})
+    assert [str(job) for job, _ in refused] == ["7.2", "7.3", "7.4", "7.5"]
+
+
 def test_a_schedd_that_goes_away_between_single_jobs(schedd: Bindings) -> None:
     schedd.refused, schedd.dies_after = {"7.1"}, 5
-    refused = condor.Queue().set_requests(JOBS, "retry")
+    refused = condor.Queue().set_requests(dict.fromkeys(JOBS, "retry run=1"))
     assert len(refused) == 1000 - len(schedd.asked)
     assert "not yours" in str(refused[0][1])
     assert schedd.calls == 6

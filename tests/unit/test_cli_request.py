@@ -11,6 +11,7 @@ import pytest
 from stageout.cli.jobs import Job, JobId
 from stageout.cli.request import await_answers, why_not
 from stageout.core.classads import ClassAd
+from stageout.wire.owner_requests import parse_request
 from tests.unit.test_cli_jobs import job
 
 ID = JobId(12, 0)
@@ -62,7 +63,7 @@ class Collector:
         return 0 if self.silent_s is None else int(WALL_S - self.silent_s)
 
 
-ASKED = {"StageOutRequest": "retry", "StageOutState": "Failed"}
+ASKED = {"StageOutRequest": "retry run=1", "StageOutState": "Failed"}
 
 
 def outcome(
@@ -74,7 +75,8 @@ def outcome(
     clock = Clock()
     schedd: Any = Schedd(clock, *changes)
     collector: Any = Collector(silent_s, managers)
-    return await_answers(schedd, collector, verb, [ID], clock, clock.sleep), clock.now_s
+    asked = {ID: parse_request(f"{verb} run=1")}
+    return await_answers(schedd, collector, asked, clock, clock.sleep), clock.now_s
 
 
 def test_accepted_when_the_agent_has_taken_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +93,8 @@ def test_programs_hear_each_answer(capsys: pytest.CaptureFixture[str]) -> None:
         clock = Clock()
         schedd: Any = Schedd(clock, *changes)
         collector: Any = Collector(5, ("ep1", "ep2"))
-        assert await_answers(schedd, collector, "retry", [ID], clock, clock.sleep, is_json=True) == status
+        asked = {ID: parse_request("retry run=1")}
+        assert await_answers(schedd, collector, asked, clock, clock.sleep, is_json=True) == status
         (told,) = map(json.loads, capsys.readouterr().out.splitlines())
         assert words in told.pop("reason")
         assert told == {"schema": 1, "job": "12.0", "request": "retry", "outcome": outcome}
@@ -117,11 +120,11 @@ WAITS = {"StageOutState": "RetryWait", "StageOutReason": "507: full; attempt 2 o
 def test_figures_of_before_the_request_are_not_repeated(
     capsys: pytest.CaptureFixture[str], verb: str, said: str
 ) -> None:
-    assert outcome((0, {**WAITS, "StageOutRequest": verb}), (3, WAITS), verb=verb) == (0, 3)
+    assert outcome((0, {**WAITS, "StageOutRequest": f"{verb} run=1"}), (3, WAITS), verb=verb) == (0, 3)
     assert capsys.readouterr().out == f"12.0: {verb} accepted; {said}\n"
 
 
-ASKED_ELSEWHERE = {"StageOutRequest": "redirect r2 https://new/d/", "StageOutState": "Failed"}
+ASKED_ELSEWHERE = {"StageOutRequest": "redirect run=1 r2 https://new/d/", "StageOutState": "Failed"}
 
 
 @pytest.mark.parametrize(
@@ -141,12 +144,13 @@ def test_a_redirect_has_its_own_answer(
     clock = Clock()
     schedd: Any = Schedd(clock, (0, ASKED_ELSEWHERE), (3, {"StageOutState": "Failed", **answer}))
     collector: Any = Collector(5)
-    assert await_answers(schedd, collector, "redirect", [ID], clock, clock.sleep, request_id="r2") == status
+    asked = {ID: parse_request(ASKED_ELSEWHERE["StageOutRequest"])}
+    assert await_answers(schedd, collector, asked, clock, clock.sleep) == status
     assert capsys.readouterr().out == f"12.0: redirect {said}\n"
 
 
 def test_a_cancelled_job_may_leave(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = {"StageOutRequest": "cancel", "StageOutState": "Moving"}
+    asked = {"StageOutRequest": "cancel run=1", "StageOutState": "Moving"}
     assert outcome((0, asked), (3, None), verb="cancel") == (0, 3)
     assert "12.0: cancel accepted; the job has left the queue" in capsys.readouterr().out
 
@@ -183,7 +187,7 @@ AT_TWO = {**ASKED, "StageOutState": "Moving", "StageOutManager": "ep1,ep2"}
 def test_a_node_that_is_gone_is_said_soon_and_not_waited_for(
     verb: str, managers: Collection[str], most_s: float, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, took_s = outcome((0, {**AT_TWO, "StageOutRequest": verb}), verb=verb, managers=managers)
+    status, took_s = outcome((0, {**AT_TWO, "StageOutRequest": f"{verb} run=1"}), verb=verb, managers=managers)
     assert status == 2
     assert most_s / 2 < took_s + 5 and took_s <= most_s
     assert words in capsys.readouterr().err
@@ -199,22 +203,47 @@ def test_an_agent_that_may_be_down_is_not_said_to_run(capsys: pytest.CaptureFixt
 
 
 def test_another_request_that_takes_the_place_of_this_one_is_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    for asked, other, verb, name in (
-        (ASKED, "cancel", "retry", ""),
-        (ASKED_ELSEWHERE, "redirect r3 https://other/", "redirect", "r2"),
-        (ASKED_ELSEWHERE, "pause", "redirect", "r2"),
+    for asked, other in (
+        (ASKED, "cancel run=1"),
+        (ASKED, "retry run=2"),
+        (ASKED, "retry"),
+        (ASKED, "fly"),
+        (ASKED_ELSEWHERE, "redirect run=1 r3 https://other/"),
+        (ASKED_ELSEWHERE, "pause run=1"),
     ):
         clock = Clock()
         schedd: Any = Schedd(clock, (0, asked), (3, {**asked, "StageOutRequest": other}))
         collector: Any = Collector(5)
-        assert await_answers(schedd, collector, verb, [ID], clock, clock.sleep, request_id=name) == 1
-        said = other.partition(" ")[0]
+        own = parse_request(asked["StageOutRequest"])
+        assert await_answers(schedd, collector, {ID: own}, clock, clock.sleep) == 1
+        verb, said = asked["StageOutRequest"].partition(" ")[0], other.partition(" ")[0]
         text = f"12.0: {verb} refused; another request, {said}, has taken its place"
         assert capsys.readouterr().out.startswith(text), (verb, said)
 
 
+AGAIN = "the job runs again since: this request was for run 1, the last run is 2"
+
+
+@pytest.mark.parametrize(
+    ("verb", "answer", "status", "said"),
+    [
+        ("retry", f"retry run=1 {AGAIN}", 1, f"refused; {AGAIN}"),
+        ("cancel", f"cancel run=1 {AGAIN}", 1, f"refused; {AGAIN}"),
+        ("retry", f"pause run=1 {AGAIN}", 0, "accepted;"),
+        ("retry", f"retry run=11 {AGAIN}", 0, "accepted;"),
+    ],
+)
+def test_a_request_for_an_earlier_run_is_refused_with_the_agents_words(
+    capsys: pytest.CaptureFixture[str], verb: str, answer: str, status: int, said: str
+) -> None:
+    asked = {"StageOutRequest": f"{verb} run=1", "StageOutState": "Moving"}
+    after = {"StageOutState": "Confirmed", "StageOutRefused": answer}
+    assert outcome((0, asked), (3, after), verb=verb) == (status, 3)
+    assert capsys.readouterr().out.startswith(f"12.0: {verb} {said}")
+
+
 def test_a_slow_answer_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
-    assert outcome((0, {**AT_TWO, "StageOutRequest": "cancel"}), (20, None), verb="cancel") == (0, 20)
+    assert outcome((0, {**AT_TWO, "StageOutRequest": "cancel run=1"}), (20, None), verb="cancel") == (0, 20)
     told = capsys.readouterr()
     assert told.err.count("cancel stands in the job's ad") == 1 and "left the queue" in told.out
 

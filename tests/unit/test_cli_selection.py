@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -97,9 +97,10 @@ class Site:
             raise Unavailable("away")
         return self.reported
 
-    def set_requests(self, jobs: Sequence[JobId], value: str) -> list[tuple[JobId, CommandError]]:
-        self.set += [one for one in jobs if one.proc not in self.refuses]
-        return [(one, CommandError("no")) for one in jobs if one.proc in self.refuses]
+    def set_requests(self, values: Mapping[JobId, str]) -> list[tuple[JobId, CommandError]]:
+        self.set += [one for one in values if one.proc not in self.refuses]
+        self.values = dict(values)
+        return [(one, CommandError("no")) for one in values if one.proc in self.refuses]
 
     def choose(self, *words: str) -> list[int | None]:
         site: Any = self
@@ -153,7 +154,13 @@ def test_without_the_collector_the_jobs_own_lists_count() -> None:
 def test_each_chosen_job_is_asked_for_and_refusals_are_kept_apart(capsys: pytest.CaptureFixture[str]) -> None:
     site = Site(3)
     site.refuses = {1}
+    site.found[2] = replace(site.found[2], run=3)
     assert site.ask("-constraint", "true") == ([0, 2], 1)
+    assert {job.proc: text for job, text in site.values.items()} == {
+        0: "retry run=1",
+        1: "retry run=1",
+        2: "retry run=3",
+    }
     assert capsys.readouterr().out == "retry asked for 2 jobs\n"
 
 

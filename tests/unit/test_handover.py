@@ -24,7 +24,7 @@ from sandbox_manager.scheduling.throughput import Amount
 from sandbox_manager.transfer.handover import DrainTarget, written
 from schedd_agent import custodian_client
 from schedd_agent.custodians import CustodyTable, HandedOverSandbox
-from schedd_agent.model import HistoryRecord, OwnerRequest, ReportedSandbox
+from schedd_agent.model import HistoryRecord, ReportedSandbox
 from schedd_agent.model import Status as JobStatus
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.states import State
@@ -375,7 +375,7 @@ def test_a_newer_run_wants_nothing_of_it(asked: Asked) -> None:
 
 
 @pytest.mark.parametrize("counts", [0, 1])
-@pytest.mark.parametrize("wish", ["", OwnerRequest.CANCEL])
+@pytest.mark.parametrize("wish", ["", "cancel", "cancel run=2"])
 def test_a_shadow_that_only_says_that_the_job_is_done_gives_nothing_up(asked: Asked, counts: int, wish: str) -> None:
     """The job's number has grown after the run that counts. :param counts: number of that run, 0: not known."""
     asked.look(handed_over())
@@ -431,11 +431,22 @@ def test_a_job_that_was_removed_wants_nothing_of_it(asked: Asked, removed: bool)
 
 def test_its_owner_can_give_it_up(asked: Asked) -> None:
     asked.look(handed_over())
-    asked.one.update_from_jobs({JOB_KEY: job(request=OwnerRequest.CANCEL)}, {})
+    asked.one.update_from_jobs({JOB_KEY: job(request="cancel")}, {})
     assert asked.look().state == "HandedOver"
     assert asked.cancelled == {ONE, TWO}
     asked.says = {ONE: ("done", ""), TWO: ("cancelled", "")}
     assert asked.look().state == "Cancelled"
+
+
+@pytest.mark.parametrize(("request_text", "is_given_up"), [("cancel run=1", False), ("cancel run=2", True)])
+def test_a_request_to_cancel_an_earlier_run_gives_nothing_up(
+    asked: Asked, request_text: str, is_given_up: bool
+) -> None:
+    held = handed_over()
+    asked.look(replace(held, sandbox=replace(held.sandbox, number=2)))
+    asked.one.update_from_jobs({JOB_KEY: job(run=2, request=request_text)}, {})
+    asked.look()
+    assert bool(asked.cancelled) is is_given_up
 
 
 def test_an_end_is_kept_while_the_pilots_last_report_stands(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,14 +137,14 @@ def test_retry_returns_the_agents_answer_and_what_was_refused(queue: type[Queue]
     refused, taken = jobs.retry(["12.0", "12.9"])
     assert taken == jobs.JobOutcome("12.0", "accepted", "state of its output: waiting for a data slot")
     assert refused == jobs.JobOutcome("12.9", "failed", "12.9: the schedd refused the request")
-    assert queue.asked == [("12.0", "retry")]
+    assert queue.asked == [("12.0", "retry run=1")]
 
 
 def test_retry_says_when_nobody_answers(queue: type[Queue], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pool, "agent_at", 0)
     monkeypatch.setattr(request, "_SAID_AFTER_S", 0)
     monkeypatch.setattr(request, "_AGENT_TIMEOUT_S", 0)
-    queue.queued = [[job(StageOutState="Failed")], [job(StageOutState="Failed", StageOutRequest="retry")]]
+    queue.queued = [[job(StageOutState="Failed")], [job(StageOutState="Failed", StageOutRequest="retry run=1")]]
     (waiting,) = jobs.retry("12.0")
     assert (waiting.job, waiting.outcome) == ("12.0", "waiting")
     assert "the collector knows none" in waiting.reason
@@ -164,7 +164,7 @@ def test_the_program_of_the_page_retries_what_failed(queue: type[Queue], capsys:
     retried = [job(**RETRIED), job(ProcId=1, **DONE)]
     queue.queued = [failed, failed, failed, retried, [job(**DONE)]]
     exec(program.replace("1234", "12"), {})
-    assert queue.asked == [("12.0", "retry")]
+    assert queue.asked == [("12.0", "retry run=1")]
     assert capsys.readouterr().out == "12.0 RetryWait 507 from dest\n"
     assert len(queue.queued) == 1, "the program waits for the end"
 

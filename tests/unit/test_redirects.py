@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
@@ -271,6 +272,19 @@ def test_a_request_without_an_answer_is_not_replaced(monkeypatch: pytest.MonkeyP
     options = argparse.Namespace(job="12.0", url=NEW, file="", name=None, pool=None, json=False)
     with pytest.raises(CommandError, match="redirect has no answer yet"):
         command.run(options)
+
+
+def test_the_request_names_the_run_that_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    queue = SimpleNamespace(set_request=lambda _, text: written.append(text))
+    monkeypatch.setattr("stageout.cli.condor.Queue", lambda *_: queue)
+    monkeypatch.setattr("stageout.cli.condor.Pool", lambda *_: None)
+    monkeypatch.setattr(command, "jobs_for", lambda *_: [SimpleNamespace(id="12.0", request="", run=3)])
+    monkeypatch.setattr(command, "await_answers", lambda queue, pool, asked, *_: written.append(str(asked["12.0"])))
+    command.run(argparse.Namespace(job="12.0", url=NEW, file="a file", name=None, pool=None, json=False))
+    sent, waited = written
+    assert re.fullmatch(rf"redirect run=3 [0-9a-f]{{8}} {re.escape(NEW)} a file", sent)
+    assert waited == sent, "the command waits for the answer to this request"
 
 
 # ---- a manager with plugins ------------------------------------------------------------------------------------------
