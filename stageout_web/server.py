@@ -12,7 +12,7 @@ import secrets
 import sqlite3
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from aiohttp import web
@@ -38,12 +38,16 @@ HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    # With "no-referrer" browsers would send `Origin: null` with the page's own forms.
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cache-Control": "no-store",
 }
+#: An address as in the headers Host and Origin. A name ends with at most one dot.
+_ADDRESS = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.?))(?::([0-9]{1,5}))?", re.A | re.I)
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
 BASE = re.compile(r"(/[A-Za-z0-9._~-]+)*\Z")
 _COOKIE = "stageout_reader"
 _SESSION_S = 12 * 3600.0
@@ -186,7 +190,7 @@ class Server:
         """Give every answer the headers that protect the reader."""
         self.connections.used(request)
         try:
-            if not self._is_own(request.headers.get("Host", "")):
+            if not self._is_own(request.headers.getall("Host", [])):
                 raise web.HTTPMisdirectedRequest(text=_FOREIGN_NAME)
             response = await handler(request)
         except web.HTTPMisdirectedRequest as problem:
@@ -205,13 +209,19 @@ class Server:
         self.connections.used(request)
         return response
 
-    def _is_own(self, host: str) -> bool:
-        """Tell whether a Host header names this page, so that no other site's name can lead to it."""
-        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        if name.lower().rstrip(".") in self._names:
+    def _is_own(self, hosts: Sequence[str]) -> bool:
+        """Tell whether the Host header names this page, so that no other site's name can lead to it.
+
+        :param hosts: all headers of that name.
+        """
+        found = _ADDRESS.fullmatch(hosts[0]) if len(hosts) == 1 else None
+        if found is None:
+            return False
+        address, name, _ = found.groups()
+        if name is not None and name.lower().rstrip(".") in self._names:
             return True
         with contextlib.suppress(ValueError):
-            ipaddress.ip_address(name)
+            _ = ipaddress.IPv6Address(address) if name is None else ipaddress.IPv4Address(name)
             return True
         return False
 
@@ -391,10 +401,9 @@ class Server:
         if cookie is None:
             return self._page(request, "", "Show file names", page.sign_in(context, True), 403)
         response = web.Response(status=303, headers={"Location": context.link("")})
-        is_secure = request.secure or request.headers.get("X-Forwarded-Proto", "").lower() == "https"
         response.set_cookie(
             _COOKIE, cookie, path=f"{context.base}/", max_age=int(_SESSION_S), httponly=True, samesite="Strict",
-            secure=is_secure,
+            secure=_is_secure(request),
         )  # fmt: skip
         return response
 
@@ -433,9 +442,33 @@ def _or_not_found(content: Markup | None) -> Markup:
 
 
 def _check_origin(request: web.Request) -> None:
-    """Refuse a form that another site sent. :raises HTTPForbidden: it did."""
-    if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+    """Refuse a form that another site sent. :raises HTTPForbidden: it did.
+
+    Browsers send Sec-Fetch-Site only with https and to localhost. Programs send neither of the headers.
+    """
+    sites = request.headers.getall("Sec-Fetch-Site", [])
+    if sites:
+        is_own = all(site in ("same-origin", "none") for site in sites)
+    else:
+        own = _origin(f"{'https' if _is_secure(request) else 'http'}://{request.headers['Host']}")
+        is_own = all(_origin(origin) == own for origin in request.headers.getall("Origin", []))
+    if not is_own:
         raise web.HTTPForbidden
+
+
+def _is_secure(request: web.Request) -> bool:
+    """Tell whether the browser uses https, to this page or to its proxy."""
+    return request.secure or request.headers.get("X-Forwarded-Proto", "").lower() == "https"
+
+
+def _origin(text: str) -> tuple[str, ...] | None:
+    """Return scheme, host and port of an origin; None for a text that is none, such as ``null``."""
+    scheme, _, address = text.partition("://")
+    found = _ADDRESS.fullmatch(address)
+    if scheme not in _DEFAULT_PORTS or found is None:
+        return None
+    literal, name, port = found.groups()
+    return scheme, (literal or name).lower(), port or _DEFAULT_PORTS[scheme]
 
 
 def _static_files() -> tuple[Mapping[str, str], Mapping[str, bytes]]:

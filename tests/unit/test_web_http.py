@@ -93,7 +93,7 @@ def test_every_answer_has_the_headers_and_no_script_of_its_own(tmp_path: Path) -
             assert "default-src 'none'" in policy, path
             assert "unsafe" not in policy
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
-            assert answer.headers["Referrer-Policy"] == "no-referrer"
+            assert answer.headers["Referrer-Policy"] == "same-origin"
             if answer.content_type == "text/html":
                 text = await answer.text()
                 assert not re.search(r"<script[^>]*>[^<]|<style| style=| on\w+=|javascript:", text), path
@@ -174,13 +174,60 @@ def test_free_text_of_a_plugin_needs_a_token(tmp_path: Path) -> None:
     serve(tmp_path, work, ads=(ad_of(7, replace(box, files=files)),))
 
 
-def test_a_form_of_another_site_is_refused(tmp_path: Path) -> None:
+_PAGE = ("Host", "page.example.org:9622")
+_HTTPS = ("X-Forwarded-Proto", "https")
+
+
+def _origin(text: str) -> tuple[str, str]:
+    return "Origin", text
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_own"),
+    [
+        ([_PAGE], True),  # a program
+        ([_PAGE, ("Sec-Fetch-Site", "same-origin")], True),
+        ([_PAGE, ("Sec-Fetch-Site", "none")], True),
+        ([_PAGE, ("Sec-Fetch-Site", "cross-site")], False),
+        ([_PAGE, ("Sec-Fetch-Site", "same-site")], False),
+        ([_PAGE, ("Sec-Fetch-Site", "")], False),
+        ([_PAGE, ("Sec-Fetch-Site", "same-origin"), ("Sec-Fetch-Site", "cross-site")], False),
+        ([_PAGE, _origin("http://page.example.org:9622"), ("Sec-Fetch-Site", "cross-site")], False),
+        # A proxy may give the page another name. The browser compares it with its own address.
+        ([_PAGE, _origin("https://other.example.org"), ("Sec-Fetch-Site", "same-origin")], True),
+        # Browsers without Sec-Fetch-Site: pages over http.
+        ([_PAGE, _origin("http://page.example.org:9622")], True),
+        ([_PAGE, _origin("http://PAGE.example.org:9622")], True),
+        ([_PAGE, _origin("https://page.example.org:9622")], False),
+        ([_PAGE, _origin("http://page.example.org")], False),
+        ([_PAGE, _origin("http://page.example.org:80")], False),
+        ([_PAGE, _origin("http://evil.example.com:9622")], False),
+        ([_PAGE, _origin("http://page.example.org:9622.evil.com")], False),
+        ([_PAGE, _origin("http://page.example.org:9622@evil.com")], False),
+        ([_PAGE, _origin("http://page.example.org:9622/")], False),
+        ([_PAGE, _origin("http://localhost:9622")], False),
+        ([_PAGE, _origin("page.example.org:9622")], False),
+        ([_PAGE, _origin("file://page.example.org:9622")], False),
+        ([_PAGE, _origin("null")], False),
+        ([_PAGE, _origin("")], False),
+        ([_PAGE, _origin("http://page.example.org:9622"), _origin("http://evil.example.com")], False),
+        ([_PAGE, _HTTPS, _origin("https://page.example.org:9622")], True),
+        ([_PAGE, _HTTPS, _origin("http://page.example.org:9622")], False),
+        ([("Host", "page.example.org"), _HTTPS, _origin("https://page.example.org")], True),
+        ([("Host", "page.example.org:443"), _HTTPS, _origin("https://page.example.org")], True),
+        ([("Host", "page.example.org"), _origin("http://page.example.org:80")], True),
+        ([("Host", "[::1]:9622"), _origin("http://[::1]:9622")], True),
+        ([("Host", "[::1]:9622"), _origin("http://[::2]:9622")], False),
+    ],
+)
+def test_a_form_of_another_site_is_refused(tmp_path: Path, headers: list[tuple[str, str]], is_own: bool) -> None:
     async def work(client: Client, server: Server) -> None:
         for path in ("/sign-in", "/sign-out"):
-            answer = await client.post(path, data={"token": TOKEN}, headers={"Sec-Fetch-Site": "cross-site"})
-            assert answer.status == 403
+            answer = await client.post(path, data={"token": TOKEN}, headers=headers, allow_redirects=False)
+            assert answer.status == (303 if is_own else 403)
+            assert ("Set-Cookie" in answer.headers) is is_own
 
-    serve(tmp_path, work)
+    serve(tmp_path, work, names=("page.example.org",))
 
 
 def test_without_tokens_nobody_signs_in(tmp_path: Path) -> None:
@@ -449,6 +496,15 @@ def test_the_history_can_be_exported_but_not_by_everybody_at_once(tmp_path: Path
         ("localhost:9622", 200), ("127.0.0.1", 200), ("[::1]:9622", 200), ("AP.example.org:9622", 200),
         ("page.example.org", 200), ("page.example.org.", 200), ("evil.example.com", 421), ("localhost.evil.com", 421),
         ("127.0.0.1.evil.com", 421), ("[evil.com]:80", 421), ("", 421),
+        ("LOCALHOST", 200), ("localhost.", 200), ("Page.Example.org.:9622", 200), ("192.0.2.7:80", 200),
+        ("[2001:DB8::1]", 200), ("[::ffff:127.0.0.1]:9622", 200),
+        ("[::1]evil", 421), ("[::1].evil.com", 421), ("[::1]:80evil", 421), ("[::1]:", 421), ("[::1", 421),
+        ("[::1]]", 421), ("[]", 421), ("[127.0.0.1]", 421), ("[localhost]", 421), ("[::1%25lo]", 421), ("::1", 421),
+        ("127.0.0.1:80evil", 421), ("127.0.0.1:", 421), ("127.0.0.1:80:80", 421), ("192.0.2.7.", 421),
+        ("localhost:", 421), ("localhost:80evil", 421), ("localhost:-1", 421), ("localhost:\u0661", 421),
+        ("localhost..", 421), (".localhost", 421), ("localhost.evil", 421), ("localhostevil", 421),
+        ("localhost@evil", 421), ("localhost:80@evil", 421), ("evil@localhost", 421), ("localhost/evil", 421),
+        ("localhost evil", 421), ("localhost,evil", 421), ("localhost#", 421), ("localhost?", 421), ("2130706433", 421),
     ],
 )  # fmt: skip
 def test_a_name_of_another_site_does_not_lead_to_the_page(tmp_path: Path, host: str, status: int) -> None:
@@ -464,3 +520,19 @@ def test_a_name_of_another_site_does_not_lead_to_the_page(tmp_path: Path, host: 
 
     settings = mapping_settings({"STAGEOUT_WEB_NAMES": "page.example.org, other", "FULL_HOSTNAME": "ap.example.org"})
     serve(tmp_path, work, names=names_of(settings))
+
+
+@pytest.mark.parametrize(
+    "hosts", [["localhost", "evil.com"], ["evil.com", "localhost"], ["localhost", "localhost"], []]
+)
+def test_several_names_or_none_do_not_lead_to_the_page(tmp_path: Path, hosts: list[str]) -> None:
+    async def work(client: Client, server: Server) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        lines = ["GET /jobs HTTP/1.1", *(f"Host: {host}" for host in hosts), "Connection: close", "", ""]
+        writer.write("\r\n".join(lines).encode())
+        status = (await reader.readline()).split()[1]
+        writer.close()
+        assert status in (b"400", b"421"), "the parser or the page refuses it"
+        assert not server._is_own(hosts), "a parser that lets several pass must not matter"
+
+    serve(tmp_path, work)

@@ -86,6 +86,7 @@ def browser(folder: Path) -> Iterator[Browser]:
     """Start a browser for a test. :param folder: for its profile and log."""
     [port] = free_ports(1)
     arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                 "--host-resolver-rules=MAP *.example.org 127.0.0.1",
                  f"--user-data-dir={folder / 'profile'}", "--window-size=1200,900"]  # fmt: skip
     wanted = {"goog:chromeOptions": {"args": arguments, "binary": shutil.which("chromium")},
               "goog:loggingPrefs": {"browser": "ALL"}}  # fmt: skip

@@ -19,6 +19,8 @@ from stageout_web.server import Readers, Server
 from tests.unit.web_site import NOW, SCHEDD, Site, ad_of, file_record, job_name, policy_ad, router_ad, sandbox
 
 TOKEN = "reader-token-0123456789"
+#: Another name of the page, under which a browser does not take http for safe.
+NAME = "page.example.org"
 NODES, EACH = 48, 6
 _SERVERS = ("se1.cern.example:1094", "store.example.org", "s3.example.net", "dcache.example.edu:2880")
 _OWNERS = ("alice@example.org", "bob@example.org", "carol@example.edu")
@@ -151,7 +153,7 @@ def serve(folder: Path, interval_s: float = 0.5) -> Iterator[tuple[str, Site]]:
         }  # fmt: skip
         site.queue.numbers = {"running": 400, "transferring": 12}
         await site.tick(0)
-        server = Server(site.state, Readers(TokenTable(tokens)), pool=SCHEDD)
+        server = Server(site.state, Readers(TokenTable(tokens)), pool=SCHEDD, names=[NAME])
         runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -13,7 +13,7 @@ from stageout.wire.custody import FlowReport
 from tests.polling import wait_for
 from tests.unit.web_site import NOW, SECRET_NAME, SECRET_WORDS, Site, ad_of, job_name, router_ad, sandbox
 from tests.web.browser import Browser, browser, missing
-from tests.web.page_server import TOKEN, serve
+from tests.web.page_server import NAME, TOKEN, serve
 
 AXE = Path(__file__).resolve().parents[2] / "tools/web/node_modules/axe-core/axe.min.js"
 _FAILED = job_name(4018).replace("#", "%23")
@@ -89,6 +89,33 @@ def test_a_token_shows_names_with_the_keyboard_alone(window: tuple[Browser, str,
     text = opened.run("return document.querySelector('main').innerText")
     assert SECRET_NAME in text
     assert SECRET_WORDS in text
+    opened.run("document.querySelector('footer button').focus()")
+    opened.press("\ue007")
+    wait_for(lambda: "Show file names" in opened.run("return document.body.innerText"), "the end of the session")
+
+
+_FORM = """
+const form = document.createElement("form");
+form.method = "post";
+form.action = arguments[0];
+form.innerHTML = `<input name="token" value="${arguments[1]}">`;
+document.documentElement.append(form);
+form.submit();
+"""
+
+
+def test_a_form_over_http_works_for_the_page_and_for_no_other_site(window: tuple[Browser, str, Site]) -> None:
+    """The browser sends no Sec-Fetch-Site there, only Origin: ``null`` for a page without an address."""
+    opened, url, _ = window
+    named = url.replace("127.0.0.1", NAME)
+    opened.open("data:text/html,<title>another site</title>")
+    opened.run(_FORM, f"{named}/sign-in", TOKEN)
+    wait_for(lambda: opened.run("return location.href") == f"{named}/sign-in", "the answer to the form")
+    assert "Forbidden" in opened.run("return document.body.innerText")
+    opened.open(f"{named}/sign-in")
+    opened.run("document.getElementById('token').focus()")
+    opened.press(f"{TOKEN}\ue007")
+    wait_for(lambda: "Hide file names" in opened.run("return document.body.innerText"), "the session")
     opened.run("document.querySelector('footer button').focus()")
     opened.press("\ue007")
     wait_for(lambda: "Show file names" in opened.run("return document.body.innerText"), "the end of the session")
