@@ -257,7 +257,7 @@ class Agent:
     ) -> None:
         names = {manager_of(ad) for ad in ads}
         reported_jobs = (pair for pair in self.report_table.reported_jobs() if name_of(pair[0]) in names)
-        managers = (manager for manager in self.report_table.numbers if name_of(manager) in names)
+        managers = (manager for manager in self.report_table.heard if name_of(manager) in names)
         self.liveness.record_snapshot(at_s, collector_age_s, reported_jobs, managers, pool)
 
     def _decide_all(self, jobs: Mapping[JobKey, Job], reported: Mapping[JobKey, Sequence[ReportedSandbox]]) -> None:

@@ -448,9 +448,15 @@ def _loss_reason(given: DecisionInput, record: RunRecord, own: Sandboxes, limits
             return f"output deleted at {item.manager_name} for a newer run that did not come to count"
     for ticket in record.tickets:
         silent_s = given.absent_s.get(ticket.manager, 0.0)
-        if not _is_reported_in(own, ticket) and silent_s >= limits.lease_s:
+        if silent_s >= limits.lease_s and not _has_ended_in(own, ticket):
             return f"nothing was heard of the output at {ticket.manager_name} for {silent_s:.0f} s"
     return ""
+
+
+def _has_ended_in(own: Sandboxes, ticket: Ticket) -> bool:
+    """Tell whether the last report of a manager, which may be silent now, has the end of a hand-off."""
+    ended = (item for item in own if item.sandbox.state in ENDS or item.sandbox.state == State.HANDED_OVER)
+    return any(item.manager == ticket.manager and ticket.name in item.sandbox.tickets for item in ended)
 
 
 def _is_reported_in(own: Sandboxes, ticket: Ticket) -> bool:

@@ -7,7 +7,7 @@ A report is evidence for the key that signed it, never for the name in it. So an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,7 @@ class ReportTable:
     _ahead_s: dict[str, int] = field(default_factory=dict)
     _read_earlier: dict[tuple[str, str], tuple[str, str, Report]] = field(default_factory=dict)
     _refused: dict[tuple[str, str], None] = field(default_factory=dict)
+    _heard: set[str] = field(default_factory=set)
     _latest: dict[tuple[str, Run], SandboxReport] = field(default_factory=dict)
     _disputed: frozenset[str] = frozenset()
 
@@ -101,6 +102,7 @@ class ReportTable:
         refused: list[tuple[Mapping[str, Any], BadPayload]] = []
         fresh: list[Report] = []
         before, self._read_earlier = self._read_earlier, {}
+        self._heard = set()
         for ad in ads:
             try:
                 report = self._read(ad, before)
@@ -123,6 +125,8 @@ class ReportTable:
         known = self._reports.get(identity)
         if known is not None and report.number <= known.number:
             return False
+        if report.number > self.newest.get(identity):
+            self._heard.add(identity)
         sandboxes = tuple(self._latest_state(identity, sandbox) for sandbox in report.sandboxes)
         self._reports[identity] = replace(report, sandboxes=sandboxes)
         self.newest.put(identity, report.number)
@@ -173,11 +177,18 @@ class ReportTable:
         """Return the identities that wait for a lease of this agent before they send."""
         return {manager for manager, report in self._reports.items() if self.schedd in report.unleased}
 
+    @property
+    def heard(self) -> Set[str]:
+        """Return the identities with a report that is newer than all before it, at the last update.
+
+        The ad of a manager that is gone stays in the collector for :data:`AD_LIFETIME_S`, so the ad is no sign of it.
+        """
+        return self._heard
+
     def reported_jobs(self) -> Iterator[tuple[str, JobKey]]:
-        """Return identity and job of every sandbox in a report."""
-        return (
-            (identity, sandbox.run.key) for identity, report in self._reports.items() for sandbox in report.sandboxes
-        )
+        """Return identity and job of every sandbox in a report of :attr:`heard`."""
+        reports = ((identity, self._reports[identity]) for identity in self._heard)
+        return ((identity, sandbox.run.key) for identity, report in reports for sandbox in report.sandboxes)
 
     def by_job(self) -> dict[JobKey, list[ReportedSandbox]]:
         """Return the sandboxes of this schedd's jobs, each in its newest state."""

@@ -14,7 +14,7 @@ from stageout_web.model import TROUBLE, Pool
 
 #: An agent sends a notice every minute; a manager sends a report every five minutes.
 AGENT_SILENT_S = 300
-NODE_SILENT_S = 660
+SERVICE_SILENT_S = 660
 #: A sandbox should be confirmed after this time (STAGEOUT_CONFIRM_TIMEOUT).
 UNCONFIRMED_S = 3600
 
@@ -84,7 +84,7 @@ def _unconfirmed(pool: Pool) -> Iterator[Matter]:
 
 
 def _silent_nodes(pool: Pool) -> Iterator[Matter]:
-    for node in pool.silent_nodes(NODE_SILENT_S):
+    for node in pool.silent_nodes():
         total = node.total()
         title = f"{node.host} sent no report for {duration(pool.now_at - node.heard_at)}."
         action = (

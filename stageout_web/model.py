@@ -43,6 +43,8 @@ GROUP_OF: dict[str, str] = {
 #: States after which a sandbox that leaves the reports was delivered. A report may be replaced before it is read.
 _LAST_BEFORE_DELIVERY = frozenset({State.LEASED.value, State.MOVING.value, State.HANDED_OVER.value})
 _COMPRESSION = 1
+#: Seconds without a report from which a node can count as silent. The page reads the reports of large pools in turns.
+_LEAST_SILENT_S = 300
 R = TypeVar("R")
 
 
@@ -158,7 +160,7 @@ class Node:
     """The newest report of one manager.
 
     :param heard_at: time of the report by the collector's clock, in seconds. :param packed: the report, compressed.
-    :param tallies: by server.
+    :param tallies: by server. :param silent_after_s: seconds after this report from which a newer one is overdue.
     """
 
     name: str
@@ -175,6 +177,7 @@ class Node:
     spool_bytes: int = 0
     spool_limit_bytes: int = 0
     tallies: dict[str, Tally] = field(default_factory=dict)
+    silent_after_s: int = 0
 
     @property
     def is_busy(self) -> bool:
@@ -240,15 +243,15 @@ def node_of(report: Report, text: str, heard_at: int) -> Node:
     return Node(
         report.manager, report.key, report.number, heard_at, report.sent_at,
         zlib.compress(raw, _COMPRESSION), boxes, servers, report.bytes_at_risk, report.ends_in_s, flows,
-        report.spool_bytes, report.spool_limit_bytes, tallies,
+        report.spool_bytes, report.spool_limit_bytes, tallies, report.silent_after_s,
     )  # fmt: skip
 
 
 def deliveries(before: Node, after: Node) -> Iterator[Delivery]:
     """Yield what was sent between two reports of one manager."""
-    known = {(box.job, box.number): box for box in after.boxes}
+    known = {box.run: box for box in after.boxes}
     for old in before.boxes:
-        new = known.get((old.job, old.number))
+        new = known.get(old.run)
         if old.group in (DELIVERED, GONE):
             continue
         if new is None:
@@ -355,9 +358,13 @@ class Pool:
             found.setdefault((box.owner, box.accounting_group), Tally()).add(box)
         return found
 
-    def silent_nodes(self, after_s: float) -> list[Node]:
-        """Return nodes with output that were silent for longer than ``after_s`` seconds."""
-        return [node for node in self.nodes.values() if self.silent_s(node.heard_at) > after_s and node.is_busy]
+    def is_silent(self, node: Node) -> bool:
+        """Tell whether a node with output sends no reports any more."""
+        return node.is_busy and self.silent_s(node.heard_at) > max(node.silent_after_s, _LEAST_SILENT_S)
+
+    def silent_nodes(self) -> list[Node]:
+        """Return nodes with output that send no reports any more."""
+        return [node for node in self.nodes.values() if self.is_silent(node)]
 
 
 def figures_of(ad: Mapping[str, object]) -> Figures:

@@ -32,6 +32,7 @@ from stageout.core.signing import SigningKey
 from stageout.core.states import State
 from stageout.movers.schemes import shown_url
 from stageout.wire.custody import (
+    BUSY_REPORT_INTERVAL_S,
     FILES_SHOWN,
     SERVERS_SHOWN,
     EncodedSandbox,
@@ -55,6 +56,8 @@ _STATE_INTERVAL_S = 5.0
 _LOW_FREE_BYTES = 4 * LEAST_FREE_BYTES
 _HEARTBEAT_S = 30
 _PAUSE_PER_REPORT = 10
+#: States of output whose owner waits for it. Access points must soon notice that its node is gone.
+_WAITING = SENDABLE | {State.ACCEPTED}
 #: A hand-over waits so long at most for the report about it.
 _TELL_S = 5.0
 _PAUSED = "paused by its owner, `stageout resume` goes on"
@@ -223,6 +226,9 @@ class Reporter:
     def _next_in_s(self) -> float:
         """Return the seconds after a report in which the next one is due, even if nothing changes."""
         interval_s = self._pipeline.scheduler.leases.interval_s(self._interval_s)
+        states = self._pipeline.store.registry.states
+        if any(states[state] for state in _WAITING):
+            interval_s = min(interval_s, BUSY_REPORT_INTERVAL_S)
         return min(interval_s, _AGAIN_S) if self._pipeline.admission.report_problem else interval_s
 
     def _pause_s(self) -> float:
@@ -326,7 +332,7 @@ class Reporter:
             dict(pipeline.store.acknowledged), pipeline.store.registry.bytes_at_risk, (),
             tuple(pipeline.scheduler.breakers.troubles()[:SERVERS_SHOWN]), leases.unleased(), leases.ends_in_s,
             tuple(flow_reports(pipeline)), pipeline.rules.limits.cpus, self._places, pipeline.admission.used_bytes,
-            pipeline.admission.quota_bytes, 1, tuple(self.refusals),
+            pipeline.admission.quota_bytes, 1, tuple(self.refusals), math.ceil(self._next_in_s()),
         )  # fmt: skip
         return report_ad(report, self._key, sandboxes)
 

@@ -187,6 +187,8 @@ def state_word(row: Row, ledger: bool = False) -> str:
 
 
 def _owners_word(row: Row) -> str:
+    if row.silent_s:
+        return "node silent"
     if row.paused:
         return "paused"
     return "waiting for the server" if row.waits_for_server else plain_word(row.state)
@@ -198,7 +200,10 @@ def reason(row: Row, now: float) -> str:
     :param now: wall clock, seconds.
     """
     leaves = "leaves the queue within a minute" if row.leaves_queue else ""
-    return "; ".join(filter(None, (leaves, _sending(row, now), clean(row.reason))))
+    told = "; ".join(filter(None, (leaves, _sending(row, now), clean(row.reason))))
+    if row.silent_s:
+        return f"as of {duration(row.silent_s)} ago: {told or plain_word(row.state)}"
+    return told
 
 
 def _sending(row: Row, now: float) -> str:
@@ -206,6 +211,7 @@ def _sending(row: Row, now: float) -> str:
     moving = [file for file in row.files if file.state == State.MOVING and file.began_at]
     if row.state != State.MOVING or not moving:
         return ""
+    now -= row.silent_s
     hosts = sorted({file.url.partition("://")[2].partition("/")[0] or "this node" for file in moving})
     named = clean(", ".join(hosts[:_HOSTS_SHOWN])) + (", ..." if len(hosts) > _HOSTS_SHOWN else "")
     done = row.files_total - row.files_left

@@ -42,6 +42,8 @@ class Row:
     :param leaves_queue: all is delivered, and the schedd removes the job when it looks at the queue next.
     :param eta_low_s: seconds until the output has probably arrived, at least; None: not known.
     :param eta_high_s: likewise, at most; None: not known, or the output waits for an event whose time is not known.
+    :param silent_s: seconds since the last report of a node from which a newer one is overdue; 0 otherwise. All about
+        the output was true then.
     :param fallback: URL for files that cannot be delivered. :param fallback_note: as in the manager's report.
     """
 
@@ -74,6 +76,7 @@ class Row:
     eta_high_s: int | None = None
     fallback: str = ""
     fallback_note: str = ""
+    silent_s: int = 0
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,8 @@ def merge(jobs: Iterable[Job], reports: Iterable[Report], now: float | None = No
     boxes = _newest_boxes(reports, {job.key: job.keys for job in jobs if job.keys})
     said = [_box_of(job, boxes) for job in jobs]
     etas = {} if now is None else _etas([one for one in said if one], now)
-    return [_expecting(_row(job, one), one, etas) for job, one in zip(jobs, said)]
+    rows = [_expecting(_row(job, one), one, etas) for job, one in zip(jobs, said)]
+    return rows if now is None else [_silent(row, one, now) for row, one in zip(rows, said)]
 
 
 _Etas = Mapping[tuple[int, Run], Eta]
@@ -197,6 +201,19 @@ def _expecting(row: Row, said: _Said | None, etas: _Etas) -> Row:
         return row
     low_s, high_s = limits_s(etas.get((id(said[1]), said[0].run)))
     return replace(row, eta_low_s=low_s, eta_high_s=high_s)
+
+
+def _silent(row: Row, said: _Said | None, now: float) -> Row:
+    """Return a row whose node is silent without what it planned, and any other row as it is."""
+    if said is None or row.state in _ENDED or row.state == State.HANDED_OVER:
+        return row
+    age_s = int(now - said[1].sent_at)
+    if age_s <= said[1].silent_after_s:
+        return row
+    files = tuple(replace(file, next_attempt_at=0) for file in row.files)
+    return replace(
+        row, silent_s=age_s, next_attempt_at=0, waits_for_server="", eta_low_s=None, eta_high_s=None, files=files
+    )
 
 
 def _newest_boxes(reports: Iterable[Report], keys: Mapping[JobKey, frozenset[str]]) -> dict[JobKey, dict[int, _Said]]:

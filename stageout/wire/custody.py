@@ -29,6 +29,10 @@ AGENT_AD = "StageOutAgent"
 ORDERS_AD = "StageOutOrders"
 BUCKET_AD = "StageOutOrderBucket"
 AD_LIFETIME_S = 900
+#: Seconds between two reports at most while output waits at a manager.
+BUSY_REPORT_INTERVAL_S = 40.0
+#: Reports that are missing when a manager counts as silent, and seconds for managers that do not say when one is due.
+_REPORTS_MISSED, _SILENT_AFTER_S = 3, 660
 FILES_SHOWN = 50
 #: Fields that are left out of a message while they have their default value.
 _NEWER = frozenset(
@@ -38,7 +42,7 @@ _NEWER = frozenset(
         "cpu_slots", "data_slots", "spool_bytes", "spool_limit_bytes", "rate_bytes_per_s", "work_bytes_per_s", "spread",
         "limit", "tuning", "files_waiting", "bytes_waiting", "files_moving", "bytes_moving", "files_dropped",
         "bytes_dropped", "redirects", "refused", "request", "new_url", "only_file", "gives_up_at", "fallback",
-        "fallback_note", "refusals",
+        "fallback_note", "refusals", "interval_s",
     }
 )  # fmt: skip
 SERVERS_SHOWN = 20
@@ -318,6 +322,7 @@ class Report:
     :param spool_bytes: of the quota that are taken. :param spool_limit_bytes: the quota.
     :param redirects: 1 when the manager knows REDIRECT. Another manager cannot read an order sheet with that action.
     :param refusals: the last REFUSALS_SHOWN refused hand-offs since the manager's start.
+    :param interval_s: seconds until the next report at the latest; 0: from an earlier version.
     """
 
     manager: str
@@ -337,6 +342,12 @@ class Report:
     spool_limit_bytes: int = 0
     redirects: int = 0
     refusals: tuple[RefusalReport, ...] = ()
+    interval_s: int = 0
+
+    @property
+    def silent_after_s(self) -> int:
+        """Age of this report, in seconds, from which its manager counts as silent."""
+        return _REPORTS_MISSED * self.interval_s or _SILENT_AFTER_S
 
 
 class Action(str, enum.Enum):

@@ -83,7 +83,7 @@ def jobs(context: PageContext, state: PageState, query: Mapping[str, str]) -> Ma
     more = count_found > number * ROWS
     result = table(
         count(count_found, "output"), ("Job", "Owner", "State", "Next attempt", "Left", "Destination", "Node", "Since"),
-        [_row(context, node, box, state.pool.now_at) for node, box in shown], (4,),
+        [_row(context, state.pool, node, box) for node, box in shown], (4,),
     )  # fmt: skip
     look_up = _look_up(context, wanted.q) if not count_found else None
     live = tag("div", result if count_found else tag("p", "No reported output matches."), look_up,
@@ -123,15 +123,23 @@ def _happened(code: str) -> str:
     return happened_now(int(code)) if re.match(r"\d{1,3}\Z", code, re.A) else ""
 
 
-def _row(context: PageContext, node: Node, box: Box, now_at: int) -> Iterator[Any]:
+def _row(context: PageContext, pool: Pool, node: Node, box: Box) -> Iterator[Any]:
     yield tag("a", box.job_id, href=context.job_link(box.job))
     yield box.owner
-    yield state_mark(box.state)
-    yield _until(box.next_attempt_at, now_at)
+    yield _state(pool, node, box)
+    yield "" if pool.is_silent(node) else _until(box.next_attempt_at, pool.now_at)
     yield f"{count(box.files_left, 'file')}, {size(box.bytes_left)}"
     yield tag("a", box.server, href=context.link("destination", server=box.server)) if box.server else ""
     yield tag("a", node.host, href=context.link("node", name=node.name))
     yield moment(box.accepted_at)
+
+
+def _state(pool: Pool, node: Node, box: Box) -> Markup:
+    """Return the state of output that is not delivered; for a silent node since when that is all that is known."""
+    if not pool.is_silent(node) or box.group not in (WAITING, MOVING):
+        return state_mark(box.state)
+    text = f"node silent, {plain_word(box.state)} as of {duration(pool.now_at - node.heard_at)} ago"
+    return tag("span", text, class_=f"state {TROUBLE}")
 
 
 def state_mark(state: str) -> Markup:
@@ -158,7 +166,7 @@ def job(context: PageContext, state: PageState, name: str, ad: Mapping[str, Any]
     runs = _runs(state.pool, name, str(ad.get("User", "")) if ad else "")
     if not runs and ad is None:
         return tag("p", f"The schedd does not answer: {problem}") if problem else None
-    parts = [_run(context, run, state.pool.now_at) for run in runs]
+    parts = [_run(context, run, state.pool) for run in runs]
     if not runs and ad is not None:
         parts = [_from_ad(context, ad)]
     return tag("div", _timeline(runs, ad), parts, _commands(name, runs, ad), data_live="job", id="job")
@@ -184,22 +192,31 @@ def _runs(pool: Pool, name: str, user: str) -> list[_Run]:
     return found
 
 
-def _run(context: PageContext, run: _Run, now_at: int) -> Markup:
+def _run(context: PageContext, run: _Run, pool: Pool) -> Markup:
     """Return one run of the job: why it waits, and its files."""
-    node, box, said, eta = run
-    why = tag("p", _why(box, said, context.sees_names, now_at), class_="why")
+    (node, box, said, eta), now_at = run, pool.now_at
+    is_silent = pool.is_silent(node)
+    why = tag("p", _SILENT if is_silent else _why(box, said, context.sees_names, now_at), class_="why")
     facts = tag(
         "dl",
-        _fact("State", state_mark(box.state)),
+        _fact("State", _state(pool, node, box)),
         _fact("Owner", box.owner),
         _fact("Destination", tag("a", box.server, href=context.link("destination", server=box.server))),
         _fact("Node", tag("a", node.host, href=context.link("node", name=node.name))),
         _fact("Left", f"{count(box.files_left, 'file')}, {size(box.bytes_left)} of {size(box.bytes_total)}"),
-        _fact("Next attempt", join(moment(box.next_attempt_at), " ", _until(box.next_attempt_at, now_at))),
-        _fact("Expected", expected(eta)) if is_expected(box) else None,
+        None
+        if is_silent
+        else _fact("Next attempt", join(moment(box.next_attempt_at), " ", _until(box.next_attempt_at, now_at))),
+        _fact("Expected", expected(eta)) if is_expected(box) and not is_silent else None,
     )
     files = _files(context, said, now_at) if said is not None else None
     return tag("section", tag("h2", f"Run {box.number}"), why, facts, files)
+
+
+_SILENT = (
+    "The node sends no reports any more. The output is taken for lost after STAGEOUT_LEASE, and the job runs again. If "
+    "the node comes back before, the delivery goes on."
+)
 
 
 def is_expected(box: Box) -> bool:

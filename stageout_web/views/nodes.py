@@ -8,7 +8,6 @@ from typing import Any
 from stageout.core.eta import Eta
 from stageout.wire.custody import Report, Run
 from stageout.wire.expected import for_runs
-from stageout_web.attention import NODE_SILENT_S
 from stageout_web.format import count, duration, expected, size
 from stageout_web.html import Markup, join, moment, table, tag
 from stageout_web.model import Figures, Node, Pool
@@ -29,7 +28,7 @@ CONDITIONS = {
 def condition(pool: Pool, node: Node) -> str:
     """Return the condition of a node: a key of :data:`CONDITIONS`."""
     total, figures = node.total(), pool.figures.get(node.name)
-    if node.is_busy and pool.silent_s(node.heard_at) > NODE_SILENT_S:
+    if pool.is_silent(node):
         return "silent"
     if total.trouble:
         return "trouble"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stageout.wire.services import GrantReport, PolicyReport
-from stageout_web.attention import NODE_SILENT_S
+from stageout_web.attention import SERVICE_SILENT_S
 from stageout_web.format import count, duration, rate
 from stageout_web.html import Markup, join, moment, table, tag, with_code
 from stageout_web.model import Pool, Service, site_of
@@ -48,7 +48,7 @@ def _service(context: PageContext, state: PageState, service: Policy) -> Markup:
 
 def _silence(pool: Pool, service: Policy) -> Markup | None:
     silent_s = pool.silent_s(service.heard_at)
-    return tag("span", f" ({duration(silent_s)} ago)", class_="state trouble") if silent_s > NODE_SILENT_S else None
+    return tag("span", f" ({duration(silent_s)} ago)", class_="state trouble") if silent_s > SERVICE_SILENT_S else None
 
 
 def _problems(context: PageContext, report: PolicyReport) -> Markup | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stageout.wire.services import CustodyReport, LinkReport, RouterReport
-from stageout_web.attention import NODE_SILENT_S
+from stageout_web.attention import SERVICE_SILENT_S
 from stageout_web.format import count, duration, rate, size
 from stageout_web.html import Markup, join, moment, table, tag, with_code
 from stageout_web.model import Pool, Service, site_of
@@ -32,7 +32,7 @@ Router = Service[RouterReport]
 
 def condition(pool: Pool, router: Router) -> str:
     """Return the condition of a router: a key of :data:`CONDITIONS`."""
-    if pool.silent_s(router.heard_at) > NODE_SILENT_S:
+    if pool.silent_s(router.heard_at) > SERVICE_SILENT_S:
         return "silent"
     if any(one.problems for one in router.report.custody):
         return "problem"

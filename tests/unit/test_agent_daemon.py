@@ -536,6 +536,36 @@ def test_an_agent_that_may_not_edit_stops_saying_that_it_is_alive(site: Site) ->
     assert site.collector.ads["StageOutAgent", "ap"] != stopped
 
 
+def test_the_ad_of_a_dead_node_is_no_sign_of_life(site: Site) -> None:
+    """It stays in the collector for a quarter of an hour, and in slot ads for as long as the startd lives."""
+    site.complete()
+    site.report(State.MOVING)
+    site.passes(118)
+    assert site.job.status == Status.COMPLETED, "590 s"
+    site.passes(4)
+    assert (site.job.status, site.job.reruns) == (Status.IDLE, 1), "610 s: the lease is over"
+
+
+def test_a_node_that_reports_lives_whatever_else_is_heard(site: Site) -> None:
+    site.complete()
+    for _ in range(40):
+        site.report(State.MOVING)
+        site.passes(20)
+    assert (site.job.status, site.job.reruns) == (Status.COMPLETED, 0)
+
+
+def test_an_older_report_that_comes_again_is_no_sign_of_life(site: Site) -> None:
+    site.complete()
+    site.report(State.MOVING)
+    ((place, ad),) = site.collector.ads.items()
+    for _ in range(61):
+        site.passes(1)
+        del site.collector.ads[place]
+        site.passes(1)
+        site.collector.ads[place] = ad
+    assert site.job.reruns == 1
+
+
 def test_without_a_schedd_nothing_is_decided_and_no_notice_goes_out(site: Site) -> None:
     site.queue.down = True
     site.report(State.MOVING)
@@ -549,7 +579,9 @@ def test_a_schedd_that_was_renamed_says_so_of_its_older_jobs_and_has_its_orders_
     site.complete()
     site.report(State.ACCEPTED)
     site.start("new")
-    site.passes(200)
+    for _ in range(20):
+        site.report(State.ACCEPTED)
+        site.passes(10)
     ads = [ad for (kind, name), ad in site.collector.ads.items() if kind == "StageOutOrders" and name.startswith("new")]
     assert [read_orders(ad["StageOutPayload"]).orders for ad in ads] in ([], [()])
     assert (site.job.status, site.job.ad_state.state) == (Status.COMPLETED, "Accepted")

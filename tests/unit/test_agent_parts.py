@@ -354,8 +354,8 @@ class _History(CondorJobQueue):
     def _query(self, constraint: str, projection: Iterable[str] = (), **options: Any) -> list[dict[str, Any]]:
         return []
 
-    def _query_history(self, ids: list[str]) -> Iterator[dict[str, Any]]:
-        return (ad for ad in self._ads if f"{ad['ClusterId']}.0" in ids)
+    def _query_history(self, jobs: list[str]) -> Iterator[dict[str, Any]]:
+        return (ad for ad in self._ads if f"ClusterId == {ad['ClusterId']} && ProcId == 0" in jobs)
 
 
 @pytest.mark.parametrize(

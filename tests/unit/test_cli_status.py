@@ -707,3 +707,23 @@ def test_history_says_of_each_file_why_it_was_not_handed_off() -> None:
     item = entry(job(**DELIVERED), [both])
     assert [file["synchronous_code"] for file in item["runs"][0]["files"]] == ["", "", "SpoolFull"]
     assert re.search(r"c\.dat +0 B +synchronous +- +the spool of the node is full", "\n".join(details(item)))
+
+
+@pytest.mark.parametrize(
+    ("age_s", "interval_s", "is_silent"), [(120, 40, False), (121, 40, True), (660, 0, False), (661, 0, True)]
+)
+def test_a_node_whose_reports_are_missing_is_silent(age_s: int, interval_s: int, is_silent: bool) -> None:
+    seen = replace(report(box(state="Moving")), sent_at=int(NOW) - age_s, interval_s=interval_s)
+    (row,) = merge([job(StageOutState="Moving")], [seen], NOW)
+    assert (row.silent_s > 0) is is_silent
+    text = "\n".join(lines(Snapshot([row], []), NOW, 0, in_detail=False))
+    assert ("node silent" in text, f"as of {render.duration(age_s)} ago: " in text) == (is_silent, is_silent)
+    if is_silent:
+        assert (row.next_attempt_at, row.eta_low_s, row.waits_for_server) == (0, None, "")
+        assert not any(file.next_attempt_at for file in row.files)
+
+
+def test_delivered_output_needs_no_node_any_more() -> None:
+    seen = replace(report(box(state="Delivered")), sent_at=int(NOW) - 5000, interval_s=40)
+    (row,) = merge([job(StageOutState="Delivered", StageOutRun=1)], [seen], NOW)
+    assert (row.state, row.silent_s) == ("Delivered", 0)

@@ -375,8 +375,8 @@ def test_the_largest_numbers_of_a_report_are_added(make: Make) -> None:
 
 
 def test_limits_of_attention_fit_the_intervals() -> None:
-    """A report comes every 300 s and a notice every 60 s."""
-    assert attention.NODE_SILENT_S > 2 * 300
+    """A report of a router comes every 300 s and a notice every 60 s."""
+    assert attention.SERVICE_SILENT_S > 2 * 300
     assert attention.AGENT_SILENT_S > 2 * 60
 
 
