@@ -637,7 +637,7 @@ def test_deadlines_pass_while_it_runs(site: Site) -> None:
             await until(lambda: node.box() is None, "the record to go")
             node.pipeline.rules = replace(node.pipeline.rules, retention_s=-10)
             await node.pipeline.forget_old_jobs()
-            assert node.pipeline.store.registry.newest_run(node.facts().run.job) == 0
+            assert node.pipeline.store.registry.newest_run(node.facts().run.key) == 0
 
     run(story())
 
