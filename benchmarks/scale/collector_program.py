@@ -135,7 +135,8 @@ def report(node: int) -> dict[str, object]:
 
 def sheet(node: int) -> dict[str, object]:
     """A sheet with one order."""
-    order = Order(1, Action.CONFIRM, f"{SCHEDD}#{node}.0#1700000000", 1, (f"{node:032x}",), 1)
+    job, owner = f"{SCHEDD}#{node}.0#1700000000", "alice@example.org"
+    order = Order(1, Action.CONFIRM, job, 1, (f"{node:032x}",), 1, owner=owner)
     return orders_ad(OrderSheet(SCHEDD, manager_of(node), int(time.time()), (order,), KEY.public), KEY)
 
 

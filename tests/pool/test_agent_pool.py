@@ -19,6 +19,7 @@ import pytest
 from stageout.core.states import State
 from stageout.wire.custody import Action, FileReport, Order, Report, SandboxReport, read_notice, read_orders, report_ad
 from tests.harness.pool import Pool, Submission
+from tests.harness.pool.config import DOMAIN
 from tests.harness.pool.errors import PoolError, PoolUnavailable
 from tests.harness.pool.pytest_plugin import keep_logs
 from tests.pool.conftest import LEAN
@@ -92,7 +93,7 @@ class Manager:
         """Report a sandbox as accepted."""
         left = {"files_left": files, "bytes_left": 5, "files_total": files, "bytes_total": 5}
         self.boxes[job, run] = SandboxReport(
-            job, run, "alice", State.ACCEPTED.value, 1, "waits for confirmation", 0, tickets,
+            job, run, f"alice@{DOMAIN}", State.ACCEPTED.value, 1, "waits for confirmation", 0, tickets,
             attempts=0, attempts_limit=0, next_attempt_at=0, accepted_at=int(time.time()), **left,
         )  # fmt: skip
         self.publish()

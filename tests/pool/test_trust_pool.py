@@ -186,7 +186,9 @@ def test_an_execute_point_cannot_give_orders(away: Any) -> None:
     agent = box.run.schedd
     ads = [notice_ad(AgentNotice(agent, agent, EVIL.public, 10**18, int(time.time())), EVIL)]
     for number, action in enumerate(Action):
-        order = Order(10**17 + number, action, box.job, box.number + 5, box.tickets, box.files_total)
+        order = Order(
+            10**17 + number, action, box.job, box.number + 5, box.tickets, box.files_total, owner=box.owner
+        )  # fmt: skip
         sheet = OrderSheet(agent, report.manager, int(time.time()), (order,), report.key)
         ads.append({**orders_ad(sheet, EVIL), "Name": f"evil/{action.value}"})
         ads.append({**orders_ad(sheet), "Name": f"unsigned/{action.value}"})
