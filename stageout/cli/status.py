@@ -146,8 +146,8 @@ def _refusals(jobs: list[Job], pool: Pool) -> dict[str, Why]:
         reports = pool.reports(pool.managers_of({job.slot for job in sent}))
     except Unavailable:
         return {}
-    refused = ((one, JobKey(one.job, one.owner)) for report in reports for one in report.refusals)
-    causes = {(key, one.number): Why(one.code, one.reason) for one, key in refused}
+    refused = [one for report in reports for one in report.refusals]
+    causes = {(JobKey(one.job, one.owner), one.number): Why(one.code, one.reason) for one in refused}
     return {str(job.id): causes[job.key, job.run] for job in sent if (job.key, job.run) in causes}
 
 

@@ -240,7 +240,7 @@ class Judgement:
         self.collector.ads()
         for node in self.nodes:
             if node.manager in job.ad_state.reason:
-                since_s = max(self.agent.started_s, self.collector.last_there_s.get((node.manager, job.name), 0.0))
+                since_s = max(self.agent.started_s, self.collector.last_sign_s.get((node.manager, job.name), 0.0))
                 looks = [since_s, *(at_s for at_s in self.collector.looks if at_s > since_s)]
                 gaps = (after - before for before, after in zip(looks, looks[1:]))
                 view_s = sum(gap for gap in gaps if gap <= HOLE_S)

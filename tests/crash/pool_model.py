@@ -104,13 +104,13 @@ class Collector:
     cut_off: set[str] = field(default_factory=set)
     mischief: float = 0.0
     looks: list[float] = field(default_factory=list)
-    last_there_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    last_sign_s: dict[tuple[str, str], float] = field(default_factory=dict)
     read_s: dict[str, float] = field(default_factory=dict)
     mute: set[str] = field(default_factory=set)
     on_orders: Any = None
     on_report: Any = None
     came_s: dict[str, float] = field(default_factory=dict)
-    _jobs: dict[str, list[str]] = field(default_factory=dict)
+    _newest: dict[str, int] = field(default_factory=dict)
     _ads: dict[tuple[str, str], tuple[Mapping[str, Any], float]] = field(default_factory=dict)
     _made_s: dict[str, float] = field(default_factory=dict)
 
@@ -144,7 +144,10 @@ class Collector:
             return
         self._ads[ad["MyType"], ad["Name"]] = (ad, self.world.now_s)
         if ad["MyType"] == MANAGER_AD:
-            self._jobs[ad["Name"]] = [box["job"] for box in json.loads(ad["StageOutPayload"])["sandboxes"]]
+            report = json.loads(ad["StageOutPayload"])
+            if report["number"] > self._newest.get(ad["Name"], 0):
+                self._newest[ad["Name"]] = report["number"]
+                self.last_sign_s.update({(ad["Name"], box["job"]): self.world.now_s for box in report["sandboxes"]})
         elif ad["MyType"] == ORDERS_AD and self.on_orders is not None:
             self.on_orders(read_orders(ad["StageOutPayload"]))
 
@@ -171,9 +174,6 @@ class Collector:
     def _expire(self) -> None:
         for (kind, name), (_, came_s) in list(self._ads.items()):
             ends_s = came_s + AD_LIFETIME_S
-            if kind == MANAGER_AD:
-                for job in self._jobs[name]:
-                    self.last_there_s[name, job] = min(self.world.now_s, ends_s)
             if ends_s < self.world.now_s:
                 del self._ads[kind, name]
 
