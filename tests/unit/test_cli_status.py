@@ -25,12 +25,14 @@ from stageout.cli.rows import (
     about,
     as_json,
     destinations,
+    explained,
     merge,
     needs_node,
     rows_of_report,
     server_totals,
 )
 from stageout.cli.status import Snapshot, lines
+from stageout.cli.why import why
 from stageout.core.classads import ClassAd
 from stageout.core.states import PLAIN, State
 from stageout.core.units import duration, size
@@ -727,3 +729,18 @@ def test_delivered_output_needs_no_node_any_more() -> None:
     seen = replace(report(box(state="Delivered")), sent_at=int(NOW) - 5000, interval_s=40)
     (row,) = merge([job(StageOutState="Delivered", StageOutRun=1)], [seen], NOW)
     assert (row.state, row.silent_s) == ("Delivered", 0)
+
+
+@pytest.mark.parametrize(
+    "hostile", [{"ClusterId": 13}, {"User": "mallory@x"}, {"ClusterId": 13, "User": "mallory@x"}], ids=str
+)
+def test_the_output_of_another_job_or_user_is_not_shown(hostile: dict[str, Any]) -> None:
+    """Owners can write the GlobalJobId of another job into theirs."""
+    (row,) = merge([job(StageOutState="None", **hostile)], [report(box())], NOW)
+    assert (row.reason, row.manager, row.files) == ("", "", ())
+
+
+def test_a_job_with_the_name_of_another_one_says_so() -> None:
+    other = job(ClusterId=13, TransferOutputStats=None)
+    (row,) = explained(merge([other], []), {str(other.id): why(other, ())})
+    assert (row.synchronous_code, row.reason[:28]) == ("Identity", "GlobalJobId of the job is no"[:28])

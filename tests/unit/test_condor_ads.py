@@ -111,6 +111,12 @@ def test_the_agent_leaves_out_a_job_without_a_usable_id(answers: Install) -> Non
     assert set(queue.owners(["x#8.0", "ap#7.0#1"])) == {"ap#7.0#1"}
 
 
+@pytest.mark.parametrize("odd", ['ClusterId=8; User="alice@test"', 'ClusterId=7; User="mallory@test"'])
+def test_the_history_of_another_job_or_user_is_none_of_this_job(answers: Install, odd: str) -> None:
+    answers(f'[GlobalJobId="ap#7.0#1"; ProcId=0; JobStatus=3; NumShadowStarts=1; {odd}]')
+    assert CondorJobQueue().history_records([JobKey("ap#7.0#1", "alice@test")]) == {}
+
+
 @pytest.mark.parametrize("bad", [*BAD, r'[Name=strcat("x", "\377"); B=1]', r'[N=[x="\377"]; B=1]'])
 def test_the_command_shows_the_rest(bad: str) -> None:
     ad = plain(classad2.ClassAd(bad))

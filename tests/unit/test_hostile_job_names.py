@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_agent_daemon import JOB, USER, Site
 
-from schedd_agent.model import HistoryRecord, Job, JobAdState, OwnerRequest, Status
+from schedd_agent.model import HistoryRecord, Job, JobAdState, Status
 from stageout.core.states import State
 from stageout.wire.custody import Action, JobKey, Order, is_job_name, is_name_of
+from stageout.wire.owner_requests import Verb
 
 HOSTILE = "mallory@pool"
-_REQUESTS = [*(request.value for request in OwnerRequest), "redirect r1 https://evil/ ", "retry 1", "", "x"]
+_REQUESTS = [*(verb.value for verb in Verb), "redirect r1 https://evil/ ", "retry run=1", "cancel run=1", "", "x"]
 
 #: A job of the hostile user. All of this is the owner's to write, but not the numbers of the job and the user.
 _HOSTILE_JOBS = st.builds(
