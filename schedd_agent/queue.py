@@ -315,8 +315,10 @@ class CondorJobQueue:
 
     def remove(self, job: Job, reason: str) -> None:
         """Remove a job, as condor_rm does. :raises QueueError: the job stays."""
+        action = self._condor.JobAction.Remove
         try:
-            self._condor.Schedd().command(self._condor.JobAction.Remove, f"{job.cluster}.{job.proc}", reason=reason)
+            # The bindings lose a reason without a code.
+            self._condor.Schedd().act(action, f"{job.cluster}.{job.proc}", reason=(reason, 0))
         except self._errors as problem:
             raise QueueError(f"{job.cluster}.{job.proc}: {problem}") from None
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 
 from sandbox_manager.intake.startd import readable_slots
 from schedd_agent.collector import CondorCollectorClient
+from schedd_agent.model import Job
 from schedd_agent.queue import CondorJobQueue
 from stageout.cli.condor import plain
 from stageout.core import collector_child
@@ -135,3 +137,10 @@ def test_what_is_missing_or_undefined_is_told_apart() -> None:
     ad = classad2.ClassAd('[A=undefined; b="x"]')
     found = decoded(ad, ["A", "B", "C"], lambda ad, attribute: None)
     assert found == {"A": classad2.Value.Undefined, "B": "x"}
+
+
+def test_a_removal_calls_what_the_bindings_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedd = create_autospec(htcondor2.Schedd, instance=True)
+    monkeypatch.setattr(htcondor2, "Schedd", lambda: schedd)
+    CondorJobQueue().remove(Job("ap#7.0#1", 7, 0, 4, 1), "its DAG was removed")
+    schedd.act.assert_called_once_with(htcondor2.JobAction.Remove, "7.0", reason=("its DAG was removed", 0))
