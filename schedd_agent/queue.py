@@ -229,25 +229,25 @@ class CondorJobQueue:
         return found
 
     def dags(self, clusters: Collection[int]) -> dict[int, DagEnd]:
-        """Return the ends of these DAGMan jobs."""
+        """Return the ends of these DAGMan jobs. A sub-DAG that was removed with the DAG above it ends as that one."""
+        found: dict[int, DagEnd] = {}
+        above = {cluster: cluster for cluster in clusters}
+        for _ in range(_DAG_DEPTH):
+            ends = self._ends_of_dags(set(above.values()))
+            found.update((cluster, end) for cluster, dag in above.items() if isinstance(end := ends.get(dag), DagEnd))
+            parents = ((cluster, ends.get(dag)) for cluster, dag in above.items())
+            above = {cluster: end for cluster, end in parents if isinstance(end, int)}
+            if not above:
+                return found
+        # Owners write DAGManJobId. Removed DAGs that name each other have no end of their own.
+        return {**found, **dict.fromkeys(above, DagEnd.REMOVED)}
+
+    def _ends_of_dags(self, clusters: Collection[int]) -> dict[int, DagEnd | int]:
+        """Return the ends of DAGMan jobs; for one that was removed with the DAG above it, the cluster of that DAG."""
         roots = [_is_job(f"{cluster}.0") for cluster in clusters]
         running = {int(ad["ClusterId"]) for text in _any_of(roots) for ad in self._query(text, ["ClusterId"])}
         gone = [_is_job(f"{cluster}.0") for cluster in clusters if cluster not in running]
-        found = {}
-        for ad in self._query_history(gone):
-            fate = self._fate(ad)
-            if fate is not None:
-                found[int(ad["ClusterId"])] = fate
-        return found
-
-    def _fate(self, ad: Mapping[str, Any]) -> DagEnd | None:
-        """Return the end of a DAG; for a sub-DAG that was removed with the DAG above it, the end of that one."""
-        if ad["JobStatus"] != Status.REMOVED:
-            return DagEnd.ENDED
-        parent = ad.get("DAGManJobId")
-        if not isinstance(parent, int) or not is_with_its_dag(str(ad.get("RemoveReason") or "")):
-            return DagEnd.REMOVED
-        return self.dags({parent}).get(parent)
+        return {int(ad["ClusterId"]): _end_of_dag(ad) for ad in self._query_history(gone)}
 
     def owners(self, names: Collection[str]) -> dict[str, CredentialOwner]:
         """Return the owners of these jobs' credentials, for jobs in the queue. :param names: GlobalJobIds."""
@@ -396,6 +396,16 @@ class CondorJobQueue:
                 yield decoded(ad, wanted, self._skipped.add)
         except self._errors as problem:
             raise QueueError(f"the history cannot be read: {problem}") from None
+
+
+def _end_of_dag(ad: Mapping[str, Any]) -> DagEnd | int:
+    """Return the end of a DAG; for a sub-DAG that was removed with the DAG above it, the cluster of that one."""
+    if ad["JobStatus"] != Status.REMOVED:
+        return DagEnd.ENDED
+    parent = ad.get("DAGManJobId")
+    if not isinstance(parent, int) or not is_with_its_dag(str(ad.get("RemoveReason") or "")):
+        return DagEnd.REMOVED
+    return parent
 
 
 def _group(watched: Watched) -> str:

@@ -13,7 +13,7 @@ import pytest
 from schedd_agent import output_watch
 from schedd_agent.decisions import failed_attempt
 from schedd_agent.mail import MailKind, MailQueue
-from schedd_agent.model import DagRoot, FailedAttempt, Job, JobAdState, MailRecipient, Status
+from schedd_agent.model import DagEnd, DagRoot, FailedAttempt, Job, JobAdState, MailRecipient, Status
 from schedd_agent.outcomes import JobOutcome, OutputEnd, read_outcome, totals_of
 from schedd_agent.output_watch import FILE_NAME, OutputWatch, Watched, attempt_text, read_watched
 from schedd_agent.queue import CondorJobQueue, QueueError
@@ -28,6 +28,7 @@ from tests.unit.test_agent_mail import MemoryMailer
 NOW = 1_700_000_000
 ATTEMPT = FailedAttempt("out.dat", "dest.example.org", "507 the disk is full", 20, NOW + 3600)
 NEVER, ALWAYS, COMPLETE, ERROR, START = range(5)
+BOB = "bob@test"
 
 
 def ad(proc: int, end: str = "Delivered", status: int = Status.COMPLETED, **more: Any) -> dict[str, Any]:
@@ -380,6 +381,17 @@ def test_the_root_is_above_all_sub_dags(desk: Desk) -> None:
     desk.queue.gone = [dagman(7, NEVER, Status.COMPLETED, DAGManJobId=6)]
     root = DagRoot(5, MailRecipient(ERROR, "alice", "example.org"), NOW - 5)
     assert [desk.queue.dag_root(number) for number in (5, 6, 7, 99)] == [root, root, root, None]
+
+
+@pytest.mark.parametrize("parents", [{5: 5}, {5: 6, 6: 5}, {number: number + 1 for number in range(5, 900)}])
+def test_removed_dags_that_name_each_other_have_an_end(desk: Desk, parents: dict[int, int]) -> None:
+    reason = "DAG Removed: mine (by user bob)"
+    desk.queue.gone = [
+        dagman(number, NEVER, Status.REMOVED, DAGManJobId=above, RemoveReason=reason, User=BOB)
+        for number, above in parents.items()
+    ]
+    assert desk.queue.dags({5}) == {5: DagEnd.REMOVED}
+    assert desk.queue.queries <= 20
 
 
 # ---- restarts, faults, bounds ----------------------------------------------------------------------------------------
