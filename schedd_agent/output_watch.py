@@ -33,6 +33,9 @@ _FILE_CHARS = 100
 _ERROR_CHARS = 200
 _SETTLED = (State.DELIVERED, State.CANCELLED)
 
+#: Cluster and user of a watched cluster or DAG.
+GroupKey = tuple[int, str]
+
 
 @dataclass(frozen=True)
 class Watched:
@@ -42,6 +45,8 @@ class Watched:
     :param submitted_at: QDate; numbers of clusters begin again with a new queue.
     :param jobs: number of all jobs, 0 while unknown. :param dags: clusters of the DAGMan jobs of its nodes.
     :param is_attempt_told: the owner got the message about a failed attempt. :param is_end_told: likewise, the end.
+    :param user: User of its jobs, and of the root job; "" in a row of an earlier version. Owners write DAGManJobId, so
+        jobs of others may name the DAG.
     """
 
     cluster: int
@@ -53,6 +58,12 @@ class Watched:
     dags: tuple[int, ...] = ()
     is_attempt_told: bool = False
     is_end_told: bool = False
+    user: str = ""
+
+    @property
+    def key(self) -> GroupKey:
+        """Return the identity of the cluster or DAG."""
+        return self.cluster, self.user
 
     @property
     def mail(self) -> MailRecipient:
@@ -68,8 +79,11 @@ class Watched:
 class OutputQueue(Protocol):
     """The calls to a schedd that the watch needs. All block, and raise :class:`schedd_agent.queue.QueueError`."""
 
-    def dag_root(self, cluster: int) -> DagRoot | None:
-        """Return the DAGMan job above a DAGMan job and all its parents, itself without a parent; None when unknown."""
+    def dag_root(self, cluster: int, user: str) -> DagRoot | None:
+        """Return the DAGMan job above a user's DAGMan job and all its parents, itself without a parent.
+
+        None when it is unknown or another user's.
+        """
 
     def has_unfinished(self, watched: Watched) -> bool:
         """Tell whether jobs of a cluster or DAG are, or will be, in the queue whose output has not come to its end."""
@@ -78,7 +92,7 @@ class OutputQueue(Protocol):
         """Yield the outcomes of its jobs in the queue, then of those in the history."""
 
 
-def read_watched(path: Path) -> dict[int, Watched]:
+def read_watched(path: Path) -> dict[GroupKey, Watched]:
     """Read the file. Without one, or when it cannot be read, nothing is watched."""
     try:
         rows = json.loads(durable.read_file(path))
@@ -90,7 +104,7 @@ def read_watched(path: Path) -> dict[int, Watched]:
             "watched-read-failed", path=path, problem=problem, advice="owners get no message about these clusters"
         )
         return {}
-    return {one.cluster: one for one in found}
+    return {one.key: one for one in found}
 
 
 @dataclass
@@ -105,10 +119,11 @@ class OutputWatch:
     mail_queue: MailQueue
     clock: Clock
     query_interval_s: float = 60.0
-    _watched: dict[int, Watched] = field(init=False)
-    _stored: dict[int, Watched] = field(init=False)
-    _queried_at_s: dict[int, float] = field(init=False, default_factory=dict)
-    _roots: dict[int, DagRoot] = field(init=False, default_factory=dict)
+    _watched: dict[GroupKey, Watched] = field(init=False)
+    _stored: dict[GroupKey, Watched] = field(init=False)
+    _queried_at_s: dict[GroupKey, float] = field(init=False, default_factory=dict)
+    _roots: dict[GroupKey, DagRoot] = field(init=False, default_factory=dict)
+    _lookups_s: dict[str, float] = field(init=False, default_factory=dict)
     _problem: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
@@ -120,6 +135,7 @@ class OutputWatch:
 
         :param delivered: jobs about to be marked as delivered. :param attempts: jobs with failed attempts.
         """
+        self._lookups_s.clear()
         watched = dict(self._watched)
         for job in delivered:
             self._add(watched, job, END_KINDS)
@@ -128,7 +144,7 @@ class OutputWatch:
         for job, attempt in attempts:
             group = self._add(watched, job, [MailKind.ATTEMPT_FAILED])
             if group and not group.is_attempt_told:
-                watched[group.cluster] = replace(group, is_attempt_told=True)
+                watched[group.key] = replace(group, is_attempt_told=True)
                 told.append((group, job, attempt))
         if not self._store(watched):
             self._watched = begun
@@ -147,15 +163,15 @@ class OutputWatch:
             for one in self._due(jobs):
                 if self.clock.monotonic_s() - begun_s > _QUERIES_S:
                     break
-                self._queried_at_s[one.cluster] = self.clock.monotonic_s()
+                self._queried_at_s[one.key] = self.clock.monotonic_s()
                 if not self.queue.has_unfinished(one):
                     ended.append((one, self._totals(one)))
         except StageoutError as problem:
             self._log_problem(str(problem))
-        watched = {**self._watched, **{one.cluster: replace(one, is_end_told=True) for one, _ in ended}}
+        watched = {**self._watched, **{one.key: replace(one, is_end_told=True) for one, _ in ended}}
         for one, _ in ended:
             if not one.dags:  # nothing of a cluster can come back; a failed node of a DAG can be retried
-                del watched[one.cluster]
+                del watched[one.key]
         if ended and self._store(watched):
             for one, totals in ended:
                 self._post_end(one, totals)
@@ -173,56 +189,75 @@ class OutputWatch:
     def _due(self, jobs: Iterable[Job]) -> Sequence[Watched]:
         """Return the watched ones to query about, those that wait longest first."""
         now_s = self.clock.monotonic_s()
-        self._queried_at_s = {cluster: at for cluster, at in self._queried_at_s.items() if cluster in self._watched}
-        busy = {(job.cluster, job.dag) for job in jobs if _is_unfinished(job)}
-        clusters, dags = {cluster for cluster, dag in busy if not dag}, {dag for _, dag in busy if dag}
+        self._queried_at_s = {key: at_s for key, at_s in self._queried_at_s.items() if key in self._watched}
+        busy = {(job.cluster, job.dag, user) for job in jobs if _is_unfinished(job) for user in (job.user, "")}
+        clusters = {(cluster, user) for cluster, dag, user in busy if not dag}
+        dags = {(dag, user) for _, dag, user in busy if dag}
         due = [
             one for one in self._watched.values()
             if not one.is_end_told
-            and not (dags & set(one.dags) if one.dags else one.cluster in clusters)
-            and now_s - self._queried_at_s.get(one.cluster, float("-inf")) >= self.query_interval_s
+            and not (any((dag, one.user) in dags for dag in one.dags) if one.dags else one.key in clusters)
+            and now_s - self._queried_at_s.get(one.key, float("-inf")) >= self.query_interval_s
         ]  # fmt: skip
-        return sorted(due, key=lambda one: self._queried_at_s.get(one.cluster, 0.0))[:_QUERIES_AT_ONCE]
+        return sorted(due, key=lambda one: self._queried_at_s.get(one.key, 0.0))[:_QUERIES_AT_ONCE]
 
-    def _add(self, watched: dict[int, Watched], job: Job, kinds: Collection[MailKind]) -> Watched | None:
+    def _add(self, watched: dict[GroupKey, Watched], job: Job, kinds: Collection[MailKind]) -> Watched | None:
         """Add the cluster or DAG of a job. Return None when its owner wants no message of these kinds about it."""
         group = self._group_of(job)
         if group is None or not self.mail_queue.wants(group.mail, kinds):
             return None
-        known = watched.get(group.cluster)
+        known = watched.get(group.key) or watched.get((group.cluster, ""))
         if known and known.submitted_at == group.submitted_at:
+            if not known.user:
+                del watched[known.key]
             group = replace(
                 group, jobs=max(known.jobs, group.jobs), dags=tuple(sorted({*known.dags, *group.dags})),
                 is_attempt_told=known.is_attempt_told, is_end_told=known.is_end_told,
             )  # fmt: skip
-        watched[group.cluster] = group
+        watched[group.key] = group
         return group
 
     def _group_of(self, job: Job) -> Watched | None:
         if not job.dag:
             mail = job.mail
             return Watched(
-                job.cluster, mail.notification, mail.address, mail.domain, job.submitted_at, job.cluster_jobs
-            )
-        root = self._root_of(job.dag)
+                job.cluster, mail.notification, mail.address, mail.domain, job.submitted_at, job.cluster_jobs,
+                user=job.user,
+            )  # fmt: skip
+        root = self._root_of(job.dag, job.user)
         if root is None:
             return None
         mail = root.mail if self.mail_queue.wants(root.mail, GROUP_KINDS) else job.mail
-        return Watched(root.cluster, mail.notification, mail.address, mail.domain, root.submitted_at, 0, (job.dag,))
+        return Watched(
+            root.cluster, mail.notification, mail.address, mail.domain, root.submitted_at, 0, (job.dag,), user=job.user
+        )
 
-    def _root_of(self, dag: int) -> DagRoot | None:
-        if dag not in self._roots:
+    def _root_of(self, dag: int, user: str) -> DagRoot | None:
+        """Return the root of a user's DAG; None when the schedd does not answer, or in time.
+
+        The history is read to its end for a number that no job has. Owners write such numbers, so the time that a pass
+        spends for one of them is bounded.
+        """
+        if (dag, user) not in self._roots:
+            if self._lookups_s.get(user, 0.0) > _QUERIES_S:
+                self._log_problem(
+                    f"the DAGs of {user} are looked up too slowly; there is no message about some of them"
+                )
+                return None
+            begun_s = self.clock.monotonic_s()
             try:
-                root = self.queue.dag_root(dag)
+                root = self.queue.dag_root(dag, user)
             except StageoutError as problem:
                 self._log_problem(str(problem))
                 return None
             if len(self._roots) >= _MOST_ROOTS:
                 del self._roots[next(iter(self._roots))]
-            self._roots[dag] = root or DagRoot(dag, MailRecipient(), 0)
-        return self._roots[dag]
+            self._roots[dag, user] = root or DagRoot(dag, MailRecipient(), 0)
+            spent_s = self.clock.monotonic_s() - begun_s
+            self._lookups_s[user] = self._lookups_s.get(user, 0.0) + spent_s
+        return self._roots[dag, user]
 
-    def _store(self, watched: Mapping[int, Watched]) -> bool:
+    def _store(self, watched: Mapping[GroupKey, Watched]) -> bool:
         """Store what is watched. Return False when that fails: then nothing may be posted."""
         kept = _bounded(watched)
         if kept == self._stored:
@@ -260,13 +295,13 @@ def _is_unfinished(job: Job) -> bool:
     return job.has_final_handoff and not (job.ad_state.run == job.run and job.ad_state.state in settled)
 
 
-def _bounded(watched: Mapping[int, Watched]) -> dict[int, Watched]:
+def _bounded(watched: Mapping[GroupKey, Watched]) -> dict[GroupKey, Watched]:
     """Return the newest ones. Those about which the owner knows the end go first."""
     surplus = len(watched) - MOST
     if surplus <= 0:
         return dict(watched)
-    dropped = set(sorted(watched, key=lambda cluster: not watched[cluster].is_end_told)[:surplus])
-    unknown = [cluster for cluster in dropped if not watched[cluster].is_end_told]
+    dropped = set(sorted(watched, key=lambda key: not watched[key].is_end_told)[:surplus])
+    unknown = [cluster for cluster, user in dropped if not watched[cluster, user].is_end_told]
     if unknown:
         log.warn("watched-dropped", clusters=len(unknown), first=min(unknown))
-    return {cluster: one for cluster, one in watched.items() if cluster not in dropped}
+    return {key: one for key, one in watched.items() if key not in dropped}

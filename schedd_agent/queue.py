@@ -262,14 +262,17 @@ class CondorJobQueue:
             for ad, job in ads if job.has_own_name
         }  # fmt: skip
 
-    def dag_root(self, cluster: int) -> DagRoot | None:
-        """Return the DAGMan job above a DAGMan job and all its parents, itself without a parent; None when unknown."""
-        wanted = ["ClusterId", "DAGManJobId", "QDate", "Owner", "JobNotification", "NotifyUser", "UidDomain"]
+    def dag_root(self, cluster: int, user: str) -> DagRoot | None:
+        """Return the DAGMan job above a user's DAGMan job and all its parents, itself without a parent.
+
+        None when it is unknown or another user's: owners write DAGManJobId.
+        """
+        wanted = ["ClusterId", "DAGManJobId", "QDate", "Owner", "User", "JobNotification", "NotifyUser", "UidDomain"]
         found = None
         for _ in range(_DAG_DEPTH):
             constraint = f"ClusterId == {cluster} && ProcId == 0"
             ads = self._query(constraint, wanted) or list(self._history_ads(constraint, wanted, 1))
-            if not ads:
+            if not ads or ads[0].get("User") != user:
                 break
             found = parse_root(ads[0])
             parent = ads[0].get("DAGManJobId")
@@ -409,9 +412,10 @@ def _end_of_dag(ad: Mapping[str, Any]) -> DagEnd | int:
 
 
 def _group(watched: Watched) -> str:
-    """Return the constraint for the jobs of a cluster, or for the root job and the nodes of a DAG."""
+    """Return the constraint for a user's jobs of a cluster, or for the root job and the nodes of a DAG."""
     parts = (f"DAGManJobId == {dag}" for dag in watched.dags)
-    return " || ".join((f"ClusterId == {watched.cluster}", *parts))
+    group = " || ".join((f"ClusterId == {watched.cluster}", *parts))
+    return f"({group}) && User =?= {quote(watched.user)}" if watched.user else group
 
 
 def _settled(is_dag: bool) -> str:

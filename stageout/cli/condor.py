@@ -166,9 +166,13 @@ class Queue:
     def jobs_of_dag(self, dag: int) -> tuple[list[Job], list[ClassAd]]:
         """The jobs of a DAG's nodes that are in the queue now, and the ads of their clusters.
 
+        Owners write DAGManJobId, so jobs of another user than that of the DAGMan job are none of its nodes.
+
         :raises Unavailable: the schedd does not answer.
         """
-        return self._jobs_and_clusters(f"DAGManJobId == {dag}")
+        root = self.first_ad(JobId(dag, 0), ["ProcId", "User"])
+        whose = f" && User =?= {quote(root.text('User'))}" if root else ""
+        return self._jobs_and_clusters(f"DAGManJobId == {dag}{whose}")
 
     def _jobs_and_clusters(self, wanted: str) -> tuple[list[Job], list[ClassAd]]:
         options = self._htcondor.QueryOpt.IncludeClusterAd

@@ -129,8 +129,9 @@ _JOB: tuple[Source, ...] = (
     ),
     Source(
         Kind.JOB, ("DAGManJobId",), (_AGENT, _COMMAND, _HTCONDOR), _OWNER_TOO,
-        "Output of the own job is treated as that of a node of a DAG. Sums about the named DAG, in messages and "
-        "commands, count the job; deliveries of the DAG's nodes do not depend on it.",
+        "Output of the own job is treated as that of a node of a DAG, and the job is removed if the named DAG was. A "
+        "DAG's nodes are only the jobs with the `User` of its DAGMan job, so no message, sum or `stageout wait` of "
+        "another user counts the job.",
     ),
     Source(
         Kind.JOB, ("JobUniverse", "QDate", "TotalSubmitProcs"), (_AGENT, _PAGE, _HTCONDOR), _OWNER_TOO,

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
+import classad2
 import pytest
 
 from stageout.cli import condor
@@ -24,6 +25,7 @@ class Bindings:
         self.calls, self.dies_after = 0, 10**6
         self.param = {"COLLECTOR_HOST": "cm"}
         self.refused: set[str] = set()
+        self.ads: list[Any] = []
         self.asked: set[str] = set()
         self.values: dict[str, str] = {}
         self.DaemonType = self.QueryOpt = type("Names", (), {"Schedd": 1, "IncludeClusterAd": 1})
@@ -45,10 +47,10 @@ class Bindings:
         self.values.update(dict.fromkeys(wanted, value))
         return len(wanted)
 
-    def query(self, *_: object, **__: object) -> list[Any]:
+    def query(self, wanted: str, *_: object, **__: object) -> list[Any]:
         if self.calls > self.dies_after:
             raise RuntimeError("Failed to connect to schedd.")
-        return []
+        return [ad for ad in self.ads if classad2.ExprTree(wanted).eval(ad) is True]
 
 
 @pytest.fixture
@@ -93,6 +95,19 @@ def test_a_schedd_that_goes_away_between_single_jobs(schedd: Bindings) -> None:
     assert len(refused) == 1000 - len(schedd.asked)
     assert "not yours" in str(refused[0][1])
     assert schedd.calls == 6
+
+
+def test_the_nodes_of_a_dag_are_the_jobs_of_its_user(schedd: Bindings) -> None:
+    alice, bob = "alice@example.org", 'bob" || true || "@example.org'
+    root = {"ClusterId": 5, "ProcId": 0, "JobStatus": 2, "User": alice}
+    nodes = [{**root, "ClusterId": 6 + number, "DAGManJobId": 5} for number in range(2)]
+    others = [{**nodes[0], "ClusterId": 8, "User": bob}, {**nodes[0], "ClusterId": 9, "DAGManJobId": 4}]
+    schedd.ads = [classad2.ClassAd(ad) for ad in (root, *nodes, *others)]
+    assert [job.id.cluster for job in condor.Queue().jobs_of_dag(5)[0]] == [6, 7]
+    schedd.ads[0]["User"] = bob
+    assert [job.id.cluster for job in condor.Queue().jobs_of_dag(5)[0]] == [8]
+    del schedd.ads[0]
+    assert len(condor.Queue().jobs_of_dag(5)[0]) == 3, "the DAGMan job has gone, and each node is looked up by itself"
 
 
 class SilentCollector:

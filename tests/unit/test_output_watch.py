@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from tests.unit.test_agent_mail import MemoryMailer
 NOW = 1_700_000_000
 ATTEMPT = FailedAttempt("out.dat", "dest.example.org", "507 the disk is full", 20, NOW + 3600)
 NEVER, ALWAYS, COMPLETE, ERROR, START = range(5)
-BOB = "bob@test"
+ALICE, BOB = "alice@test", "bob@test"
 
 
 def ad(proc: int, end: str = "Delivered", status: int = Status.COMPLETED, **more: Any) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def ad(proc: int, end: str = "Delivered", status: int = Status.COMPLETED, **more
     stats = {"Files": 2, "Bytes": 1024, "Hosts": "dest.example.org", "DeliveredAt": NOW + 600 + proc}
     return {
         "ClusterId": 7, "ProcId": proc, "JobStatus": int(status), "JobUniverse": 5, "NumShadowStarts": 1, "QDate": NOW,
-        "TransferOutputStats": {"STAGEOUTFilesCountLastRun": 2 * run}, "CompletionDate": NOW + proc,
+        "TransferOutputStats": {"STAGEOUTFilesCountLastRun": 2 * run}, "CompletionDate": NOW + proc, "User": ALICE,
         "StageOutState": end, "StageOutRun": run, **({"StageOutStats": stats} if end == "Delivered" else {}), **more,
     }  # fmt: skip
 
@@ -75,9 +76,10 @@ def _matches(found: Any, constraint: str) -> bool:
 
 def job(proc: int = 0, notification: int = ALWAYS, **more: Any) -> Job:
     """A job whose output is handed off."""
-    mail = MailRecipient(notification, "alice", "example.org")
+    user = more.pop("user", ALICE)
+    mail = MailRecipient(notification, user.partition("@")[0], "example.org")
     facts: dict[str, Any] = {"handed_off": 2, "mail": mail, "submitted_at": NOW, "cluster_jobs": 3, **more}
-    return Job(f"ap#7.{proc}#{NOW}", facts.pop("cluster", 7), proc, Status.COMPLETED, 1, "alice@test", **facts)
+    return Job(f"ap#7.{proc}#{NOW}", facts.pop("cluster", 7), proc, Status.COMPLETED, 1, user, **facts)
 
 
 class Desk:
@@ -189,7 +191,7 @@ def test_nothing_is_posted_while_a_job_may_still_deliver(desk: Desk, waits: dict
 
 @pytest.mark.parametrize(("made", "total", "ends"), [(3, 3, True), (3, 9, False), (3, None, False), (3, 0, False)])
 def test_a_factory_that_makes_more_jobs_has_not_ended(desk: Desk, made: int, total: int | None, ends: bool) -> None:
-    factory = {"ClusterId": 7, "JobMaterializeNextProcId": made}
+    factory = {"ClusterId": 7, "User": ALICE, "JobMaterializeNextProcId": made}
     if total is not None:
         factory["TotalSubmitProcs"] = total
     desk.queue.here, desk.queue.gone = [factory], [ad(0), ad(1), ad(2)]
@@ -332,7 +334,7 @@ def node(
 def dagman(cluster: int, notification: int, status: int = Status.RUNNING, **more: Any) -> dict[str, Any]:
     return {
         "ClusterId": cluster, "ProcId": 0, "JobStatus": int(status), "JobUniverse": 7, "QDate": NOW - 5,
-        "Owner": "alice", "UidDomain": "example.org", "JobNotification": notification, **more,
+        "User": ALICE, "Owner": "alice", "UidDomain": "example.org", "JobNotification": notification, **more,
     }  # fmt: skip
 
 
@@ -380,7 +382,78 @@ def test_the_root_is_above_all_sub_dags(desk: Desk) -> None:
     desk.queue.here = [dagman(5, ERROR), dagman(6, NEVER, DAGManJobId=5)]
     desk.queue.gone = [dagman(7, NEVER, Status.COMPLETED, DAGManJobId=6)]
     root = DagRoot(5, MailRecipient(ERROR, "alice", "example.org"), NOW - 5)
-    assert [desk.queue.dag_root(number) for number in (5, 6, 7, 99)] == [root, root, root, None]
+    assert [desk.queue.dag_root(number, ALICE) for number in (5, 6, 7, 99)] == [root, root, root, None]
+    assert [desk.queue.dag_root(number, BOB) for number in (5, 6, 7, 99)] == [None] * 4
+    desk.queue.here[1]["User"] = BOB
+    below = replace(root, cluster=7, mail=MailRecipient(NEVER, "alice", "example.org"))
+    assert desk.queue.dag_root(7, ALICE) == below
+
+
+# ---- jobs of another user that name the DAG --------------------------------------------------------------------------
+
+
+def test_a_job_of_another_user_is_no_node_of_the_dag(desk: Desk) -> None:
+    desk.queue.here = [dagman(5, COMPLETE), node(8), node(9, "Moving", User=BOB)]
+    desk.watch.follow([job(0, cluster=8, dag=5)], [])
+    desk.queue.here = [node(9, "Moving", User=BOB)]
+    desk.queue.gone = [dagman(5, COMPLETE, Status.COMPLETED), node(8), node(10, User=BOB)]
+    bobs = job(0, cluster=9, dag=5, user=BOB)
+    (mail,) = desk.ends(bobs)
+    assert "The output of 1 job is delivered: 2 files" in mail
+
+
+def test_nobody_gets_mail_about_jobs_of_another_user(desk: Desk) -> None:
+    """The named jobs are a DAG, ordinary clusters, and one that nobody knows any more."""
+    desk.queue.here = [
+        dagman(5, ALWAYS),
+        *(ad(0, ClusterId=number, JobNotification=ALWAYS) for number in range(20, 40)),
+    ]
+    desk.watch.follow([], [(job(0, cluster=30, cluster_jobs=1), ATTEMPT)])
+    desk.mails()
+    watched = read_watched(desk.path)
+    named = [5, *range(20, 41)]
+    bobs = [job(0, NEVER, cluster=100 + number, dag=number, user=BOB) for number in named]
+    desk.watch.follow(bobs, [(one, ATTEMPT) for one in bobs])
+    assert desk.mails() == []
+    assert read_watched(desk.path) == watched
+
+
+def test_sums_of_a_dag_of_another_user_are_in_no_mail(desk: Desk) -> None:
+    desk.queue.gone = [dagman(5, NEVER, Status.COMPLETED), node(8), node(9, User=BOB)]
+    desk.watch.follow([job(0, COMPLETE, cluster=9, dag=5, user=BOB)], [])
+    (mail,) = desk.ends()
+    assert [to for (to, *_), _, _ in desk.mailer.mails] == ["bob@example.org"]
+    assert "The output of 1 job is delivered: 2 files" in mail
+
+
+def test_a_group_that_another_user_names_keeps_its_message(desk: Desk) -> None:
+    desk.queue.gone = [dagman(5, COMPLETE, Status.COMPLETED), node(8)]
+    desk.watch.follow([job(0, cluster=8, dag=5)], [])
+    desk.queue.gone = [node(8)]
+    desk.start()
+    desk.watch.follow([job(0, cluster=9, dag=5, user=BOB)], [])
+    desk.queue.gone += [node(9, User=BOB)]
+    assert sorted(mail.count("The output of 1 job is delivered") for mail in desk.ends()) == [1, 1]
+    assert sorted(to for (to, *_), _, _ in desk.mailer.mails) == ["alice@example.org", "bob@example.org"]
+
+
+def test_the_dags_of_one_user_take_little_time(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The history is read to its end for a number that no job has."""
+    read: list[str] = []
+
+    def slow_history(constraint: str, wanted: list[str], most: int) -> Iterator[dict[str, Any]]:
+        read.append(constraint)
+        desk.clock.now_s += 1
+        return iter(())
+
+    monkeypatch.setattr(desk.queue, "_history_ads", slow_history)
+    desk.queue.here = [dagman(5, COMPLETE)]
+    bobs = [job(0, cluster=100 + number, dag=1000 + number, user=BOB) for number in range(50)]
+    desk.watch.follow([*bobs, job(0, cluster=8, dag=5)], [])
+    assert len(read) == 3
+    assert (5, ALICE) in read_watched(desk.path), "another user's DAG is looked up"
+    desk.watch.follow(bobs, [])
+    assert len(read) == 6, "the next pass goes on"
 
 
 @pytest.mark.parametrize("parents", [{5: 5}, {5: 6, 6: 5}, {number: number + 1 for number in range(5, 900)}])
@@ -392,6 +465,33 @@ def test_removed_dags_that_name_each_other_have_an_end(desk: Desk, parents: dict
     ]
     assert desk.queue.dags({5}) == {5: DagEnd.REMOVED}
     assert desk.queue.queries <= 20
+
+
+def test_a_row_of_an_earlier_version_is_that_of_the_same_dag(desk: Desk) -> None:
+    row = asdict(Watched(5, COMPLETE, "alice", "example.org", NOW - 5, 0, (5,), is_attempt_told=True))
+    del row["user"]
+    desk.path.write_text(json.dumps([row]))
+    desk.start()
+    desk.queue.here = [dagman(5, COMPLETE)]
+    assert desk.ends(job(0, cluster=8, dag=5)) == []
+    assert desk.queue.queries == 0, "the agent sees that the output of a node is on its way"
+    alices, bobs = job(0, cluster=8, dag=5), job(0, NEVER, cluster=9, dag=5, user=BOB)
+    desk.watch.follow([bobs], [(bobs, ATTEMPT)])
+    assert [one.user for one in read_watched(desk.path).values()] == [""]
+    desk.watch.follow([alices], [(alices, ATTEMPT)])
+    assert desk.mails() == [], "the owner got that message from the earlier version"
+    (one,) = read_watched(desk.path).values()
+    assert (one.user, one.is_attempt_told) == (ALICE, True)
+
+
+def test_a_row_of_an_earlier_version_has_its_message(desk: Desk) -> None:
+    row = asdict(Watched(5, COMPLETE, "alice", "example.org", NOW - 5, 0, (5,)))
+    del row["user"]
+    desk.path.write_text(json.dumps([row]))
+    desk.start()
+    desk.queue.gone = [dagman(5, COMPLETE, Status.COMPLETED), node(8)]
+    assert len(desk.ends()) == 1
+    assert desk.ends() == []
 
 
 # ---- restarts, faults, bounds ----------------------------------------------------------------------------------------
@@ -471,17 +571,19 @@ def test_a_damaged_file_does_not_stop_the_agent(desk: Desk, text: str) -> None:
     desk.start()
     desk.watch.follow([job(0)], [])
     desk.start()
-    assert list(read_watched(desk.path)) == [7]
+    assert list(read_watched(desk.path)) == [(7, ALICE)]
 
 
 def test_the_number_of_watched_clusters_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_watch, "MOST", 5)
     told = Watched(50, 1, "a", "b", dags=(50,), is_end_told=True)
-    desk.watch._watched = {**{number: Watched(number, 1, "a", "b") for number in (1, 2)}, 50: told}
+    desk.watch._watched = {one.key: one for one in (Watched(1, 1, "a", "b"), Watched(2, 1, "a", "b"), told)}
     desk.watch.follow([job(0, cluster=number) for number in (60, 61, 62)], [])
-    assert list(read_watched(desk.path)) == [1, 2, 60, 61, 62], "those go first whose end is known"
+    assert [one.cluster for one in read_watched(desk.path).values()] == [1, 2, 60, 61, 62], (
+        "those go first whose end is known"
+    )
     desk.watch.follow([job(0, cluster=63)], [])
-    assert list(read_watched(desk.path)) == [2, 60, 61, 62, 63]
+    assert [one.cluster for one in read_watched(desk.path).values()] == [2, 60, 61, 62, 63]
 
 
 def test_others_cannot_read_the_addresses(desk: Desk) -> None:
@@ -562,7 +664,7 @@ def test_a_pass_watches_the_cluster_before_its_job_can_leave(tmp_path: Path, alo
     apply: Callable[[Any], None] = site.queue.apply
 
     def applied(edit: Any) -> None:
-        watched.append(7 in read_watched(site.path / FILE_NAME))
+        watched.append((7, ALICE) in read_watched(site.path / FILE_NAME))
         apply(edit)
 
     site.queue.apply = applied  # type: ignore[method-assign]
