@@ -110,6 +110,7 @@ def test_a_job_without_a_user_is_nobodys(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.complete()
     site.queue.found[JOB] = replace(site.job, user="")
+    assert not site.job.has_own_name
     site.report(State.ACCEPTED)
     site.passes(5)
     assert site.orders == [] and site.job.ad_state == JobAdState()
