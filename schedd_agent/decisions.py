@@ -154,8 +154,9 @@ def _repeated_attempts(sandbox: SandboxReport) -> Iterator[FailedAttempt]:
     for file in sandbox.files:
         if file.attempts and file.error and file.state not in ENDS:
             yield FailedAttempt(
-                file.name, host_of(file.url), file.error, sandbox.attempts_limit, min(sandbox.gives_up_at, LATEST_AT)
-            )
+                file.name, host_of(file.url), file.error, sandbox.attempts_limit, min(sandbox.gives_up_at, LATEST_AT),
+                bool(file.of_node),
+            )  # fmt: skip
 
 
 # ---- sandboxes of the final run ---------------------------------------------------------------------------------

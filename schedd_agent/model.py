@@ -301,6 +301,7 @@ class FailedAttempt:
 
     :param host: of the file's URL. :param attempts_limit: for each file, 0 without a limit.
     :param gives_up_at: wall clock, seconds, of the last attempt at the latest; 0 when unknown.
+    :param of_node: the node failed, not the host.
     """
 
     file: str
@@ -308,6 +309,7 @@ class FailedAttempt:
     error: str
     attempts_limit: int
     gives_up_at: int
+    of_node: bool = False
 
 
 @dataclass(frozen=True)

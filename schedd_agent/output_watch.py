@@ -280,11 +280,12 @@ class OutputWatch:
 
 def attempt_text(job: Job, attempt: FailedAttempt) -> str:
     """Return the message about a failed attempt."""
-    text = f"{attempt.file[:_FILE_CHARS]} of job {job.cluster}.{job.proc} did not reach {attempt.host}: "
+    text = f"{attempt.file[:_FILE_CHARS]} of job {job.cluster}.{job.proc} did not reach {attempt.host}"
+    text += ", for a fault of its node: " if attempt.of_node else ": "
     text += f"{attempt.error[:_ERROR_CHARS].rstrip('.')}. Its node tries again"
     if attempt.gives_up_at:
         text += time.strftime(" until %Y-%m-%d %H:%M UTC", time.gmtime(attempt.gives_up_at))
-    if attempt.attempts_limit:
+    if attempt.attempts_limit and not attempt.of_node:
         text += f", with at most {count(attempt.attempts_limit, 'attempt')} for each file"
     return f"{text}. There is no message about later attempts; if the node gives up, you get one."
 

@@ -1,8 +1,9 @@
 """Fallbacks: the second destination that a job names (StageOutFallback), for output that the first does not take.
 
-Where a sandbox would fail, or has been tried for STAGEOUT_FALLBACK_AFTER, the manager redirects its undelivered files
-(``custody/redirects.py``) in the transaction that would otherwise record the failure. Each file has the fact in its
-row, so no crash, retry or redirect sends it to the fallback a second time.
+The manager redirects the undelivered files of a sandbox (``custody/redirects.py``) when the sandbox would fail, or has
+been tried for STAGEOUT_FALLBACK_AFTER. The last failure of one of its files must be the destination's: a fault of the
+node sends nothing there. This happens in the transaction that would otherwise record the failure.
+Each file has the fact in its row, so no crash, retry or redirect sends it to the fallback a second time.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def use_if_due(db: sqlite3.Connection, box: Sandbox, rules: FallbackRules, now: 
     """Send undelivered files to the fallback if their time has come. Return whether the sandbox has changed."""
     if not box.fallback or not (_has_failed(box) or _has_waited(box, rules.after_s, now)):
         return False
-    why = _failure_so_far(db, box, rules.reason_away)
+    why = destination_failure(db, box, rules.reason_away)
     if not why:
         return False
     use(db, box, why, rules.find_plugin, now)
@@ -99,9 +100,9 @@ def _has_waited(box: Sandbox, after_s: float, now: int) -> bool:
     return bool(box.waiting or box.failed) and not box.paused and 0 < after_s <= now - box.due_since
 
 
-def _failure_so_far(db: sqlite3.Connection, box: Sandbox, reason_away: Callable[[int], str]) -> str:
-    """Return the failure of the first destination; "" while nothing was tried there."""
-    worst = queries.first_error(db, box.id)
+def destination_failure(db: sqlite3.Connection, box: Sandbox, reason_away: Callable[[int], str]) -> str:
+    """Return the failure of the first destination; "" while nothing was tried there, or only the node failed."""
+    worst = queries.first_error(db, box.id, of_destination=True)
     if worst is not None:
         return worst.error or "an attempt failed"
     return next(filter(None, (reason_away(part.destination) for part in box.waiting)), "")
@@ -139,5 +140,7 @@ def failure_reason(box: Sandbox, worst: FileRow | None, reason: str) -> str:
     is_there = worst is not None and worst.fell_back and worst.url.startswith(redirects.directory(box.fallback))
     if not is_there:
         return reason
+    if worst is not None and worst.of_node:
+        return f"{reason}; the destination had failed before: {box.fallback_note}"
     both = f"Destination: {box.fallback_note}. Fallback {box.fallback}: {reason}"
     return f"the destination and the fallback failed. {both}"

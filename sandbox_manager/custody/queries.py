@@ -60,12 +60,13 @@ class FileRow:
     streams: int = 0
     route: str = ""
     fell_back: int = 0
+    of_node: int = 0
 
 
 FILE_COLUMNS = (
     "t.ticket, f.ticket, f.position, f.sandbox, f.destination, f.state, f.next_attempt, f.size, f.url, f.name, "
     "f.mtime_ns, f.inode, f.attempts, f.excused, f.error_code, f.error, f.verified, f.digest, "
-    "f.began_at, f.ended_at, f.transfer_ms, f.streams, f.route, f.fell_back"
+    "f.began_at, f.ended_at, f.transfer_ms, f.streams, f.route, f.fell_back, f.of_node"
 )
 
 
@@ -230,10 +231,14 @@ def count_below(db: sqlite3.Connection, sandbox_id: int, directory: str) -> int:
     return int(db.execute(query, (sandbox_id, len(directory), directory)).fetchone()[0])
 
 
-def first_error(db: sqlite3.Connection, sandbox_id: int) -> FileRow | None:
-    """The file whose failure says most about a sandbox: one that failed for good, else one that was tried."""
+def first_error(db: sqlite3.Connection, sandbox_id: int, of_destination: bool = False) -> FileRow | None:
+    """The file whose failure says most about a sandbox: one that failed for good, else one that was tried.
+
+    :param of_destination: look only at files whose last failure was their destination's.
+    """
+    kind = "f.error_code != 0 AND f.of_node = 0" if of_destination else "f.error_code != 0"
     for state in (FileState.FAILED, FileState.WAITING):
-        row = db.execute(f"{_FILES} f.state = ? AND f.error_code != 0 LIMIT 1", (sandbox_id, state)).fetchone()
+        row = db.execute(f"{_FILES} f.state = ? AND {kind} LIMIT 1", (sandbox_id, state)).fetchone()
         if row:
             return file_row(row)
     return None

@@ -153,9 +153,11 @@ def _waiting(db: sqlite3.Connection, box: int, rules: Rules, now: int, fallback:
     if updates.has_waiting(db, box):
         updates.touch(db, box)
         return True
-    reason = f"{times.reason or 'paused'} (gave up after {limit_s / 3600:.3g} hours)"
+    gave_up = f"(gave up after {limit_s / 3600:.3g} hours)"
+    reason = f"{times.reason or 'paused'} {gave_up}"
     if known is not None and not times.paused:
-        if fallbacks.use(db, known, reason, fallback.find_plugin, now):
+        why = fallbacks.destination_failure(db, known, fallback.reason_away)
+        if why and fallbacks.use(db, known, f"{why} {gave_up}", fallback.find_plugin, now):
             return True
         reason = fallbacks.failure_reason(queries.sandbox(db, box) or known, queries.first_error(db, box), reason)
     updates.end(db, box, State.FAILED, now, reason, times.error_code)

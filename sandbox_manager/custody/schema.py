@@ -60,7 +60,7 @@ CREATE TABLE files (
     error TEXT NOT NULL DEFAULT '', verified TEXT NOT NULL DEFAULT '', digest TEXT NOT NULL DEFAULT '',
     began_at INTEGER NOT NULL DEFAULT 0, ended_at INTEGER NOT NULL DEFAULT 0,
     transfer_ms INTEGER NOT NULL DEFAULT 0, streams INTEGER NOT NULL DEFAULT 0, route TEXT NOT NULL DEFAULT '',
-    fell_back INTEGER NOT NULL DEFAULT 0,
+    fell_back INTEGER NOT NULL DEFAULT 0, of_node INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (ticket, position)) WITHOUT ROWID;
 CREATE INDEX files_due ON files (sandbox, state, destination, next_attempt, size);
 CREATE INDEX files_troubled ON files (sandbox, state) WHERE error_code != 0;

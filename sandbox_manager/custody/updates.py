@@ -55,6 +55,7 @@ class FileResult:
 
     :param state: DELIVERED, FAILED, or WAITING for another attempt at ``next_attempt`` (wall clock).
     :param excused: the attempt does not count against the limit. :param attempted: False when it was never judged.
+    :param of_node: its failure is not the destination's (:attr:`stageout.movers.results.Failure.blames_destination`).
     :param facts: of a delivered file. :param ended_at: wall clock of its delivery; 0 for others.
     """
 
@@ -70,6 +71,7 @@ class FileResult:
     attempted: bool = True
     facts: TransferFacts = NO_FACTS
     ended_at: int = 0
+    of_node: bool = False
 
 
 # ---- acceptance ------------------------------------------------------------------------------------------------------
@@ -415,13 +417,13 @@ def record_results(db: sqlite3.Connection, results: Iterable[FileResult]) -> Non
     A file whose place is unknown keeps its receipt, by which a custodian that may have the file can be asked.
     """
     db.executemany(
-        "UPDATE files SET state = ?, next_attempt = ?, error_code = ?, error = ?, verified = ?, "
+        "UPDATE files SET state = ?, next_attempt = ?, error_code = ?, error = ?, of_node = ?, verified = ?, "
         "digest = CASE WHEN ? THEN ? ELSE digest END, "
         "attempts = attempts - ?, excused = excused + ?, began_at = max(began_at, ?), ended_at = ?, transfer_ms = ?, "
         "streams = ?, route = ? WHERE ticket = ? AND position = ? AND state = 1",
         (
-            (item.state, item.next_attempt, item.error_code, item.error, item.verified, item.state in _AWAY,
-             item.digest, not item.attempted, item.excused, item.facts.began_at, item.ended_at,
+            (item.state, item.next_attempt, item.error_code, item.error, item.of_node, item.verified,
+             item.state in _AWAY, item.digest, not item.attempted, item.excused, item.facts.began_at, item.ended_at,
              item.facts.transfer_ms, item.facts.streams, item.facts.route, item.ticket_id, item.position)
             for item in results
         ),
@@ -495,7 +497,7 @@ def touch(db: sqlite3.Connection, sandbox: int) -> None:
 def fresh_attempts(db: sqlite3.Connection, sandbox: int, now: int) -> None:
     """Make files that failed or wait due now, as if they had been accepted now and never tried."""
     db.execute(
-        "UPDATE files SET state = 0, next_attempt = 0, attempts = 0, excused = 0, error_code = 0 "
+        "UPDATE files SET state = 0, next_attempt = 0, attempts = 0, excused = 0, error_code = 0, of_node = 0 "
         "WHERE sandbox = ? AND state IN (0, 3)",
         (sandbox,),
     )

@@ -90,7 +90,7 @@ def file_report(row: FileRow, sandbox: Sandbox, destinations: Mapping[int, Desti
         verified=row.verified, excused=row.excused,
         began_at=row.began_at if is_gone or row.state is FileState.MOVING else 0,
         ended_at=row.ended_at, digest=_shown_digest(row.digest) if is_gone else "", streams=row.streams,
-        transfer_ms=row.transfer_ms, route=row.route,
+        transfer_ms=row.transfer_ms, route=row.route, of_node=row.of_node,
     )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """Retry decisions for files: from the table of error classes, never from the text of a message.
 
-A failure to reach the server at all says nothing about the file. Such attempts are *excused*: they do not count
-against ``STAGEOUT_ATTEMPTS``, only the give-up time ends them; and the server's circuit breaker opens
-(``scheduling/breaker.py``), so that one file probes it now and then instead of all waiting files together.
+A fault of the node, and a failure to reach the server at all, say nothing about the file. Such attempts are
+*excused*: they do not count against ``STAGEOUT_ATTEMPTS``, only the give-up time ends them. The circuit breaker of a
+server that was not reached opens (``scheduling/breaker.py``), so that one file probes it now and then instead of all
+waiting files together.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def decide_retry(
     waits_for_one = renewable and failure.kind.advice is Advice.NEEDS_CREDENTIAL
     if not failure.kind.retryable and not waits_for_one:
         return Verdict(FileState.FAILED, 0, False, failure.message)
-    is_excused = failure.kind in UNREACHABLE or waits_for_one
+    # One that is repeated without a wait must come to an end by its number.
+    is_of_node = not failure.blames_destination and not failure.at_once
+    is_excused = failure.kind in UNREACHABLE or waits_for_one or is_of_node
     counted = attempts - excused + (0 if is_excused else 1)
     if rules.attempts and counted >= rules.attempts:
         return Verdict(FileState.FAILED, 0, is_excused, f"{failure.message} (gave up after {counted} attempts)")

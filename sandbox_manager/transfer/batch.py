@@ -40,20 +40,23 @@ _IN_DOUBT = Failure(
     "a name of the file came or went while it was sent, so nothing proves that it stayed as it was; it is sent again "
     "by itself",
     at_once=True,
+    of_node=True,
 )
 
 
 @dataclass(frozen=True)
-class OfTheSpool(Failure):
-    """A failure that says nothing of the server."""
-
-
-@dataclass(frozen=True)
-class Vanished(OfTheSpool):
+class Vanished(Failure):
     """The spool has not the file any more, or the ledger not what belongs to it: nobody can deliver it."""
 
+    of_node: bool = True
 
-_CHANGED = OfTheSpool(
+
+def _of_node(kind: ErrorClass, message: str) -> Failure:
+    """Return a failure that says nothing of the server: nothing was sent to it."""
+    return Failure(kind, message, of_node=True)
+
+
+_CHANGED = _of_node(
     ErrorClass.SOURCE_CHANGED, "the file was changed after the job had ended, so it is not what the job made"
 )
 
@@ -122,19 +125,19 @@ class BatchRun(RunningBatch):
         if self._plugin is None:
             text = f"no plugin of this node moves {method_of(self.destination.scheme)} URLs any more: its administrator"
             text += " can name one in FILETRANSFER_PLUGINS"
-            return [Failure(ErrorClass.PLUGIN_BROKEN, text)] * len(files)
+            return [_of_node(ErrorClass.PLUGIN_BROKEN, text)] * len(files)
         try:
             equipment = self._equipment()
         except OSError as problem:
             text = f"the spool has lost a credential: {problem.strerror}"
-            return [Failure(ErrorClass.CREDENTIAL_MISSING, text)] * len(files)
+            return [_of_node(ErrorClass.CREDENTIAL_MISSING, text)] * len(files)
         except ClassAdSyntaxError:
             text = "the ledger's record of the job's ad is damaged: its disk may be failing"
             return [Vanished(ErrorClass.LOCAL_FILE, text)] * len(files)
         ended = self._held.expired(self._now) if self._held else None
         if ended is not None:
             text = f"{ended.shown} ended at {utc(ended.expires_at)}"
-            return [Failure(ErrorClass.CREDENTIAL_EXPIRED, text)] * len(files)
+            return [_of_node(ErrorClass.CREDENTIAL_EXPIRED, text)] * len(files)
         settings = {**for_these(self._settings, whole), "STAGEOUT_STATE_DIR": str(self._spool.state_of(*self._user))}
         cargo = tuple(
             Cargo(self._spool.path(item.ticket, item.position), item.url, item.name, item.size_bytes, deposit)
@@ -167,7 +170,7 @@ class BatchRun(RunningBatch):
             text = "is gone from the spool: it was deleted there, or its disk is damaged"
             return Vanished(ErrorClass.LOCAL_FILE, f"{item.name} {text}")
         except OSError as problem:
-            return OfTheSpool(ErrorClass.UNKNOWN, f"the spool cannot be read: {problem.strerror}")
+            return _of_node(ErrorClass.UNKNOWN, f"the spool cannot be read: {problem.strerror}")
 
     def _change_mark(self, item: FileRow) -> tuple[int, int]:
         try:
@@ -188,7 +191,7 @@ class BatchRun(RunningBatch):
 
 def manager_error(problem: Exception) -> Failure:
     """Return the failure of a file whose batch ended in an error of the manager, which says nothing of the server."""
-    return OfTheSpool(ErrorClass.UNKNOWN, f"the manager cannot send this file: {problem!r}"[:_ERROR_CHARS])
+    return _of_node(ErrorClass.UNKNOWN, f"the manager cannot send this file: {problem!r}"[:_ERROR_CHARS])
 
 
 def _held(item: FileRow) -> HeldFile:
@@ -239,14 +242,14 @@ def decide_batch(
                         renewable=renewable)  # fmt: skip
         result = FileResult(
             item.ticket_id, item.position, verdict.state, verdict.next_attempt, answer.kind.code, verdict.message,
-            excused=verdict.excused,
+            excused=verdict.excused, of_node=not answer.blames_destination,
         )  # fmt: skip
         if isinstance(answer, Vanished):
             outcome.lost.append(result)
             continue
         (outcome.failed if verdict.state is FileState.FAILED else outcome.waiting).append(result)
     failures = [answer for answer in answers if isinstance(answer, Failure)]
-    tried = [answer for answer in answers if not isinstance(answer, OfTheSpool)]
+    tried = [answer for answer in answers if not isinstance(answer, Failure) or answer.blames_destination]
     outcome.tried = bool(tried)
     away = UNREACHABLE if answered else SILENT
     outcome.unreachable = outcome.tried and all(isinstance(one, Failure) and one.kind in away for one in tried)
@@ -285,7 +288,9 @@ def update_breaker(breakers: Breakers, server: str, outcome: BatchOutcome) -> bo
             log.event("breaker-closed", server=server)
         return back
     reason = next(
-        one.error for one in outcome.waiting + outcome.failed if ErrorClass.from_code(one.error_code) in SILENT
+        one.error
+        for one in outcome.waiting + outcome.failed
+        if not one.of_node and ErrorClass.from_code(one.error_code) in SILENT
     )
     if breakers.unreachable(server, reason, outcome.retry_after_s):
         probe_in_s = round(breakers.opens_in_s(server))

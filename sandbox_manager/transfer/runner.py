@@ -280,7 +280,7 @@ class Delivery:
     # ---- records -----------------------------------------------------------------------------------------------------
 
     async def _record_error(self, problem: Exception) -> bool:
-        """Count an error of the manager as an attempt of each file, so that it ends. Return False when that fails."""
+        """Record an error of the manager as a failure of each file, so that it ends. Return False when that fails."""
         if not self._files:
             return False
         try:

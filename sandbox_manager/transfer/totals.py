@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from sandbox_manager.scheduling.retry import BatchOutcome
-from stageout.core.errors import ErrorClass
+from stageout.core.errors import OF_NODE, ErrorClass
 
-DELIVERED, HANDED_OVER = "delivered", "handed_over"
+DELIVERED, HANDED_OVER, NODE_FAULT = "delivered", "handed_over", "node_fault"
 
 
 class TransferTotals:
     """Attempts, bytes and seconds by plugin.
 
-    :ivar attempts: files by plugin and result: an error class, :data:`DELIVERED` or :data:`HANDED_OVER`.
+    :ivar attempts: files by plugin and result: an error class, :data:`DELIVERED`, :data:`HANDED_OVER`, or
+        :data:`NODE_FAULT` where the class would blame a server for a fault of the node.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,9 @@ class TransferTotals:
         self.attempts[name, HANDED_OVER] += len(outcome.handed_over)
         self.delivered_bytes[name] += outcome.delivered_bytes
         for item in (*outcome.waiting, *outcome.failed):
-            self.attempts[name, ErrorClass.from_code(item.error_code).name.lower()] += 1
+            kind = ErrorClass.from_code(item.error_code)
+            is_clear = kind in OF_NODE or not item.of_node
+            self.attempts[name, kind.name.lower() if is_clear else NODE_FAULT] += 1
 
     def add_part(self, plugin: str, sizes: Sequence[int], took_s: float) -> None:
         """Count what had arrived of a batch that was stopped. :param sizes: bytes of its files that arrived."""

@@ -134,6 +134,16 @@ UNREACHABLE = frozenset(
         ErrorClass.THROTTLED,
     }
 )
+#: The file, the disk or the plugin of the node that sends failed: the server is not to blame, whoever it is.
+OF_NODE = frozenset(
+    {
+        ErrorClass.PLUGIN_BROKEN,
+        ErrorClass.NOT_ATTEMPTED,
+        ErrorClass.LOCAL_FILE,
+        ErrorClass.SOURCE_CHANGED,
+        ErrorClass.NO_SPACE_LOCAL,
+    }
+)
 #: The server said nothing for so long that the file was given up. It is away when it answered nobody meanwhile; else
 #: the fault may be the file's, so each attempt counts.
 SILENT = UNREACHABLE | {ErrorClass.TIMED_OUT, ErrorClass.STALLED, ErrorClass.DEADLINE}

@@ -14,7 +14,7 @@ from typing import Any, Union
 
 from stageout.core.classad_parser import parse_ads, parse_old
 from stageout.core.classads import ClassAd, ClassAdSyntaxError
-from stageout.core.errors import ErrorClass, classify_foreign
+from stageout.core.errors import OF_NODE, ErrorClass, classify_foreign
 from stageout.wire.deposits import BadReceipt, Receipt, read_receipt
 
 PLUGINS_WORD = "plugin's word"
@@ -32,12 +32,19 @@ class Failure:
 
     :param message: for the owner, the plugin's own words. :param retry_after_s: what the server asked for.
     :param at_once: nothing speaks against another attempt without a wait.
+    :param of_node: the node or its plugin failed, which the class alone does not say.
     """
 
     kind: ErrorClass
     message: str
     retry_after_s: float = 0.0
     at_once: bool = False
+    of_node: bool = False
+
+    @property
+    def blames_destination(self) -> bool:
+        """True where a plugin ran and its failure is the server's, or the server was not reached."""
+        return not self.of_node and self.kind not in OF_NODE
 
 
 @dataclass(frozen=True)
@@ -196,9 +203,9 @@ def _answer(item: SentFile, ad: ClassAd, ending: Ending) -> Answer:
         return Delivered(verified, _one_line(developer.text("StageOutDigests")), _facts(ad, developer))
     if ending.status != 0:
         text = f"the plugin calls this file delivered, but {_end_text(ending)}; the file is sent again by itself"
-        return Failure(ErrorClass.UNKNOWN, text, at_once=True)
+        return Failure(ErrorClass.UNKNOWN, text, at_once=True, of_node=True)
     if not told:
-        return Failure(ErrorClass.NOT_VERIFIED, "the plugin calls this file delivered, but not how many bytes it sent")
+        return _unproven("the plugin calls this file delivered, but not how many bytes it sent")
     if item.size_bytes not in told:
         return _size_mismatch(item, told)
     return Delivered(PLUGINS_WORD, facts=_facts(ad, developer))
@@ -208,13 +215,18 @@ def _custody(item: SentFile, text: str, told: Sequence[int]) -> Answer:
     try:
         receipt = read_receipt(text)
     except BadReceipt as problem:
-        return Failure(ErrorClass.NOT_VERIFIED, f"the plugin's receipt of a custodian cannot be read: {problem}")
+        return _unproven(f"the plugin's receipt of a custodian cannot be read: {problem}")
     if item.deposit is None:
-        return Failure(ErrorClass.NOT_VERIFIED, f"the plugin gave the file to {receipt.custodian}, as nobody had asked")
+        return _unproven(f"the plugin gave the file to {receipt.custodian}, as nobody had asked")
     if not receipt.is_of(item.deposit):
         text = f"the plugin's receipt, {receipt}, is of something else than it was given, {item.deposit}"
-        return Failure(ErrorClass.NOT_VERIFIED, f"{text}: is this the plugin that came with the manager?")
+        return _unproven(f"{text}: is this the plugin that came with the manager?")
     return InCustody(str(receipt)) if item.size_bytes in told else _size_mismatch(item, told or [0])
+
+
+def _unproven(message: str) -> Failure:
+    """Return the failure of a file for which the plugin has not proved anything. The destination may have it."""
+    return Failure(ErrorClass.NOT_VERIFIED, message, of_node=True)
 
 
 def _facts(ad: ClassAd, developer: ClassAd) -> TransferFacts:

@@ -42,7 +42,7 @@ _NEWER = frozenset(
         "cpu_slots", "data_slots", "spool_bytes", "spool_limit_bytes", "rate_bytes_per_s", "work_bytes_per_s", "spread",
         "limit", "tuning", "files_waiting", "bytes_waiting", "files_moving", "bytes_moving", "files_dropped",
         "bytes_dropped", "redirects", "refused", "request", "new_url", "only_file", "gives_up_at", "fallback",
-        "fallback_note", "refusals", "interval_s",
+        "fallback_note", "refusals", "interval_s", "of_node",
     }
 )  # fmt: skip
 SERVERS_SHOWN = 20
@@ -168,6 +168,7 @@ class FileReport:
     :param digest: ``name:value`` pairs that the plugin computed; ``verified`` says what the destination confirmed.
     :param streams: that the transfer used. :param transfer_ms: duration of the transfer of the data; 0: not known.
     :param route: routers of the overlay, as its plugin reports them.
+    :param of_node: 1: the last failure was the node's, not the destination's.
     """
 
     name: str
@@ -187,6 +188,7 @@ class FileReport:
     streams: int = 0
     transfer_ms: int = 0
     route: str = ""
+    of_node: int = 0
 
 
 @dataclass(frozen=True)

@@ -327,7 +327,7 @@ def _streams() -> list[bytes]:
 
 def _reports() -> list[bytes]:
     file = custody.FileReport(
-        "out", "http://h/out", 5, "WAITING", "curl", 1, 7, "why", 9, "size", 1, 3, 4, "md5:00", 2, 900, "a:1"
+        "out", "http://h/out", 5, "WAITING", "curl", 1, 7, "why", 9, "size", 1, 3, 4, "md5:00", 2, 900, "a:1", 1
     )
     box = custody.SandboxReport(
         "schedd#1.0#5", 1, "owner", State.ACCEPTED.value, 3, "", 0, (_ORIGIN,), 1, 1, 5, 5, 0, 20, 0, 7, "slot1",

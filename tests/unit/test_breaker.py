@@ -155,6 +155,7 @@ def test_one_probe_at_a_time_and_always_another(events: list[str]) -> None:
             assert breakers.opens_in_s("s") <= PROBE_LONGEST_S
 
 
+_STARTED_NOT = Failure(ErrorClass.PLUGIN_BROKEN, "it could not be started")
 _AWAY, _GONE = Failure(ErrorClass.CONNECT_FAILED, "refused"), Vanished(ErrorClass.LOCAL_FILE, "deleted")
 
 
@@ -165,6 +166,8 @@ _AWAY, _GONE = Failure(ErrorClass.CONNECT_FAILED, "refused"), Vanished(ErrorClas
         ([_AWAY, _AWAY], Circuit.OPEN),
         ([_CHANGED, _AWAY], Circuit.OPEN),
         ([_CHANGED, _CHANGED], Circuit.HALF_OPEN),
+        ([_STARTED_NOT, _STARTED_NOT], Circuit.HALF_OPEN),
+        ([_STARTED_NOT, _AWAY], Circuit.OPEN),
         ([_AWAY, Delivered("size")], None),
         ([_AWAY, Failure(ErrorClass.NOT_FOUND, "404")], None),
     ],

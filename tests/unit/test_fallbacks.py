@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
@@ -16,12 +17,14 @@ from sandbox_manager.custody.credentials import Credential, StoredCredentials
 from sandbox_manager.custody.fallbacks import FallbackRules, problem_of
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.redirects import PluginChoice
+from sandbox_manager.custody.spool import Spool
 from sandbox_manager.custody.updates import NewFile, NewSandbox
 from sandbox_manager.intake.startd import readable_slots
 from sandbox_manager.report.reporter import file_report, sandbox_report
-from sandbox_manager.rules import read_rules
-from sandbox_manager.sandbox import Destination, Sandbox, SlotKey
-from sandbox_manager.transfer.batch import update_state
+from sandbox_manager.rules import RetryRules, read_rules
+from sandbox_manager.sandbox import Destination, FileState, Sandbox, SlotKey
+from sandbox_manager.transfer import batch
+from sandbox_manager.transfer.batch import decide_batch, manager_error, update_state
 from schedd_agent.file_records import _file_attributes
 from stageout.cli.explain import fallback_lines
 from stageout.cli.render import job_details
@@ -29,8 +32,10 @@ from stageout.cli.rows import rows_of_report
 from stageout.core import durable
 from stageout.core.classads import ClassAd
 from stageout.core.config import mapping_settings
+from stageout.core.errors import ErrorClass
 from stageout.core.states import State
 from stageout.core.synchronous import NO_REASON, Reason
+from stageout.movers.results import Failure
 from stageout.movers.schemes import fallback_problem
 from stageout.wire.custody import (
     Action,
@@ -213,6 +218,75 @@ def test_a_fallback_that_proves_useless_while_output_waits_is_reported_once(db: 
     assert before and found and found.change > before.change
     assert found.fallback == "" and found.fallback_note.startswith("two files would get")
     assert _pass_deadlines(db, 71, 60, "away") == set()
+
+
+# ---- whose failure it is ---------------------------------------------------------------------------------------------
+
+_REFUSED = Failure(ErrorClass.PERMISSION_DENIED, "403 from old")
+_AWAY = Failure(ErrorClass.CONNECT_FAILED, "connection refused")
+_NO_PLUGIN = "no plugin of this node moves https URLs any more"
+#: Failures that say nothing of the destination, and the words of their reasons.
+_OF_NODE = [
+    pytest.param(manager_error(OSError("disk")), "the manager cannot send", id="manager"),
+    pytest.param(batch._of_node(ErrorClass.UNKNOWN, "the spool cannot be read"), "the spool", id="spool"),
+    pytest.param(batch._of_node(ErrorClass.CREDENTIAL_EXPIRED, "the token ended"), "the token ended", id="expired"),
+    pytest.param(batch._of_node(ErrorClass.PLUGIN_BROKEN, _NO_PLUGIN), "no plugin", id="no-plugin"),
+    pytest.param(batch._CHANGED, "was changed", id="changed"),
+    pytest.param(batch._IN_DOUBT, "came or went", id="in-doubt"),
+    *(
+        pytest.param(Failure(kind, f"plugin: {kind.name}"), kind.name, id=kind.name.lower())
+        for kind in (
+            ErrorClass.LOCAL_FILE, ErrorClass.SOURCE_CHANGED, ErrorClass.NO_SPACE_LOCAL, ErrorClass.PLUGIN_BROKEN,
+            ErrorClass.NOT_ATTEMPTED,
+        )
+    ),
+]  # fmt: skip
+
+
+def _answer(db: sqlite3.Connection, box: int, *answers: Failure, now: int = 20, after_s: float = 0.0) -> Sandbox:
+    """Decide about the files that are being sent, and record that."""
+    files = [item for item in queries.all_files(db, box) if item.state is FileState.MOVING]
+    rules = RetryRules(1, 20, 1800, 1000)
+    updates.record_results(db, decide_batch(files, answers, rules, lambda sandbox: 1, now).all)
+    return _settled(db, box, now, after_s)
+
+
+@pytest.mark.parametrize(("failure", "words"), _OF_NODE)
+def test_a_fault_of_the_node_sends_nothing_to_the_fallback(
+    db: sqlite3.Connection, failure: Failure, words: str
+) -> None:
+    box = _moving(db, "a")
+    found = _answer(db, box, failure, now=5000, after_s=60)
+    assert found.fallback_note == "" and _urls(db) == ["https://old/p/a"]
+    assert _pass_deadlines(db, 5000, 60) == set() or found.state is State.FAILED
+    _pass_deadlines(db, 2_000_000, 60)
+    found = _settled(db, box, now=2_000_000, after_s=60)
+    assert (found.state, _urls(db)) == (State.FAILED, ["https://old/p/a"])
+    assert words in found.reason and "because the destination" not in found.reason
+
+
+@pytest.mark.parametrize("failure", [_REFUSED, _AWAY, Failure(ErrorClass.UNKNOWN, "unknown to the plugin")])
+def test_a_destination_that_refuses_or_is_away_counts(db: sqlite3.Connection, failure: Failure) -> None:
+    found = _answer(db, _moving(db, "a"), failure, now=5000, after_s=60)
+    assert found.fallback_note.startswith(failure.message) and _urls(db) == ["https://new.org/d/a"]
+
+
+def test_the_reason_names_the_destination_s_failure_not_the_node_s(db: sqlite3.Connection) -> None:
+    box = _moving(db, "a", "b")
+    found = _answer(db, box, batch._CHANGED, _REFUSED)
+    assert found.reason == f"goes to the fallback {BACK} because the destination failed: 403 from old"
+    _send(db, box)
+    found = _answer(db, box, batch._CHANGED, batch._CHANGED)
+    assert found.state is State.FAILED
+    assert found.reason == f"{batch._CHANGED.message}; the destination had failed before: 403 from old"
+
+
+def test_only_the_last_failure_of_a_file_counts(db: sqlite3.Connection) -> None:
+    box = _moving(db, "a")
+    _answer(db, box, Failure(ErrorClass.THROTTLED, "slow down"))
+    _send(db, box)
+    found = _answer(db, box, manager_error(OSError("disk")), now=900, after_s=60)
+    assert found.fallback_note == "" and _urls(db) == ["https://old/p/a"]
 
 
 # ---- STAGEOUT_FALLBACK_AFTER -----------------------------------------------------------------------------------------
@@ -478,4 +552,29 @@ def test_after_a_restart_output_stays_at_the_fallback() -> None:
         assert [call["urls"] for call in site.calls()].count(["copy://old/refuse/b"]) == 1
 
     with made() as site:
+        run(work(site))
+
+
+def test_a_spool_that_cannot_be_read_for_some_time_is_no_failure_of_the_destination(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unreadable(*_: object) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async def work(site: Site) -> None:
+        async with site.manager() as node:
+            with monkeypatch.context() as broken:
+                broken.setattr(Spool, "unchanged", unreadable)
+                receipt = await node.hand_off({"copy://old/ok/a": b"one"}, node.facts(fallback="copy://new/ok/"))
+                await node.confirm(receipt)
+                await until(lambda: node.state() is State.RETRY_WAIT, lambda: "the first attempt")
+                node.clock.ahead_s = 100
+                await node.pipeline.run_housekeeping()
+                await until(lambda: node.box().attempts > 1, lambda: "the second attempt")
+            assert "the spool cannot be read" in node.box().reason
+            node.clock.ahead_s = 200
+            assert (await node.until_state(State.RELEASED)).reason == ""
+        assert [call["urls"] for call in site.calls()] == [["copy://old/ok/a"]]
+
+    with made({"STAGEOUT_FALLBACK_AFTER": "90", "STAGEOUT_ATTEMPTS": "1"}) as site:
         run(work(site))

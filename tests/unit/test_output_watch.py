@@ -308,11 +308,20 @@ def test_texts_of_jobs_and_servers_are_bounded_and_printable(desk: Desk) -> None
     assert attempt_text(job(0), hostile).endswith("if the node gives up, you get one.")
 
 
-def test_the_attempt_is_that_of_the_final_run() -> None:
-    file = FileReport("a", "https://dest.example.org/x/a", 5, "RetryWait", attempts=1, error="507")
+def test_a_fault_of_the_node_is_not_the_host_s() -> None:
+    text = attempt_text(job(0), replace(ATTEMPT, error="the spool cannot be read", of_node=True))
+    assert "did not reach dest.example.org, for a fault of its node: the spool cannot be read. Its node tries" in text
+    assert "with at most" not in text, "such attempts do not count"
+
+
+@pytest.mark.parametrize("of_node", [False, True])
+def test_the_attempt_is_that_of_the_final_run(of_node: bool) -> None:
+    file = FileReport(
+        "a", "https://dest.example.org/x/a", 5, "RetryWait", attempts=1, error="507", of_node=int(of_node)
+    )
     waits = {"files": (file,), "attempts_limit": 20, "gives_up_at": NOW}
     found = failed_attempt(situation(decided_job(), seen(State.RETRY_WAIT, **waits)))
-    assert found == FailedAttempt("a", "dest.example.org", "507", 20, NOW)
+    assert found == FailedAttempt("a", "dest.example.org", "507", 20, NOW, of_node=of_node)
     assert failed_attempt(situation(decided_job(), seen(State.RETRY_WAIT, paused=1, **waits))) is None
     assert failed_attempt(situation(decided_job(), seen(State.FAILED, **waits))) is None
     assert failed_attempt(situation(decided_job(), seen(State.RETRY_WAIT, tickets=("other",), **waits))) is None

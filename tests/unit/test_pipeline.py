@@ -390,7 +390,9 @@ def test_attempts_end_in_a_failure_that_says_how_many(site: Site) -> None:
 
 
 @pytest.mark.parametrize("part", ["batch.BatchRun.run", "runner.Delivery._prepared", "runner.Delivery._decide"])
-def test_an_error_of_the_manager_is_an_attempt(site: Site, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+def test_an_error_of_the_manager_is_no_attempt_of_the_owner_s_and_ends(
+    site: Site, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
     site.knobs["STAGEOUT_ATTEMPTS"] = "2"
     monkeypatch.setattr(runner, "_AGAIN_S", 0.1)
 
@@ -402,9 +404,11 @@ def test_an_error_of_the_manager_is_an_attempt(site: Site, monkeypatch: pytest.M
     async def story() -> None:
         async with site.manager() as node:
             await node.confirm(await node.hand_off({"copy://h/ok/a": b"x"}))
+            await until(lambda: node.box().attempts > 2, lambda: "the third attempt")
+            node.clock.ahead_s = 300_000
             box = await node.until_state(State.FAILED)
-            assert "the manager cannot send this file: ValueError('odd')" in box.reason
-            assert (box.attempts, box.error_code) == (2, ErrorClass.UNKNOWN.code)
+            assert "the manager cannot send this file: ValueError('odd') (gave up after 72 hours)" in box.reason
+            assert (box.attempts - box.excused, box.error_code) == (0, ErrorClass.UNKNOWN.code)
 
     run(story())
 

@@ -56,6 +56,12 @@ def test_a_reader_ignores_fields_of_a_newer_version() -> None:
     assert read_report(json.dumps(said)) == report(box())
 
 
+def test_whose_fault_a_failure_is_comes_over() -> None:
+    file = replace(delivered(1).files[0], state="RetryWait", error="the spool cannot be read", of_node=1)
+    (found,) = read_report(payload_of(report_ad(report(box(1, files=(file,)))))).sandboxes
+    assert found.files == (file,)
+
+
 def test_times_that_no_clock_can_show_are_read_as_the_nearest_that_can() -> None:
     said = json.loads(payload_of(report_ad(report(box()))))
     said["sandboxes"][0].update(next_attempt_at=2**62, accepted_at=-1)

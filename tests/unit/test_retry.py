@@ -55,3 +55,19 @@ def test_a_server_that_asks_for_time_gets_it() -> None:
 def test_it_ends_when_the_time_is_over() -> None:
     assert _verdict(ErrorClass.SERVER_ERROR, waited_s=3590).next_attempt == NOW + 10, "a last chance"
     assert _verdict(ErrorClass.SERVER_ERROR, waited_s=3600).state is FileState.FAILED
+
+
+@pytest.mark.parametrize(
+    "failure", [Failure(ErrorClass.PLUGIN_BROKEN, "x"), Failure(ErrorClass.UNKNOWN, "x", of_node=True)]
+)
+def test_faults_of_the_node_use_up_no_attempts(failure: Failure) -> None:
+    verdict = decide_retry(RULES, failure, 9, 0, NOW, NOW, spread=lambda: 1.0)
+    assert (verdict.state, verdict.excused) == (FileState.FAILED, True), "nine counted before"
+    verdict = decide_retry(RULES, failure, 9, 9, NOW, NOW, spread=lambda: 1.0)
+    assert (verdict.state, verdict.excused) == (FileState.WAITING, True) and verdict.next_attempt > NOW
+    assert decide_retry(RULES, failure, 9, 9, NOW - 3600, NOW).state is FileState.FAILED, "but the time ends them"
+
+
+def test_an_attempt_that_is_repeated_at_once_counts() -> None:
+    verdict = decide_retry(RULES, Failure(ErrorClass.UNKNOWN, "x", at_once=True, of_node=True), 2, 0, NOW, NOW)
+    assert (verdict.state, verdict.excused) == (FileState.FAILED, False)
