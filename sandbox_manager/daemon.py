@@ -140,7 +140,7 @@ class Daemon:
         reporter.handoffs, reporter.refusals = intake.figures, intake.refusals
         intake.on_refusal = pipeline.store.changed.set
         fetcher = Fetcher(pipeline, self._agents, key.sign)
-        parts = (gate, fetcher, self._missing, pipeline.custody.orphans, reporter, intake)
+        parts = (gate, fetcher, self._missing, pipeline.custody.orphans, pipeline.housekeeping, reporter, intake)
         control = Control(pipeline, reporter.figures, lambda: {k: v for part in parts for k, v in part.facts().items()})
         orders = OrderReader(
             pipeline, gate, self._keys, dependencies.collector, dependencies.clock,

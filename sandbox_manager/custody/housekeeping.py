@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from sandbox_manager.custody import queries, recovery
 from sandbox_manager.custody.custody import Custody
 from stageout.core import log
 from stageout.core.states import FREED
+from stageout.core.units import count
+
+_DELETED = "output was deleted in the spool"
+_KEEP_AWAY = "its jobs run again. Find who deletes files there, or whether the disk fails, and keep cleaners away"
 
 
 class Housekeeping:
@@ -20,6 +24,11 @@ class Housekeeping:
     def __init__(self, custody: Custody, busy: Callable[[], Collection[int]]) -> None:
         self._custody, self._store, self._spool, self._busy = custody, custody.store, custody.spool, busy
         self._unsynced: list[str] = []
+        self._spool_problem = ""
+
+    def facts(self) -> Mapping[str, str]:
+        """For the control socket."""
+        return {"SpoolProblem": self._spool_problem}
 
     async def recover(self) -> None:
         """Bring ledger, spool and processes into agreement after whatever ended the last manager. No sync begins."""
@@ -71,6 +80,7 @@ class Housekeeping:
         except sqlite3.Error as problem:
             log.warn("ledger-compaction-failed", problem=problem)
         await self._custody.clock_guard.check()
+        await self._find_deleted()
         rules, now = self._custody.rules(), self._custody.now()
         due = recovery.due(self._store.registry.by_id.values(), self._busy(), rules, now)
         if due:
@@ -80,6 +90,30 @@ class Housekeeping:
                     "record-failed",
                 )
             )
+
+    async def _find_deleted(self) -> None:
+        """Mark output whose directory was deleted as LOST now. Its turn to be sent may be days away."""
+        boxes = filter(recovery.may_need, self._store.registry.by_id.values())
+        tickets = [ticket for box in boxes for ticket in box.tickets]
+        try:
+            gone = await self._custody.on_disk(lambda: self._spool.deleted(tickets))
+        except OSError as problem:
+            if self._spool_problem != str(problem):
+                log.error("spool-check-failed", problem=problem, advice="nothing is lost: mount it again")
+            self._spool_problem = str(problem)
+            return
+        if self._spool_problem and not self._spool_problem.startswith(_DELETED):
+            self._spool_problem = ""
+        if not gone:
+            return
+        lost = dict.fromkeys(gone, f"{_DELETED} while the manager ran")
+        touched = await self._store.write(
+            lambda db: recovery.lose_tickets(db, lost, self._custody.now()), "record-lost"
+        )
+        if touched:
+            self._spool_problem = f"{_DELETED}, lately that of {count(len(touched), 'run')}"
+            log.error("spool-deleted", tickets=len(gone), first=gone[0], directory=self._spool.root, advice=_KEEP_AWAY)
+        self._custody.releases.follow(touched)
 
     async def forget_old_jobs(self) -> None:
         """Forget jobs without output here that no message named for the retention time, and collect orphans."""

@@ -206,11 +206,11 @@ def _text(data: bytes) -> str:
 
 def _open(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+    connection.text_factory = _text
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if tables and "sandboxes" not in tables:
+    if tables and not schema.is_ledger(tables):
         connection.close()
         raise LedgerError(f"{path} is the database of another program, and was not touched: put the ledger back")
-    connection.text_factory = _text
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # for a new database, before anything is in it
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
@@ -228,7 +228,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, sandboxes: Path | None)
             "stop it, remove the directory of the ledger, and start this one"
         )
     if version:
-        damage = schema.repair(connection)
+        damage = schema.repair(connection, version)
         if damage:
             log.warn("ledger-repaired", problem=damage, advice="see whether the disk of the spool is sound")
         if version < schema.VERSION:
@@ -261,7 +261,7 @@ def _make_compactable(connection: sqlite3.Connection) -> None:
 def _explained(path: Path) -> Iterator[None]:
     try:
         yield
-    except (sqlite3.Error, OSError) as problem:
+    except (sqlite3.Error, OSError, UnicodeDecodeError) as problem:  # the last in SQLite's words about damage
         databases.find_code(problem, path)
         raise LedgerError(f"cannot open the ledger {path}: {problem}; {_advice(problem)}") from None
 

@@ -80,6 +80,11 @@ def lose_tickets(db: sqlite3.Connection, lost: Mapping[str, str], now: int) -> I
     return touched
 
 
+def may_need(box: Sandbox) -> bool:
+    """Tell whether bytes of this sandbox may be needed."""
+    return box.state in _NEEDS_BYTES and not box.freed
+
+
 def _is_needed(db: sqlite3.Connection, ticket: str, box: int) -> bool:
     """Tell whether this sandbox still needs the bytes of its ticket."""
     return updates.state_of(db, box) in _NEEDS_BYTES and updates.is_wanted(db, ticket)

@@ -7,14 +7,18 @@ every earlier version to this one. The tests keep the tables of all earlier vers
 
 from __future__ import annotations
 
+import functools
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
+from typing import NamedTuple
 
 from stageout.core import durable, log
 
 VERSION = 6
 _DERIVED = ("sums",)  # the triggers fill it
+#: Columns that only earlier versions have.
+_FORMER = frozenset({("files", "device")})
 
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -86,6 +90,19 @@ END;
 """
 
 
+#: Kinds of objects whose content follows from the tables.
+_REMADE = ("index", "trigger")
+_SUMS_ANEW = """
+DELETE FROM sums;
+INSERT INTO sums SELECT sandbox, destination, state, count(*), sum(size) FROM files GROUP BY 1, 2, 3;
+"""
+
+
+class _Definition(NamedTuple):
+    table: str
+    sql: str
+
+
 def make(connection: sqlite3.Connection) -> None:
     """Make the tables in an empty database."""
     with durable.step("ledger-make"):
@@ -95,28 +112,87 @@ def make(connection: sqlite3.Connection) -> None:
 def migrate(connection: sqlite3.Connection, version: int) -> None:
     """Bring a ledger of an earlier version to :data:`VERSION`; when that fails it is as it was.
 
-    :raises sqlite3.Error: it cannot be done. :raises OSError: the same.
+    :raises sqlite3.Error: it cannot be done, or the definition of a table is damaged. :raises OSError: the same.
     """
+    _check_columns(connection)
     script = "\n".join(_steps(connection))
     with durable.step("ledger-migrate"):
         _run(connection, script)
     log.event("ledger-migrated", was=version, now=VERSION)
 
 
-def repair(connection: sqlite3.Connection) -> str:
-    """Make damaged indexes anew. Returns what was wrong, "" for nothing.
+def is_ledger(tables: Iterable[str]) -> bool:
+    """Tell whether a database with these tables is a ledger, whatever is damaged in it."""
+    return not _definitions_of_this_version().keys().isdisjoint(("table", name) for name in tables)
 
-    :raises sqlite3.Error: more than indexes is damaged.
+
+def repair(connection: sqlite3.Connection, version: int) -> str:
+    """Make damaged indexes and triggers anew. Returns what was wrong, "" for nothing.
+
+    :param version: of the ledger; the definitions of an earlier one are not known here.
+    :raises sqlite3.Error: more than indexes and triggers is damaged.
     """
+    wrong = _repair_definitions(connection) if version == VERSION else ""
     found = _damage(connection)
     if not found:
-        return ""
+        return wrong
     with durable.step("ledger-repair"):
         connection.execute("REINDEX")
     left = _damage(connection)
     if left:
         raise sqlite3.DatabaseError(f"it is malformed: {left}")
-    return found
+    return "; ".join(filter(None, (wrong, found)))
+
+
+def _repair_definitions(connection: sqlite3.Connection) -> str:
+    """Compare the definitions with those of a new ledger, and make indexes and triggers that differ anew.
+
+    SQLite believes a definition as it stands: with another name of a column each statement about it fails, and with
+    another trigger the sums are wrong.
+    """
+    wanted, found = _definitions_of_this_version(), _definitions(connection)
+    wrong = sorted({key for key, _ in wanted.items() ^ found.items()}, key=repr)  # damaged ones may be no text
+    if not wrong:
+        return ""
+    tables = [name for kind, name in wrong if kind not in _REMADE]
+    if tables:
+        raise sqlite3.DatabaseError(f"it is malformed: the definition of {tables[0]} is not that of this version")
+    script = [f"DROP {kind} {_quoted(name)};" for kind, name in wrong if (kind, name) in found]
+    script += [f"{wanted[key].sql};" for key in wrong if key in wanted]
+    with durable.step("ledger-repair"):
+        _run(connection, "\n".join([*script, _SUMS_ANEW]))
+    return "the definition of " + ", ".join(f"{kind} {name}" for kind, name in wrong)
+
+
+def _definitions(connection: sqlite3.Connection) -> dict[tuple[str, str], _Definition]:
+    """Return the table and the statement of each object, by its type and name."""
+    rows = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchall()
+    return {(kind, name): _Definition(table, " ".join((sql or "").split())) for kind, name, table, sql in rows}
+
+
+@functools.lru_cache(maxsize=1)
+def _definitions_of_this_version() -> Mapping[tuple[str, str], _Definition]:
+    with closing(sqlite3.connect(":memory:")) as empty:
+        empty.executescript(_SCHEMA)
+        return _definitions(empty)
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
+
+
+def _check_columns(connection: sqlite3.Connection) -> None:
+    """Check that no column of an earlier ledger would be left out. :raises sqlite3.DatabaseError: one would be."""
+    with closing(sqlite3.connect(":memory:")) as empty:
+        empty.executescript(_SCHEMA)
+        wanted = _columns(empty)
+    for table, names in _columns(connection).items():
+        if table not in wanted:
+            raise sqlite3.DatabaseError(f"it is malformed: no version has a table {table}")
+        for name in names:
+            if name not in wanted[table] and (table, name) not in _FORMER:
+                raise sqlite3.DatabaseError(f"it is malformed: no version has a column {name} of {table}")
 
 
 def _damage(connection: sqlite3.Connection) -> str:

@@ -99,6 +99,7 @@ class Spool:
         self._lock = -1
         self._undeleted: set[str] = set()
         self._own: tuple[int, int] | None = None
+        self._own_root: tuple[int, int] | None = None
         self._private_groups = False
         self.safe = Safe(self._sandboxes)
         self.state = PluginState(self.root / "state")
@@ -117,7 +118,7 @@ class Spool:
                 self._make(self.root, 0o711)
                 for part in _PARTS:
                     self._make(self.root / part, 0o700 if part in _OURS_ALONE else 0o711)
-                self._own = self._found()
+                self._own, self._own_root = _identity(self._sandboxes), _identity(self.root)
                 self._take_lock()
                 for place in (self.root, self.root.parent):
                     self._sync_names(place)
@@ -382,16 +383,33 @@ class Spool:
     def _check_there(self) -> None:
         """A filesystem that is not mounted says nothing about files. :raises OSError: the spool is not there."""
         try:
-            found = self._found()
+            found = _identity(self._sandboxes)
         except FileNotFoundError:
             raise OSError(errno.ENODEV, f"{self._sandboxes} is not there: is its filesystem mounted?") from None
         if found != self._own:  # an older one may lie below the place where the filesystem was mounted
             raise OSError(errno.ENODEV, f"{self._sandboxes} is another directory now: is its filesystem mounted?")
 
-    def _found(self) -> tuple[int, int]:
-        """By which the directory of all sandboxes is known."""
-        found = durable.disk.lstat(self._sandboxes)
-        return found.st_dev, found.st_ino
+    def deleted(self, tickets: Iterable[str]) -> list[str]:
+        """Return the tickets whose directory was deleted. The directory of all of them is made anew if it was, too.
+
+        :raises OSError: nobody can say: the spool cannot be read, or its filesystem is not mounted.
+        """
+        try:
+            self._check_there()
+        except OSError:
+            if not self._is_deleted():
+                raise
+            with durable.step("spool-open"):
+                self._make(self._sandboxes, 0o711)
+                self._sync_names(self.root)
+            self._own = _identity(self._sandboxes)
+        return sorted(set(tickets).difference(self.directories()))
+
+    def _is_deleted(self) -> bool:
+        """Tell whether somebody has removed the directory of all sandboxes: the one around it is still the same."""
+        if self._own is None or self._own_root is None or self._own[0] != self._own_root[0]:
+            return False
+        return _identity(self.root) == self._own_root
 
     def change_mark(self, ticket: str, position: int) -> tuple[int, int]:
         """The file's ctime, which no owner can set back, and how many names it has.
@@ -493,6 +511,12 @@ def printable(text: str) -> str:
     """``text`` in characters that any log, ledger and terminal takes: others as ``\\xff`` or ``\\n``."""
     decoded = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in decoded)
+
+
+def _identity(place: Path) -> tuple[int, int]:
+    """The device and the inode by which a directory is known."""
+    found = durable.disk.lstat(place)
+    return found.st_dev, found.st_ino
 
 
 def _given(directory: int, held: HeldFile, account: Account, gid: int) -> HeldFile:

@@ -399,7 +399,7 @@ _ANSWERS: tuple[Source, ...] = (
         ("Manager", "Uid", "AgentKeys", "Key", "Schedd", "Learnt", "Refused", "Ad", "Problem", "BytesAtRisk",
          "CredentialSources", "HandoffsTried", "HandoffsRefused", "HandoffRefusals", "HandoffsCopied",
          "HandoffBytesCopied", "HandoffCopyMs", "Reason", "Count", "MissingPlugins", "ReportAge", "ReportProblem",
-         "UnknownOutput", "StageOutBytesAtRisk", "StageOutManager"),
+         "UnknownOutput", "SpoolProblem", "StageOutBytesAtRisk", "StageOutManager"),
         (_COMMAND,), "the manager, at the socket below its spool, which belongs to it alone",
         "The commands show them. Nothing else is decided from them.",
     ),

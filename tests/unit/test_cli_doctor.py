@@ -645,6 +645,18 @@ def test_output_without_a_record_is_found(count: int, level: Level) -> None:
     assert ("3 hand-offs" in found.text) == bool(count)
 
 
+@pytest.mark.parametrize(
+    ("problem", "level", "advice"),
+    [
+        ("", Level.OK, ""), ("output was deleted in the spool, lately that of 2 runs", Level.FAIL, "who deletes files"),
+        ("/s is not there: is its filesystem mounted?", Level.FAIL, "mount it again"),
+    ],
+)  # fmt: skip
+def test_output_that_was_deleted_in_the_spool_is_found(problem: str, level: Level, advice: str) -> None:
+    (found,) = node.deleted_output(Fake(manager=ClassAd({"Manager": "m", "Uid": 0, "SpoolProblem": problem})))
+    assert found.level is level and problem in found.text and advice in found.remedy
+
+
 def test_text_and_json() -> None:
     machine = Fake(condor="23.9.6")
     machine.values["QUEUE_SUPER_USERS"] = "root"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,11 +13,18 @@ from typing import Any
 
 import pytest
 
-from sandbox_manager.custody import queries
-from sandbox_manager.custody.ledger import Ledger, LedgerError
+from sandbox_manager.custody import orders, queries, updates
+from sandbox_manager.custody.credentials import Credential, StoredCredentials
+from sandbox_manager.custody.ledger import Ledger, LedgerError, set_meta
+from sandbox_manager.custody.updates import FileResult, NewFile, NewSandbox
 from sandbox_manager.report import reporter
+from sandbox_manager.sandbox import Destination, FileState, SlotKey
+from sandbox_manager.scheduling import rates
+from sandbox_manager.scheduling.rates import Known
 from stageout.core import durable
 from stageout.core.states import State
+from stageout.tuning.deadlines import Observed
+from stageout.wire.custody import Action, Order, OrderSheet, Run
 from tests.polling import until
 from tests.unit.daemon_site import accepted, in_thread, served
 from tests.unit.manager_site import Node, Site, made, run
@@ -222,3 +231,158 @@ def test_a_manager_that_dies_in_the_repair_repairs_again(site: Site, when: str) 
     Ledger(ledger_of(site)).close()
     with closing(sqlite3.connect(ledger_of(site))) as db:
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+# ---- the definitions of tables, indexes and triggers -----------------------------------------------------------------
+
+
+def redefine(path: Path, old: str, new: str) -> None:
+    """Change a definition as a flipped bit does, which SQLite notices no more than that."""
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA writable_schema = ON")
+        assert db.execute("UPDATE sqlite_master SET sql = replace(sql, ?, ?)", (old, new)).rowcount
+        assert db.execute("SELECT count(*) FROM sqlite_master WHERE instr(sql, ?)", (new,)).fetchone()[0]
+        db.commit()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("next_attempt, size)", "next_attempt)"),
+        ("sandbox, state) WHERE error_code != 0", "sandbox, state) WHERE error_code != 1"),
+        ("files = files - 1", "files = files - 3"),
+        ("AFTER UPDATE OF state ON", "AFTER UPDATE OF staue ON"),
+        ("CREATE INDEX tickets_of ON tickets (sandbox)", "CREATE INDEX tickets_of ON tickets (plugin)"),
+    ],
+)
+def test_a_damaged_definition_of_an_index_or_a_trigger_is_made_anew(
+    tmp_path: Path, old: str, new: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+    _filled(path)
+    redefine(path, old, new)
+    _works(path)
+    assert [record.message for record in caplog.records if record.message.startswith("ledger-repaired ")]
+
+
+def test_sums_that_a_damaged_trigger_has_left_are_counted_anew(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    _filled(path)
+    redefine(path, "files = files - 1", "files = files - 3")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE files SET state = 3 WHERE position = 0")
+        db.commit()
+    with closing(Ledger(path)) as ledger:
+        box = queries.sandbox(ledger._connection, 1)
+        assert box is not None and (box.files_total, box.failed) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("excused INTEGER", "dxcused INTEGER"), ("credential_ends_at", "credential_ends_au"),
+        ("verified TEXT", "verified TEXV"), ("CREATE TABLE rates", "CREATE TABLE rades"),
+    ],
+)  # fmt: skip
+def test_a_damaged_definition_of_a_table_stops_the_manager_with_advice(tmp_path: Path, old: str, new: str) -> None:
+    path = tmp_path / "ledger.sqlite"
+    _filled(path)
+    redefine(path, old, new)
+    with pytest.raises(LedgerError, match=r"malformed.*put it back from a backup"):
+        Ledger(path)
+
+
+@pytest.mark.parametrize(("old", "new"), [("ended_at", "endee_at"), ("CREATE TABLE rates", "CREATE TABLE rades")])
+def test_a_damaged_ledger_of_an_earlier_version_is_not_brought_to_this_one(tmp_path: Path, old: str, new: str) -> None:
+    """The values of a column with another name would be left out."""
+    path = tmp_path / "ledger.sqlite"
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript((Path(__file__).parent / "ledgers" / "version_5.sql").read_text())
+    redefine(path, old, new)
+    with pytest.raises(LedgerError, match=r"malformed.*put it back from a backup"):
+        Ledger(path)
+
+
+def test_a_database_of_another_program_is_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE pictures (id)")
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match="database of another program"):
+        Ledger(path)
+    assert path.read_bytes() == before
+
+
+def _filled(path: Path) -> None:
+    """A ledger with a sandbox of three files."""
+    with closing(Ledger(path)) as ledger:
+        _add(ledger._connection, "1.0", "a" * 32)
+
+
+def _add(db: sqlite3.Connection, job: str, ticket: str) -> int:
+    owner = NewSandbox(Run(f"ap#{job}#1", 1, "a"), "a", 1, 1, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
+    place = Destination("/p", "https", "h")
+    files = [NewFile(at, f"https://h/{at}", str(at), 5, 1, at, place) for at in range(3)]
+    return updates.add_ticket(db, owner, ticket, "/p", files, "boot", 1)
+
+
+def _works(path: Path) -> None:
+    """Open a ledger, and carry old and new output through it to its end."""
+    with closing(Ledger(path)) as ledger:
+        db = ledger._connection
+        new = _add(db, "2.0", "b" * 32)
+        for box, ticket in ((1, "a" * 32), (new, "b" * 32)):
+            found = queries.sandbox(db, box)
+            assert found is not None and (found.tickets, found.files_total, found.bytes_left) == ((ticket,), 3, 15)
+            assert [item.url for item in queries.all_files(db, box)] == [f"https://h/{at}" for at in range(3)]
+            held = StoredCredentials(ticket, "", "", (Credential("token", "t", 9, "d"),))
+            updates.keep_credentials(db, held)
+            order = Order(box, Action.CONFIRM, found.run.job, 1, (ticket,), 3)
+            orders.apply_orders(db, OrderSheet("ap", "ep", 1, (order,)), 10)
+            for state in (State.LEASED, State.MOVING):
+                updates.set_state(db, box, state, 10)
+            (part,) = queries.sandbox(db, box).waiting  # type: ignore[union-attr]
+            taken = updates.take_files(db, box, part.destination, 20, 9, 99)
+            results = [FileResult(item.ticket_id, item.position, FileState.DELIVERED) for item in taken]
+            updates.record_results(db, results)
+            updates.end(db, box, State.DELIVERED, 30)
+            updates.may_forget(db, box)
+            updates.released(db, box, [ticket], 40)
+        assert queries.all_sandboxes(db) == []
+        assert not db.execute("SELECT 1 FROM files").fetchall() + db.execute("SELECT 1 FROM sums").fetchall()
+        set_meta(db, "x", "y")
+        rates.keep(db, "s", Known(Observed(1.0, 1.0, 1), 1))
+        updates.keep_unknown(db, ["c" * 32], 5, 9)
+        updates.drop_old_fences(db, 99)
+
+
+def _schema_bytes(content: bytes) -> list[int]:
+    """Offsets of the header, and of the pages with definitions."""
+    size = int.from_bytes(content[16:18], "big")
+    pages = [at for at in range(0, len(content), size) if at == 0 or b"CREATE " in content[at : at + size]]
+    return [at + byte for at in pages for byte in range(size)]
+
+
+def test_a_flipped_bit_in_the_schema_is_repaired_or_explained(tmp_path: Path) -> None:
+    """Nothing between: a manager that runs and can do nothing tells nobody why."""
+    path, damaged = tmp_path / "ledger.sqlite", tmp_path / "damaged.sqlite"
+    _filled(path)
+    content = path.read_bytes()
+    places = _schema_bytes(content)
+    chance = random.Random(27)
+    outcomes: Counter[str] = Counter()
+    for at in [chance.choice(places) for _ in range(120)]:
+        one = bytearray(content)
+        one[at] ^= 1 << chance.randrange(8)
+        for left in tmp_path.glob("damaged.*"):
+            left.unlink()
+        damaged.write_bytes(one)
+        try:
+            _works(damaged)
+            outcomes["works"] += 1
+        except LedgerError as problem:
+            assert "backup" in str(problem) or "start that version again" in str(problem), (at, problem)
+            outcomes["explained"] += 1
+        except Exception as problem:
+            raise AssertionError(f"bit of byte {at}, {one[at]:#x} for {content[at]:#x}: {problem!r}") from problem
+    assert outcomes["works"] and outcomes["explained"]

@@ -246,8 +246,9 @@ _OF_NODE = [
 def _answer(db: sqlite3.Connection, box: int, *answers: Failure, now: int = 20, after_s: float = 0.0) -> Sandbox:
     """Decide about the files that are being sent, and record that."""
     files = [item for item in queries.all_files(db, box) if item.state is FileState.MOVING]
-    rules = RetryRules(1, 20, 1800, 1000)
+    rules = RetryRules(1, 20, 1800, 1_000_000)
     updates.record_results(db, decide_batch(files, answers, rules, lambda sandbox: 1, now).all)
+    updates.keep_attempts(db, box, 1, 0)
     return _settled(db, box, now, after_s)
 
 

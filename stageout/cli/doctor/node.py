@@ -264,6 +264,26 @@ def unknown_output(machine: Machine) -> Iterator[Finding]:
         yield ok(name, "the ledger has a record of all output in the spool")
 
 
+@reports_as("output-deleted")
+def deleted_output(machine: Machine) -> Iterator[Finding]:
+    """Check that the spool has all output in custody, and that its filesystem is mounted."""
+    name = "output-deleted"
+    try:
+        problem = machine.manager_answer().text("SpoolProblem")
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise Unseen("no sandbox manager answers") from None
+    if not problem:
+        yield ok(name, "the spool has all output that the manager holds")
+    elif "mounted" in problem:
+        yield fail(name, problem, "mount it again; the manager goes on by itself")
+    else:
+        remedy = (
+            f"its jobs run again. Find who deletes files in {spool_path(machine)}, or whether the disk fails (dmesg), "
+            "and keep cleaners away; then restart the manager, which forgets this"
+        )
+        yield fail(name, problem, remedy)
+
+
 def startd_answers(machine: Machine) -> Iterator[Finding]:
     """Check that the startd tells the owner of a slot's job, which the manager asks at each hand-off."""
     name = "startd-answers"
@@ -309,5 +329,5 @@ def _exists(machine: Machine, path: str) -> bool:
 
 EXECUTE_POINT = (
     spool_place, spool_known, spool_filesystem, spool_owner, space, encryption, manager, last_report,
-    plugins_for_waiting, unknown_output, startd_answers, restart_risk,
+    plugins_for_waiting, unknown_output, deleted_output, startd_answers, restart_risk,
 )  # fmt: skip
