@@ -31,6 +31,12 @@ _FIRST_GROUP = 0x60000000
 _GROUPS = 0x10000000
 _PARTS = ("run", "intake", "sandboxes", "unknown", "movers", "state", "ledger")
 _OURS_ALONE = ("unknown", "ledger")
+#: Of a hand-off on its way, beside the bytes of the offer: the last step of a copy may go beyond the file's end.
+_INTAKE_MORE_BYTES = 4 * 1024 * 1024
+#: Names in it, beside those of the offer.
+_INTAKE_MORE_NAMES = 16
+#: A block, and by how much a filesystem that allocates in advance (XFS) may exceed the size of a file.
+_BLOCK_BYTES, _ALLOCATED_MOST = 512, 2
 _TICKET = re.compile(r"[0-9a-f]{32}\Z")
 
 
@@ -65,6 +71,10 @@ class NotClaimed(NotTaken):
     """The linked files differ from the offer; the message says how."""
 
     code = "Files"
+
+
+class Overrun(NotClaimed):
+    """A hand-off on its way takes more of the spool than was offered."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +230,16 @@ class Spool:
         for ticket in sorted(self._undeleted):
             self.withdraw(ticket)
 
+    def check_intake(
+        self, ticket: str, offered: Sequence[OfferedFile], credentials: Sequence[OfferedCredential] = ()
+    ) -> None:
+        """Check that a hand-off on its way stays within its offer: until the claim its user may write there.
+
+        :raises Overrun: it does not. :raises OSError: the directory cannot be read.
+        """
+        with trees.opened(self._intake / ticket) as directory:
+            _check_bounds(directory, offered, credentials)
+
     def claim(
         self,
         ticket: str,
@@ -268,6 +288,7 @@ class Spool:
             if set(names) != wanted:
                 more = "or more " if len(names) > len(wanted) else ""
                 raise NotClaimed(f"{len(names)} {more}names were linked where {len(wanted)} files were offered")
+            _check_bounds(directory, offered, credentials)
             if credentials:
                 self._lock_away(directory, credentials, uid)
             held = [self._held(directory, at, item, uid) for at, item in enumerate(offered)]
@@ -511,6 +532,29 @@ def printable(text: str) -> str:
     """``text`` in characters that any log, ledger and terminal takes: others as ``\\xff`` or ``\\n``."""
     decoded = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in decoded)
+
+
+def _check_bounds(directory: int, offered: Sequence[OfferedFile], credentials: Sequence[OfferedCredential]) -> None:
+    """Check the number of names in a ticket's directory, and the bytes that they take. :raises Overrun: too many.
+
+    A file that has other names, as one in the scratch directory, counts by its size; one that is only here also by its
+    blocks, which may lie beyond its end.
+    """
+    most = len(offered) + len(credentials) + _INTAKE_MORE_NAMES
+    names = trees.names(directory, most + 1)
+    if len(names) > most:
+        raise Overrun(f"more than {most} names were linked where {len(offered)} files were offered")
+    offered_bytes = sum(item.size_bytes for item in offered) + sum(item.size_bytes for item in credentials)
+    taken_bytes = 0
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            found = durable.disk.stat(name, dir_fd=directory, follow_symlinks=False)
+            if stat.S_ISDIR(found.st_mode):
+                raise Overrun(f"{printable(name)} is not a regular file")
+            blocks_bytes = found.st_blocks * _BLOCK_BYTES // _ALLOCATED_MOST if found.st_nlink == 1 else 0
+            taken_bytes += max(found.st_size, blocks_bytes)
+    if taken_bytes > offered_bytes + _INTAKE_MORE_BYTES:
+        raise Overrun(f"{taken_bytes} bytes are in the spool where {offered_bytes} were offered")
 
 
 def _identity(place: Path) -> tuple[int, int]:

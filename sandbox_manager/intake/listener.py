@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from sandbox_manager.custody.credentials import StoredCredentials
-from sandbox_manager.custody.spool import Spool, SpoolError
+from sandbox_manager.custody.spool import Overrun, Spool, SpoolError
 from sandbox_manager.intake.acceptance import Acceptance, Handoff, Refusal, Refused, Reservation
 from sandbox_manager.intake.client_limits import Client, ClientLimits, ThrottledLog
 from sandbox_manager.intake.counters import HandoffCounters
@@ -46,6 +46,10 @@ _FEW_FILES = 200
 _LEAST_COPY_S = 1.0
 #: Memory that a file on offer takes besides the bytes of its row.
 _FILE_BYTES = 512
+#: Between two looks at what a hand-off on its way takes of the spool; a look takes at most this part of the time.
+_LOOK_S, _LOOK_PART = 0.2, 10
+#: So long a run waits that has overrun its offer.
+_OVERRUN_S = 300.0
 #: Of a reason in the report.
 _REASON_CHARS = 300
 #: In the row of a file in the ledger, which counts as NAME_BYTES.
@@ -127,6 +131,7 @@ class Intake:
         self.counters = HandoffCounters()
         self.refusals: deque[RefusalReport] = deque(maxlen=REFUSALS_SHOWN)
         self.on_refusal: Callable[[], None] = lambda: None
+        self._overruns: dict[Run, float] = {}
         self._listener: socket.socket | None = None
         self._path = Path()
 
@@ -308,6 +313,7 @@ class Intake:
     ) -> T:
         """Let the plugin link, check what it linked, record it. A failure at any step leaves neither files nor
         reservation."""
+        self._check_overruns(facts.run)
         urls = [item.url for item in offer.files]
         reservation = self._acceptance.may_accept(facts, len(urls), offer.size_bytes, urls, offer.plugin)
         if isinstance(reservation, Refusal):
@@ -316,7 +322,7 @@ class Intake:
         try:
             place = await self._on_disk(1, self._spool.prepare_intake, ticket, facts.uid, facts.gid)
             await link.send({"op": "go", "ticket": ticket, "directory": str(place)})
-            copy = await self._linked(link, offer, reservation)
+            copy = await self._linked(link, ticket, offer, reservation)
             if copy:
                 self._copied(ticket, copy)
             credentials = offer.context.credentials
@@ -331,12 +337,23 @@ class Intake:
                 raise EOFError("the plugin ended before its files were accepted")
             kept = facts.kept_by(account)
             return await record(Handoff(ticket, kept, offer.plugin, files, reservation, stored))
-        except BaseException:
+        except BaseException as problem:
+            if isinstance(problem, Overrun):
+                self._overruns[facts.run] = asyncio.get_running_loop().time() + _OVERRUN_S
             try:
                 await self._on_disk(_FEW_FILES + 1, self._spool.discard, ticket)  # the user may have put more there
             finally:
                 self._acceptance.release(reservation)
             raise
+
+    def _check_overruns(self, run: Run) -> None:
+        """Refuse a run that lately put more into the spool than it had offered. :raises Refused: with the reason."""
+        now_s = asyncio.get_running_loop().time()
+        self._overruns = {known: until_s for known, until_s in self._overruns.items() if until_s > now_s}
+        if run in self._overruns:
+            left_s = self._overruns[run] - now_s
+            text = f"this run put more into the spool than it had offered; its offers are refused for {left_s:.0f} s"
+            raise Refused(text, Overrun.code)
 
     def _store_credentials(self, ticket: str, offered: wire.TransferContext) -> StoredCredentials:
         found = self._spool.safe.take(ticket, offered.credentials, self._clock.wall_s())
@@ -349,14 +366,14 @@ class Intake:
             log.error("handoff-write-failed", ticket=handoff.ticket, problem=repr(problem))
             raise Refused(f"the sandbox manager cannot record it: {problem}", "Disk") from problem
 
-    async def _linked(self, link: Link, offer: _Offer, reservation: Reservation) -> _Copy | None:
+    async def _linked(self, link: Link, ticket: str, offer: _Offer, reservation: Reservation) -> _Copy | None:
         """Wait for the plugin's links; it speaks every second while it works. Returns the copy that was necessary."""
         # Copies are made where links cannot be: then the time depends on the size.
         limit_s = 30 + len(offer.files) / 1000 + offer.size_bytes / 10e6
         latest_s = self._clock.monotonic_s() + limit_s
-        copy = None
+        copy, look = None, self._looks(ticket, offer)
         while True:
-            message = await link.receive("linking", "linked", "too-slow" if copy else "copy")
+            message = await look(link.receive("linking", "linked", "too-slow" if copy else "copy"))
             if message["op"] == "linked":
                 return copy
             if self._clock.monotonic_s() > latest_s:
@@ -369,6 +386,37 @@ class Intake:
                     f"{copy.size_bytes >> 20} MB would take longer than {copy.within_s:.1f} s",
                     "OtherFilesystem",
                 )
+
+    def _looks(
+        self, ticket: str, offer: _Offer
+    ) -> Callable[[Coroutine[Any, Any, dict[str, Any]]], Awaitable[dict[str, Any]]]:
+        """Return a function that waits for a message, and looks now and then what the hand-off takes of the spool.
+
+        However many messages come, no look is left out. The function raises Overrun.
+        """
+        loop = asyncio.get_running_loop()
+        next_s = loop.time() + _LOOK_S
+
+        async def wait(receive: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+            nonlocal next_s
+            message = loop.create_task(receive)
+            try:
+                while True:
+                    await asyncio.wait({message}, timeout=max(0.0, next_s - loop.time()))
+                    if loop.time() >= next_s:
+                        began_s = loop.time()
+                        await self._look(ticket, offer)
+                        next_s = loop.time() + max(_LOOK_S, (loop.time() - began_s) * _LOOK_PART)
+                    if message.done():
+                        return message.result()
+            finally:
+                await end({message})
+
+        return wait
+
+    async def _look(self, ticket: str, offer: _Offer) -> None:
+        files, credentials = offer.files, offer.context.credentials
+        await self._on_disk(len(files), self._spool.check_intake, ticket, files, credentials)
 
     def _copied(self, ticket: str, copy: _Copy) -> None:
         now_s = self._clock.monotonic_s()

@@ -318,9 +318,12 @@ def test_a_directory_stuffed_with_names_costs_little_and_goes(site: Site, monkey
         plugin = RawPlugin(site)
         place = plugin.go([("s://h/0", str(scratch / "out"), 1)])
         os.link(scratch / "out", place / "0")
-        for number in range(1_050):
-            (place / f"n{number}").symlink_to("x")
-        return plugin.linked()
+        with contextlib.suppress(OSError):  # the manager takes the directory away as soon as it has seen the names
+            for number in range(1_050):
+                (place / f"n{number}").symlink_to("x")
+        with contextlib.suppress(OSError):
+            return plugin.linked()
+        return plugin.answer()
 
     answer = site.plugin(scratch, attack).result()
     assert "names were linked where 1 files were offered" in answer["reason"]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
+import math
 import os
+import secrets
 import select
 import socket
 import struct
@@ -17,6 +20,7 @@ from typing import Any, Callable
 import pytest
 from handoff_site import ALICE, BOB, PATIENT, Child, RawPlugin, Site, needs_root, write_files
 
+from sandbox_manager.intake.listener import _OVERRUN_S
 from stageout.core import durable
 from stageout.wire import handoff as wire
 from tests.polling import wait_for
@@ -240,6 +244,88 @@ def test_nobody_enters_the_hand_off_of_another_nor_his_own_after_the_end(root_si
         os.close(end)
     held_by_bob = Child(lambda: denied((held / "0").read_bytes, lambda: _list(held)), BOB)
     assert held_by_bob.result() == [True, True]
+
+
+# ---- more than was offered -------------------------------------------------------------------------------------------
+
+_MB = 1024 * 1024
+
+
+def _write(directory: Path, scratch: Path, size_bytes: int, raw: RawPlugin) -> None:
+    """Write into the intake, a part after the other, as a copy of a file does."""
+    with open(directory / "0", "ab") as stream:
+        stream.write(bytes(size_bytes))
+
+
+def _grow(directory: Path, scratch: Path, size_bytes: int, raw: RawPlugin) -> None:
+    """Let a file grow that is linked already."""
+    if not (directory / "0").exists():
+        os.link(scratch / "out", directory / "0")
+    with open(scratch / "out", "ab") as stream:
+        stream.write(bytes(size_bytes))
+
+
+def _reserve(directory: Path, scratch: Path, size_bytes: int, raw: RawPlugin) -> None:
+    """Take blocks beyond the end of a file, which its size does not show (FALLOC_FL_KEEP_SIZE)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(directory / "0", "ab") as stream:
+        at = os.fstat(stream.fileno()).st_blocks * 512
+        libc.fallocate(stream.fileno(), 1, ctypes.c_long(at), ctypes.c_long(size_bytes))
+
+
+def _names(directory: Path, scratch: Path, size_bytes: int, raw: RawPlugin) -> None:
+    for _ in range(10):
+        (directory / secrets.token_hex(8)).touch()
+
+
+def _folders(directory: Path, scratch: Path, size_bytes: int, raw: RawPlugin) -> None:
+    (directory / "d").mkdir(exist_ok=True)
+    with open(directory / "d" / "x", "ab") as stream:
+        stream.write(bytes(size_bytes))
+
+
+@pytest.mark.parametrize("chatters", [False, True])
+@pytest.mark.parametrize(
+    ("trick", "reason"),
+    [
+        (_write, "where 10 were offered"), (_grow, "where 10 were offered"), (_reserve, "where 10 were offered"),
+        (_names, "names were linked where 1 files"), (_folders, "d is not a regular file"),
+    ],
+)  # fmt: skip
+def test_a_hand_off_on_its_way_takes_no_more_than_was_offered(
+    site: Site, trick: Callable[[Path, Path, int, RawPlugin], None], reason: str, chatters: bool
+) -> None:
+    """And the run waits: it would do the same again. Its plugin sends the output itself meanwhile."""
+    scratch = site.scratch()
+    write_files(scratch, site.user, {"out": b"0123456789"})
+    rows = [("s://h/out", str(scratch / "out"), 10)]
+
+    def plugin() -> Any:
+        raw = RawPlugin(site)
+        directory, parts = raw.go(rows), 0
+        while not select.select([raw.sock], [], [], 0.02)[0] and parts < 400:
+            with suppress(OSError):  # its directory is taken away
+                trick(directory, scratch, _MB, raw)
+                parts += 1
+            if chatters:
+                wire.send_frame(raw.sock, {"op": "linking"})
+        answer, again = raw.answer(), RawPlugin(site)
+        again.offer(rows)
+        return parts, answer, again.answer()
+
+    parts, answer, again = site.plugin(scratch, plugin).result()
+    assert (answer["op"], answer["code"]) == ("refuse", "Files") and reason in answer["reason"]
+    assert parts < 400, "it was stopped on its way"
+    assert again["op"] == "refuse" and "put more into the spool than it had offered" in again["reason"]
+    ended(site)
+    if site.user == ALICE:
+        other = site.scratch(BOB, number=900)
+        write_files(other, BOB, {"out": b"x"})
+        assert site.offer(other, ["out"], BOB).accepted, "another run does not wait"
+    for _ in range(math.ceil(_OVERRUN_S / PATIENT.silence_s * 4 / 3)):
+        site.let_time_pass()
+    write_files(scratch, site.user, {"out": b"0123456789"})
+    assert site.offer(scratch, ["out"]).accepted
 
 
 # ---- the plugin stops ------------------------------------------------------------------------------------------------
