@@ -16,11 +16,13 @@ from sandbox_manager.custody.updates import FileResult
 from sandbox_manager.rules import RetryRules
 from sandbox_manager.sandbox import FileState
 from sandbox_manager.scheduling.breaker import PROBE_LONGEST_S
-from stageout.core.errors import UNREACHABLE, Advice
+from stageout.core.errors import UNREACHABLE, Advice, ErrorClass
 from stageout.core.pauses import growing_s
 from stageout.movers.results import Failure
 
 _CREDENTIAL_WAIT_S = 300.0
+#: Attempts with a name that does not exist although the resolver answers.
+_NAME_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def decide_retry(
     now: float,
     spread: Callable[[], float] = lambda: random.uniform(0.8, 1.2),
     renewable: bool = False,
+    unknown_name: bool = False,
 ) -> Verdict:
     """Decide about a file that just failed.
 
@@ -75,14 +78,19 @@ def decide_retry(
     :param spread: factor that keeps many files from coming back at the same moment.
     :param renewable: its credentials are in custody: a new one may come, and attempts until then do not count. Without
         them nothing can be renewed, so a refusal is final.
+    :param unknown_name: a name that does not exist is the owner's matter (``scheduling/names.py``).
     """
     waits_for_one = renewable and failure.kind.advice is Advice.NEEDS_CREDENTIAL
     if not failure.kind.retryable and not waits_for_one:
         return Verdict(FileState.FAILED, 0, False, failure.message)
     # One that is repeated without a wait must come to an end by its number.
     is_of_node = not failure.blames_destination and not failure.at_once
-    is_excused = failure.kind in UNREACHABLE or waits_for_one or is_of_node
+    is_unknown = unknown_name and failure.kind is ErrorClass.NAME_NOT_RESOLVED
+    is_excused = (failure.kind in UNREACHABLE and not is_unknown) or waits_for_one or is_of_node
     counted = attempts - excused + (0 if is_excused else 1)
+    if is_unknown and counted >= _NAME_ATTEMPTS:
+        why = f"other names resolve on this node; gave up after {counted} attempts"
+        return Verdict(FileState.FAILED, 0, is_excused, f"{failure.message} ({why})")
     if rules.attempts and counted >= rules.attempts:
         return Verdict(FileState.FAILED, 0, is_excused, f"{failure.message} (gave up after {counted} attempts)")
     max_delay_s = PROBE_LONGEST_S if failure.kind in UNREACHABLE else rules.max_delay_s

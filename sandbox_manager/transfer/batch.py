@@ -221,6 +221,7 @@ def decide_batch(
     renewable: bool = False,
     answered: bool = False,
     streams: int = 0,
+    unknown_name: bool = False,
 ) -> BatchOutcome:
     """Decide about every file of a batch that has ended.
 
@@ -228,6 +229,7 @@ def decide_batch(
     :param renewable: the files are sent with credentials in custody.
     :param answered: their server has answered another batch meanwhile, so a silence says nothing about it.
     :param streams: that the plugin was given for each file.
+    :param unknown_name: as of :func:`decide_retry`; then it closes the server to nobody.
     """
     outcome = BatchOutcome()
     for item, answer in zip(files, answers):
@@ -239,7 +241,7 @@ def decide_batch(
             outcome.delivered_bytes += item.size_bytes
             continue
         verdict = decide_retry(rules, answer, item.attempts - 1, item.excused, due_since(item.sandbox), now,
-                        renewable=renewable)  # fmt: skip
+                        renewable=renewable, unknown_name=unknown_name)  # fmt: skip
         result = FileResult(
             item.ticket_id, item.position, verdict.state, verdict.next_attempt, answer.kind.code, verdict.message,
             excused=verdict.excused, of_node=not answer.blames_destination,
@@ -251,7 +253,7 @@ def decide_batch(
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     tried = [answer for answer in answers if not isinstance(answer, Failure) or answer.blames_destination]
     outcome.tried = bool(tried)
-    away = UNREACHABLE if answered else SILENT
+    away = (UNREACHABLE if answered else SILENT) - ({ErrorClass.NAME_NOT_RESOLVED} if unknown_name else set())
     outcome.unreachable = outcome.tried and all(isinstance(one, Failure) and one.kind in away for one in tried)
     outcome.retry_after_s = max((item.retry_after_s for item in failures), default=0.0)
     return outcome

@@ -14,6 +14,7 @@ from sandbox_manager.custody.queries import FileRow
 from sandbox_manager.custody.running import RunningBatch
 from sandbox_manager.sandbox import Destination
 from sandbox_manager.scheduling import rates
+from sandbox_manager.scheduling.names import NameRecord
 from sandbox_manager.scheduling.planner import BatchPlan
 from sandbox_manager.scheduling.rates import Known, call_limits, call_settings
 from sandbox_manager.scheduling.retry import BatchOutcome
@@ -70,6 +71,7 @@ class BatchRunner:
         self.hand_over_to: DrainTarget | None = None
         self.batches_sent = 0
         self.totals = TransferTotals()
+        self.names = NameRecord()
         self.movers = Pool(64, "mover")
 
     async def run(self, batch: BatchPlan, transfer: ActiveTransfer) -> None:
@@ -208,7 +210,9 @@ class Delivery:
         answers = await self._answers(run, number)
         if answers is None:
             return False
-        outcome = await self._decide(answers, run.answered)
+        now_s = self._custody.clock.monotonic_s()
+        unknown_name = self._runner.names.heard(self._destination.host, answers, run.began_s, now_s)
+        outcome = await self._decide(answers, run.answered, unknown_name)
         now_s = self._custody.clock.monotonic_s()
         took_s = now_s - run.began_s
         if run.asked:
@@ -265,16 +269,19 @@ class Delivery:
             delivered = _amount([self._files[index] for index in arrived])
             throughput.ended(server, _amount(self._files), delivered, clock.monotonic_s())
 
-    async def _decide(self, answers: Sequence[Answer], answered: bool) -> BatchOutcome:
-        """Decide about every file. :param answered: the server has answered another batch meanwhile."""
-        await self._custody.clock_guard.check()
-        return self._outcome(answers, answered)
+    async def _decide(self, answers: Sequence[Answer], answered: bool, unknown_name: bool) -> BatchOutcome:
+        """Decide about every file.
 
-    def _outcome(self, answers: Sequence[Answer], answered: bool = False) -> BatchOutcome:
+        :param answered: the server has answered another batch meanwhile. :param unknown_name: as of decide_retry.
+        """
+        await self._custody.clock_guard.check()
+        return self._outcome(answers, answered, unknown_name)
+
+    def _outcome(self, answers: Sequence[Answer], answered: bool = False, unknown_name: bool = False) -> BatchOutcome:
         renewable = bool(self._held and self._held.credentials)
         return decide_batch(
             self._files, answers, self._custody.rules().retry, self._store.registry.due_since,
-            self._custody.clock.wall_s(), renewable, answered, self._transfer.parallelism,
+            self._custody.clock.wall_s(), renewable, answered, self._transfer.parallelism, unknown_name,
         )  # fmt: skip
 
     # ---- records -----------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: TCP asks 0, 1, 3, 7 and 15 s after the beginning, then ever more seldom: whoever needs the connection begins anew.
 _CONNECTS_S = 20.0
+#: Answers of a resolver that knows. All others, SERVFAIL among them, say nothing of the name.
+_NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
 def connect(place: tuple[str, int], server: str, timeout_s: float, congestion: str = "") -> socket.socket:
@@ -29,7 +31,7 @@ def connect(place: tuple[str, int], server: str, timeout_s: float, congestion: s
     try:
         sock = socket.create_connection(place, connects_s)
     except socket.gaierror as problem:
-        kind = ErrorClass.NAME_LOOKUP_FAILED if problem.errno == socket.EAI_AGAIN else ErrorClass.NAME_NOT_RESOLVED
+        kind = ErrorClass.NAME_NOT_RESOLVED if problem.errno in _NO_SUCH_NAME else ErrorClass.NAME_LOOKUP_FAILED
         raise TransferFailure(kind, f"{place[0]}: {problem.strerror}", server) from None
     except UnicodeError as problem:
         words = f"{place[0]}: no host has such a name: {problem}"

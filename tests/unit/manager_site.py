@@ -98,6 +98,11 @@ for url, name in requests:
         ads.append(failed(url, name, "quota exceeded for alice", "Authorization", -1))
         status = 1
         continue
+    if mode == "nowhere":
+        fault = dict(ErrorType="Resolution", FailureType="Definitive", ErrorCode=10, ErrorString="no such host")
+        ads.append(ad(url, name, False, TransferError="there is no such host", TransferErrorData=[fault]))
+        status = 11
+        continue
     if mode == "busy":
         ads.append(failed(url, name, "come back", "Transfer", 3600))
         status = 11

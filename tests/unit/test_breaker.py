@@ -187,6 +187,18 @@ def test_a_file_that_the_spool_lost_says_nothing_of_the_server(answers: list[Ans
     assert all(one.reason == "refused" for one in breakers.troubles())
 
 
+@pytest.mark.parametrize(("unknown_name", "opens"), [(True, False), (False, True)])
+def test_a_name_that_nobody_has_closes_the_server_to_no_file(unknown_name: bool, opens: bool) -> None:
+    """Else a probe a minute would have to fail three times for each file."""
+    clock, breakers = made()
+    files = [FileRow("t", 1, 0, 1, 1, FileState.MOVING, 0, 1, "u", "f", 0, 1, 1, 0, 0, "", "", "")]
+    answers = [Failure(ErrorClass.NAME_NOT_RESOLVED, "there is no such host")]
+    rules = RetryRules(5, 20, 1800, 1000)
+    outcome = decide_batch(files, answers, rules, lambda sandbox: clock.wall, clock.wall, unknown_name=unknown_name)
+    update_breaker(breakers, "s", outcome)
+    assert bool(breakers.troubles()) is opens
+
+
 @pytest.mark.parametrize("kind", [ErrorClass.TIMED_OUT, ErrorClass.STALLED, ErrorClass.DEADLINE])
 @pytest.mark.parametrize(
     ("others", "answered", "opens"),

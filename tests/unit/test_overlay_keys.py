@@ -6,6 +6,7 @@ import asyncio
 import base64
 import errno
 import json
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -44,6 +45,24 @@ def test_a_name_that_no_host_can_have_is_an_address_that_is_not_there() -> None:
     with pytest.raises(TransferFailure, match="no host has such a name") as caught:
         Channel(Gateway(name, 9621, "k", b"secret"))
     assert caught.value.kind is ErrorClass.NAME_NOT_RESOLVED
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (socket.EAI_NONAME, ErrorClass.NAME_NOT_RESOLVED), (socket.EAI_NODATA, ErrorClass.NAME_NOT_RESOLVED),
+        (socket.EAI_AGAIN, ErrorClass.NAME_LOOKUP_FAILED), (socket.EAI_FAIL, ErrorClass.NAME_LOOKUP_FAILED),
+        (socket.EAI_SYSTEM, ErrorClass.NAME_LOOKUP_FAILED),
+    ],
+)  # fmt: skip
+def test_only_a_resolver_that_knows_denies_a_name(code: int, kind: ErrorClass, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **more: object) -> None:
+        raise socket.gaierror(code, "as it says")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fails)
+    with pytest.raises(TransferFailure, match="as it says") as caught:
+        Channel(Gateway("data.example.org", 9621, "k", b"secret"))
+    assert caught.value.kind is kind
 
 
 def test_a_line_is_one_key(tmp_path: Path) -> None:

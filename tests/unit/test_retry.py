@@ -71,3 +71,21 @@ def test_faults_of_the_node_use_up_no_attempts(failure: Failure) -> None:
 def test_an_attempt_that_is_repeated_at_once_counts() -> None:
     verdict = decide_retry(RULES, Failure(ErrorClass.UNKNOWN, "x", at_once=True, of_node=True), 2, 0, NOW, NOW)
     assert (verdict.state, verdict.excused) == (FileState.FAILED, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "unknown_name", "attempts", "excused", "fails"),
+    [
+        (ErrorClass.NAME_NOT_RESOLVED, True, 2, 0, True), (ErrorClass.NAME_NOT_RESOLVED, True, 1, 0, False),
+        (ErrorClass.NAME_NOT_RESOLVED, True, 9, 8, False), (ErrorClass.NAME_NOT_RESOLVED, False, 99, 99, False),
+        (ErrorClass.NAME_LOOKUP_FAILED, True, 99, 99, False), (ErrorClass.CONNECT_FAILED, True, 99, 99, False),
+    ],
+)  # fmt: skip
+def test_a_name_that_nobody_has_fails_after_three_attempts(
+    kind: ErrorClass, unknown_name: bool, attempts: int, excused: int, fails: bool
+) -> None:
+    rules = replace(RULES, attempts=20)
+    verdict = decide_retry(rules, Failure(kind, "x"), attempts, excused, NOW, NOW, unknown_name=unknown_name)
+    assert (verdict.state is FileState.FAILED) is fails
+    assert ("other names resolve on this node; gave up after 3 attempts" in verdict.message) is fails
+    assert verdict.excused is not (unknown_name and kind is ErrorClass.NAME_NOT_RESOLVED)
