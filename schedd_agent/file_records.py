@@ -162,7 +162,7 @@ def _file_attributes(file: FileReport, box: SandboxReport) -> dict[str, Any]:
             "TransferError": file.error,
             "StageOutErrorCode": file.error_code,
             "StageOutErrorClass": ErrorClass.from_code(file.error_code).name if file.error_code else "",
-            "StageOutReason": box.reason if state != State.DELIVERED or _is_at_fallback(file, box) else "",
+            "StageOutReason": box.reason if state != State.DELIVERED or _is_elsewhere(file, box) else "",
             "StageOutAttempts": file.attempts,
             "StageOutPlugin": file.plugin,
             "StageOutVerified": file.verified,
@@ -174,7 +174,10 @@ def _file_attributes(file: FileReport, box: SandboxReport) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _is_at_fallback(file: FileReport, box: SandboxReport) -> bool:
+def _is_elsewhere(file: FileReport, box: SandboxReport) -> bool:
+    """Tell whether the reason of a delivered run is about this file: it is at the fallback, or on the node."""
+    if file.url.partition("://")[0].rpartition("+")[2].lower() == "file":
+        return True
     return bool(box.fallback and box.fallback_note) and file.url.startswith(f"{box.fallback.rstrip('/')}/")
 
 

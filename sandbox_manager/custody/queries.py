@@ -231,6 +231,15 @@ def count_below(db: sqlite3.Connection, sandbox_id: int, directory: str) -> int:
     return int(db.execute(query, (sandbox_id, len(directory), directory)).fetchone()[0])
 
 
+def delivered_by_scheme(db: sqlite3.Connection, sandbox_id: int) -> dict[str, int]:
+    """Count the delivered files of a sandbox by the scheme of their URLs."""
+    query = (
+        "SELECT d.scheme, sum(s.files) FROM sums s JOIN destinations d ON d.id = s.destination "
+        "WHERE s.sandbox = ? AND s.state = ? AND s.files > 0 GROUP BY d.scheme"
+    )
+    return dict(db.execute(query, (sandbox_id, FileState.DELIVERED)).fetchall())
+
+
 def first_error(db: sqlite3.Connection, sandbox_id: int, of_destination: bool = False) -> FileRow | None:
     """The file whose failure says most about a sandbox: one that failed for good, else one that was tried.
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from sandbox_manager.custody import fallbacks, queries, updates
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.fallbacks import FallbackRules
-from sandbox_manager.custody.ledger import DamagedText
+from sandbox_manager.custody.ledger import DamagedText, get_meta, set_meta
 from sandbox_manager.custody.queries import FileRow
 from sandbox_manager.custody.running import RunningBatch
 from sandbox_manager.custody.spool import HeldFile, Spool
 from sandbox_manager.custody.updates import FileResult
 from sandbox_manager.rules import RetryRules
-from sandbox_manager.sandbox import ACTIVE, Destination, FileState
+from sandbox_manager.sandbox import ACTIVE, Destination, FileState, Sandbox
 from sandbox_manager.scheduling.breaker import Breakers
 from sandbox_manager.scheduling.planner import BatchPlan
 from sandbox_manager.scheduling.retry import BatchOutcome, decide_retry
@@ -27,10 +27,11 @@ from stageout.core.classad_parser import parse_ad
 from stageout.core.classads import ClassAd, ClassAdSyntaxError
 from stageout.core.errors import SILENT, UNREACHABLE, Advice, ErrorClass
 from stageout.core.states import State
+from stageout.core.units import count
 from stageout.movers.mover import Batch, Cargo, Equipment, Stopped
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.results import CUSTODY, Answer, Delivered, Failure, Gone, InCustody
-from stageout.movers.schemes import method_of
+from stageout.movers.schemes import NODE_PATH, method_of
 from stageout.wire.custody import JobKey
 
 _JOBS_NAMED = 3
@@ -351,7 +352,8 @@ def update_state(
         if box.custody:
             updates.set_state(db, sandbox, State.HANDED_OVER, now, f"in custody of {_custodians(box.custody)}")
         else:
-            updates.end(db, sandbox, State.DELIVERED, now, fallbacks.delivery_reason(db, box))
+            reasons = (fallbacks.delivery_reason(db, box), _node_path_reason(db, box))
+            updates.end(db, sandbox, State.DELIVERED, now, "; ".join(filter(None, reasons)))
         return
     worst = queries.first_error(db, sandbox)
     reason, code = (worst.error, worst.error_code) if worst else (fallbacks.present_reason(box), 0)
@@ -363,6 +365,19 @@ def update_state(
     else:
         text = _waits_for(reason, code)
         updates.set_state(db, sandbox, State.RETRY_WAIT, now, text, code)
+
+
+def _node_path_reason(db: sqlite3.Connection, box: Sandbox) -> str:
+    """Say that delivered output is on this node; only of the first one of an owner, who may know it afterwards."""
+    files = sum(
+        number for scheme, number in queries.delivered_by_scheme(db, box.id).items() if method_of(scheme) == "file"
+    )
+    name = f"node path told {box.owner}"
+    if not files or get_meta(db, name):
+        return ""
+    set_meta(db, name, "yes")
+    node = box.slot_name.partition("@")[2] or box.slot.startd
+    return f"{count(files, 'file')} delivered to the filesystem of the node {node}: {NODE_PATH}"
 
 
 def _custodians(receipts: Iterable[str]) -> str:

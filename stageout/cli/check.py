@@ -23,7 +23,7 @@ from stageout.core.errors import UNREACHABLE, Advice, ErrorClass
 from stageout.movers.mover import Batch, Cargo, Equipment, StoppableMover
 from stageout.movers.plugins_table import Plugin
 from stageout.movers.results import Answer, Delivered, Failure
-from stageout.movers.schemes import method_of, shown_url
+from stageout.movers.schemes import NODE_PATH, is_node_path, method_of, shown_url
 from stageout.sampling.plugins import node_settings
 
 DESCRIPTION = """\
@@ -96,6 +96,8 @@ def run(options: argparse.Namespace) -> int:
     probe = Probe(chosen.plugin, place, held, max(1.0, options.timeout))
     if not options.json:
         print(f"{chosen.plugin.path} ({chosen.source}), {held.sentence(time.time())}", flush=True)
+        if is_node_path(options.url):
+            print(f"note: {NODE_PATH}; this check tries the path on this machine", flush=True)
     try:
         steps = probe.run(_silent if options.json else _show)
     finally:

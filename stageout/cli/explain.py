@@ -29,7 +29,7 @@ from stageout.core.classads import ClassAd
 from stageout.core.config import Settings, condor_settings
 from stageout.core.synchronous import sentence_of
 from stageout.core.units import count, duration, size
-from stageout.movers.schemes import fallback_problem, shown_url
+from stageout.movers.schemes import NODE_PATH, fallback_problem, shown_url
 
 DESCRIPTION = """\
 Explain how the output of a job will be delivered, without submitting or changing anything. FILE is a submit file; its
@@ -242,7 +242,7 @@ def _methods(slot: ClassAd) -> list[str]:
 def _server_lines(outputs: Sequence[Output]) -> Iterator[Line]:
     for server in dict.fromkeys(server_of(output.url) for output in outputs):
         if server.method == "file":
-            yield Line("server", UNKNOWN, "file URLs name a path of the execute point")
+            yield Line("server", UNKNOWN, f"{NODE_PATH}: use it only if all nodes mount the same filesystem there")
         elif not server.host or not server.port:
             yield Line("server", UNKNOWN, f"{clean(str(server))}: the port of {server.method} is not known here")
         else:

@@ -291,7 +291,7 @@ def _synchronous(row: Row) -> str:
 
 
 def _attempts(row: Row) -> str:
-    more = "; {} more did not count, because a server did not answer or a credential was missing"
+    more = "; {} more did not count, because a server, a credential or the node failed"
     return (attempt(row, row.attempts_limit) + (more.format(row.excused) if row.excused else "")) * bool(row.attempts)
 
 

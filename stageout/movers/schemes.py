@@ -11,6 +11,10 @@ _FALLBACK_CHARS = 1000
 _USUAL_PORTS = {"http": 80, "https": 443, "ftp": 21}
 
 
+#: The meaning of a ``file`` URL, for people. Its path looks like one of the access point.
+NODE_PATH = "a file URL names a path of the node that runs the job"
+
+
 def method_of(scheme: str) -> str:
     """The part of a scheme that selects a plugin: behind the last ``+``, ``-`` or ``.``."""
     for mark in "+-.":
@@ -21,6 +25,11 @@ def method_of(scheme: str) -> str:
 def split_url(url: str) -> tuple[str, str]:
     """Scheme and host (with port, without userinfo) of a URL, lower case."""
     return url.partition("://")[0].lower(), _authority(url).rpartition("@")[2].lower()
+
+
+def is_node_path(url: str) -> bool:
+    """Tell whether a URL names a path of the node that delivers to it."""
+    return "://" in url and method_of(split_url(url)[0]) == "file"
 
 
 def shown_url(url: str) -> str:

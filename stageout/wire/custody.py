@@ -161,7 +161,7 @@ class FileReport:
     """One file as shown to people.
 
     :param url: without userinfo and query. :param next_attempt_at: wall clock, seconds; 0 when none is planned.
-    :param excused: attempts that do not count against the limit, because the server or a credential was missing.
+    :param excused: attempts that do not count against the limit: the server, a credential or the node failed.
     :param began_at: wall clock, seconds: first byte of the attempt that delivered the file where the plugin reports it,
         otherwise the start of that attempt. While the file moves, the start of the attempt that runs.
     :param ended_at: wall clock, seconds, of the delivery; 0 before.

@@ -116,6 +116,13 @@ def test_a_plugin_that_cannot_delete_says_so_and_the_file_is_named(desk: Desk) -
     assert f"mem://host/dir/{left.name}" in done.stderr
 
 
+def test_a_file_url_names_a_path_of_the_node(desk: Desk, curl: str) -> None:
+    words = "a file URL names a path of the node that runs the job; this check tries the path on this machine"
+    done = desk.run(f"file://{desk.place}", "--plugin", curl)
+    assert (done.returncode, words in done.stdout) == (0, True)
+    assert "path of the node" not in desk.run("mem://host/d", "--plugin", str(desk.foreign)).stdout
+
+
 def test_other_content_is_a_failure(desk: Desk) -> None:
     (desk.place / "SPOIL").touch()
     status, found = desk.json("mem://host/dir", "--plugin", str(desk.foreign))

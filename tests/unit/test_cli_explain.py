@@ -198,6 +198,8 @@ def test_servers_are_tried_and_nothing_is_sent() -> None:
             assert connection.recv(1) == b""
     (line,) = explain._server_lines([Output("a", f"davs://127.0.0.1:{port}/a")])
     assert (line.level, f"127.0.0.1:{port}" in line.text) == (PROBLEM, True)
+    (line,) = explain._server_lines([Output("a", "file:///a"), Output("fallback", "file:///b")])
+    assert "a path of the node that runs the job: use it only if all nodes mount" in line.text
     for url in ("file:///a", "globus://uuid/a", "davs://h:port/a"):
         assert [line.level for line in explain._server_lines([Output("a", url)])] == [UNKNOWN]
 

@@ -510,8 +510,8 @@ def first_row(**changes: Any) -> Row:
 @pytest.mark.parametrize(
     ("attempts", "excused", "column", "text"),
     [
-        (1, 1, "0 of 20", "0 of 20; 1 more did not count, because a server did not answer or a credential was missing"),
-        (3, 2, "1 of 20", "1 of 20; 2 more did not count, because a server did not answer or a credential was missing"),
+        (1, 1, "0 of 20", "0 of 20; 1 more did not count, because a server, a credential or the node failed"),
+        (3, 2, "1 of 20", "1 of 20; 2 more did not count, because a server, a credential or the node failed"),
         (3, 0, "3 of 20", "3 of 20"),
         (0, 0, "-", ""),
     ],
