@@ -31,6 +31,7 @@ from overlay_router.local.makers import Makers
 from overlay_router.local.place import reason_against
 from overlay_router.local.store import Store
 from overlay_router.local.tree import Tree
+from overlay_router.peers.brought import Brought
 from overlay_router.peers.circuits import Neighbours
 from overlay_router.peers.cover import Cover
 from overlay_router.peers.deposits import Terminals, read_terminals
@@ -281,6 +282,7 @@ class Daemon:
             egress = _egress(settings, stack)
             ends, rights = Ends(destination, custodian, egress, copies), rights_of(settings)
             rights.address = links.address
+            brought = _brought(settings, stack) if ends else None
             rights.remember(ends.transfers())
             router = self._router = Router(
                 node, ends, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours, links, rights,
@@ -289,6 +291,7 @@ class Daemon:
                 forwarding_of(settings, own) if custodian or copies else None,
                 means_of(settings, links.address, own) if egress else None,
                 Leases(home_of(settings) / "lessor", boot_clock_s()),
+                brought,
             )  # fmt: skip
             self._home = home_of(settings)
             started(port=port, root=place.root if place else "")
@@ -421,6 +424,10 @@ def _custodian(settings: Settings, terminals: Terminals, name: str, stack: conte
     tree = _tree(place, "STAGEOUT_ROUTER_DIR", stack)
     with store.read():
         return Custodian(store, tree, spool, terminals, name, SystemClock())
+
+
+def _brought(settings: Settings, stack: contextlib.ExitStack) -> Brought:
+    return stack.enter_context(contextlib.closing(Brought(_made(home_of(settings)) / "brought.sqlite")))
 
 
 def _copies(settings: Settings, name: str, stack: contextlib.ExitStack) -> Copies:

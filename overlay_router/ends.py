@@ -254,6 +254,21 @@ class Ends:
             return False
         return self._end_for(message) is self.destination
 
+    def knows(self, origin: str, seq: int) -> bool:
+        """Tell whether anything of an operation is, or was, here."""
+        known = (one for one in (self.copies, *self._all) if one is not None)
+        return any(one.knows(origin, seq) for one in known)
+
+    def best_known(self, origins: Sequence[str], seq: int) -> list[str]:
+        """Put first the origin that has an operation of that number here, as far as one has."""
+        return sorted(origins, key=lambda origin: not self.knows(origin, seq))
+
+    def inherit(self, said: str, known: str) -> None:
+        """Operations of an origin were cancelled before the first of them came, which says whose they are."""
+        if self.destination is not None:
+            for seq in self.destination.unwanted(said):
+                self.destination.cancel(messages.Cancel(known, seq), "")
+
     def _end_for(self, message: messages.Open | messages.Operation) -> Destination | Custodian | None:
         if message.terminal:
             return self.custodian

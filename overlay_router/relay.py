@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from overlay_router.away import is_disk, told_to
 from overlay_router.copying import warrants
@@ -39,12 +39,13 @@ from overlay_router.local.replies import Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.local.tree import no_room
 from overlay_router.outgoing import Outgoing
+from overlay_router.peers.brought import Brought
 from overlay_router.peers.circuits import Neighbours, onward
 from overlay_router.peers.cover import Cover, Wire, begins_with_tls, covered
 from overlay_router.peers.greeting import Peer, Unwelcome, connect, greet, refuse
 from overlay_router.peers.keys import Keys
 from overlay_router.peers.limits import Complaints, Limits, TooMany
-from overlay_router.peers.origins import as_known, as_said
+from overlay_router.peers.origins import as_known, as_said, known_as, with_origin
 from overlay_router.peers.rights import Rights, forgeable, outlives, outside_of, too_late
 from overlay_router.questions import Questions, sending_job
 from overlay_router.recording import RECORD_AGAIN_S, Recording
@@ -68,9 +69,11 @@ _ACCEPT_AGAIN_S = 0.1
 #: A job that a worker has no room for is given to it again after so long, so often.
 _GIVEN_AGAIN_S, _GIVEN_TRIES = 0.02, 500
 _GREETING_S = 30.0
+_SIGNED = (messages.Open, messages.Operation, messages.Pack)
 _NOT_FINAL = ("pending", "unknown")
 _REASON_CHARS = 200
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 
 class Router:
@@ -83,6 +86,7 @@ class Router:
     :param cover: how it does TLS.
     :param forwarding: with a custodian only. :param means: with names that plugins deliver only.
     :param leases: that it gives to gateways which share a target.
+    :param brought: signed operations by who brought them; with ends only.
     """
 
     def __init__(
@@ -100,9 +104,10 @@ class Router:
         forwarding: Forwarding | None = None,
         means: Means | None = None,
         leases: Leases | None = None,
+        brought: Brought | None = None,
     ) -> None:
         self._node, self._ends, self.keys, self.neighbours = node, ends, keys, neighbours
-        self.links, self.rights, self.cover = links, rights, cover
+        self.links, self.rights, self.cover, self._brought = links, rights, cover, brought
         self._configured, self._found = neighbours, frozenset[str]()
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
         self._lines: dict[str, list[Line]] = {}
@@ -359,7 +364,7 @@ class Router:
         if refusal:
             self._deliver([Reply(name, packs.refused(pack, refusal[:_REASON_CHARS]))])
             return
-        mine = as_known(pack, line.peer.key)
+        mine = await self._known(line, pack)
         await self._packs.put(line, Arrived(mine, files, frames.digests()[digest], name, digest))
 
     async def _execute_packs(self, batch: list[Arrived]) -> None:
@@ -404,7 +409,15 @@ class Router:
         if isinstance(message, messages.Open):
             await self._open(line, message, name)
             return
-        message = as_known(message, line.peer.key)
+        if isinstance(message, messages.Low):
+            for known in await self._meant(line, message):
+                low, settled = with_origin(message, known), partial(self.rights.release_up_to, known, message.seq)
+                await line.lower(self._disk, partial(self._ends.decide, low, name, line.peer.digest), settled)
+            return
+        if isinstance(message, (messages.Status, messages.Cancel)):
+            message = with_origin(message, (await self._meant(line, message))[0])
+        else:
+            message = await self._known(line, message)
         if isinstance(message, messages.Status) and message.files and self._packs.has(message.origin, message.seq):
             line.send(messages.Result(origin, message.seq, "pending"))
             return
@@ -425,14 +438,36 @@ class Router:
         if isinstance(message, messages.Cancel):  # where it is remembered is known when its pack is taken
             await self._packs.passed(partial(self._ends.is_elsewhere, message))
         digest = line.peer.digest
-        if isinstance(message, messages.Low):
-            settled = partial(self.rights.release_up_to, message.origin, message.seq)
-            await line.lower(self._disk, partial(self._ends.decide, message, name, digest), settled)
-            return
         self._deliver(await self._on_disk(lambda: self._ends.decide(message, name, digest)))
         self._outgoing.look()
         if isinstance(message, messages.Cancel):
             self._cancelled(message)
+
+    async def _known(self, line: Line, message: M) -> M:
+        """A message that orders something, with the origin as it is known here; of a signed one, who brought it."""
+        found: Any = as_known(message, line.peer.key)
+        if self._brought is not None and isinstance(message, _SIGNED) and message.capability:
+            said = known_as(line.peer.key, message.origin)
+            if self._brought.is_new(said, found.origin, found.expires):
+                await self._on_disk(partial(self._bring, said, found.origin, found.expires, line.peer.key.is_router))
+        return cast("M", found)
+
+    def _bring(self, said: str, known: str, expires: int, is_router: bool) -> None:
+        assert self._brought is not None
+        if self._brought.bring(said, known, expires, is_router).changes:
+            self._ends.inherit(said, known)
+
+    async def _meant(self, line: Line, ask: messages.Status | messages.Cancel | messages.Low) -> list[str]:
+        """The origins, as they are known here, of operations that came before and that a peer means; likely ones
+        first."""
+        said = known_as(line.peer.key, ask.origin)
+        names = self._brought.kept(said) if self._brought is not None else ()
+        if names is None and self._brought is not None:
+            names = await self._on_disk(partial(self._brought.find, said))
+        known = [one.known for one in names or () if one.changes or isinstance(ask, messages.Status)]
+        if known and not isinstance(ask, messages.Low):  # a copy, and what has no capability, is known by its key
+            return await self._on_disk(partial(self._ends.best_known, (*known, said), ask.seq))
+        return [*known, said]
 
     def _cancelled(self, message: messages.Cancel) -> None:
         if message.data_only:
@@ -442,13 +477,12 @@ class Router:
 
     async def _open(self, line: Line, ask: messages.Open, name: str) -> None:
         """Each connection is told for itself what there is."""
-        mine = replace(ask, capability="") if ask.terminal else ask  # it is for the terminal to judge
-        full = self.rights.reserve(line.peer.key, mine, int(time.time()))
+        full = self.rights.reserve(line.peer.key, ask, int(time.time()))
         if full:
             self.complaints.warn("byte-limit-reached", line.peer.key.name, reason=full)
             line.send(messages.NoSpace(ask.origin, ask.seq, _AGAIN_S))
             return
-        ask = as_known(ask, line.peer.key)
+        ask = await self._known(line, ask)
         try:
             reply = await self._on_disk(lambda: self._ends.open(ask, name, line.peer.digest))
         except (OSError, sqlite3.Error) as problem:
@@ -579,6 +613,8 @@ class Router:
             self._deliver(await self._on_disk(destination.expire))
         await self._outgoing.expire()
         self.rights.expire(int(time.time()))
+        if self._brought is not None:
+            await self._on_disk(partial(self._brought.expire, int(time.time())))
         until_s = time.monotonic() + _EXPIRE_INTERVAL_S  # then it is time to expire again
         while destination is not None and time.monotonic() < until_s and await self._on_disk(destination.follow):
             pass  # others have the disk's thread between two steps

@@ -366,6 +366,8 @@ EVENTS: dict[str, str] = {
     "pack-recovery-failed": "An interrupted batch of small files cannot be completed. Check the disk of the root.",
     "operation-dropped": "An operation was dropped because its sender has sent no data for it.",
     "blocks-read-failed": "The sender of data that could not be kept is not known now. It learns of the loss with its next request.",
+    "origin-write-failed": "The router could not record which key brought a signed operation. The operation goes on. After a"
+    " restart, questions about it are answered with unknown until it is sent again.",
     "low-mark-write-failed": "The record of finished operations could not be shortened. The sender asks again.",
     "low-mark-refused": "A sender wants to forget operations that are still in custody. They stay.",
     "lot-allocation-failed": "Reserved space could not be allocated.",

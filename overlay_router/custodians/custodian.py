@@ -30,7 +30,7 @@ from overlay_router.local.staging import as_result, ranges, recorded, recorded_p
 from overlay_router.local.store import Transfer
 from overlay_router.local.tree import BadPath, Tree, checked, no_room
 from overlay_router.peers.deposits import Terminals, same_key
-from overlay_router.peers.origins import as_handed_on
+from overlay_router.peers.origins import as_handed_on, same_owner
 from overlay_router.rules import custody, lots, terminal
 from overlay_router.rules.lots import Spool
 from overlay_router.rules.states import Outcome, Release, Result
@@ -88,8 +88,8 @@ class Custodian:
         #: Refused by their terminals: the only copies of their data stay until they are cancelled, or expire.
         self._refused = {one.key: one for one in held if one.key not in self._held}
         self.packs = PackCustody(store, tree.place, spool, terminals, name, clock, self._held)
-        #: Operations that were cancelled before anything of them came, with the key that said so.
-        self._unwanted: dict[Key, str] = {}
+        #: Operations that were cancelled before anything of them came, by who said so and the number.
+        self._unwanted: dict[tuple[str, int], None] = {}
         self._waiting, self._asked = HeldOperations[_Waiting](), dict[Key, _Asked]()
         self._sent_on = SentOn(store)
         self.said = Said(store)
@@ -207,7 +207,7 @@ class Custodian:
         held = self._held.get(key)
         if held is not None and not self._lacks_data(held):
             return [self._in_custody(held, peer)]
-        if self.is_unwanted(*key, peer):
+        if self.is_unwanted(operation.seq, peer):
             return self._end(operation, peer, Result(Outcome.CANCELLED))
         known = key in self._held or key in self._waiting
         if not known and len(self._held) + len(self._refused) + len(self._waiting) >= MOST_OPERATIONS:
@@ -222,7 +222,7 @@ class Custodian:
     def _without_unwanted(self, arrived: Arrived) -> Arrived:
         pack = arrived.pack
         seqs = range(pack.seq, pack.seq + len(pack.paths)) if self._unwanted else ()
-        early = {seq for seq in seqs if self.is_unwanted(pack.origin, seq, arrived.peer)}
+        early = {seq for seq in seqs if self.is_unwanted(seq, arrived.peer)}
         return arrived._replace(pack=replace(pack, cancelled=(*pack.cancelled, *early))) if early else arrived
 
     def _consider(self, waiting: _Waiting) -> list[Reply]:
@@ -327,14 +327,13 @@ class Custodian:
 
     def cancel_early(self, ask: messages.Cancel, peer: str) -> None:
         """Remember the wish for an operation of which nothing has come: its pack may be on another connection."""
-        self._unwanted[ask.origin, ask.seq] = peer
+        self._unwanted[peer, ask.seq] = None
         if len(self._unwanted) > _MOST_UNWANTED:
             del self._unwanted[next(iter(self._unwanted))]
 
-    def is_unwanted(self, origin: str, seq: int, peer: str) -> bool:
-        """Tell whether the same key has cancelled an operation before it came."""
-        known = self._unwanted.get((origin, seq))
-        return known is not None and same_key(known, peer)
+    def is_unwanted(self, seq: int, peer: str) -> bool:
+        """Tell whether the same peer (``KEY/ORIGIN``) has cancelled an operation before it came."""
+        return (peer, seq) in self._unwanted
 
     def _give_up(self, key: Key, peer: str) -> None:
         """Free the only copy of what its terminal has refused: its owner wants it no more."""
@@ -638,7 +637,7 @@ class Custodian:
         if stored is not None:
             return stored
         held = self._held.get((ask.origin, ask.seq))
-        if held is not None and not same_key(held.sender, peer):
+        if held is not None and not same_owner(ask.origin, held.sender, peer):
             return _not_yours(ask.origin, ask.seq)
         if held is not None and (held.operation.path, held.operation.size_bytes) != (ask.path, ask.size_bytes):
             return as_result(ask.origin, ask.seq, Result(Outcome.FAILED, "that number is in custody for another file"))

@@ -42,7 +42,7 @@ from overlay_router.local.staging import as_packed, recorded_pack
 from overlay_router.local.store import PackResults
 from overlay_router.local.tree import OWN, SYNC_ALL_FROM, no_room, sync_filesystem
 from overlay_router.peers.deposits import Terminals, same_key
-from overlay_router.peers.origins import as_handed_on
+from overlay_router.peers.origins import as_handed_on, same_owner
 from overlay_router.rules import custody, lots, terminal
 from overlay_router.rules.lots import Spool
 from overlay_router.rules.states import Outcome, Release, Result
@@ -65,7 +65,7 @@ _EXPIRE_AT_ONCE = 1024
 _AS_WANTED = {Outcome.DONE, Outcome.CANCELLED}
 #: Of one origin, behind a gap; beyond that its terminal forgets nothing before it expires.
 _MOST_AHEAD = 1024
-_FILE = re.compile(r"([0-9a-f]{32})-(\d{1,18})")
+_FILE = re.compile(r"([0-9a-f]{32}|[0-9a-f]{40})-(\d{1,18})")
 _SHARED = "unpacked: some of its files are in custody in another pack, or have their end: send each by itself"
 
 
@@ -287,10 +287,10 @@ class PackCustody:
         return known.of(seq) if known is not None else None
 
     def has(self, origin: str, seq: int, files: Sequence[tuple[str, int]], peer: str) -> bool:
-        """Tell whether these files (path, size) have these numbers in one pack in custody, which came with the same
-        key."""
+        """Tell whether these files (path, size) have these numbers in one pack in custody, which is of the same
+        owner."""
         held = self._pack_of(origin, seq)
-        if held is None or not same_key(held.sender, peer) or seq + len(files) > held.end:
+        if held is None or not same_owner(origin, held.sender, peer) or seq + len(files) > held.end:
             return False
         pack, first = self._store.pack(held.key), seq - held.seq
         return list(zip(pack.paths, pack.sizes_bytes))[first : first + len(files)] == list(files)
@@ -301,7 +301,7 @@ class PackCustody:
         before = bisect_left(known.starts, end) if known is not None else 0
         held = known.packs[known.starts[before - 1]] if known is not None and before else None
         if held is not None and held.end > pack.seq:
-            return _SHARED if same_key(held.sender, peer) else "it was deposited with another key"
+            return _SHARED if same_owner(pack.origin, held.sender, peer) else "it was deposited with another key"
         seqs = range(pack.seq, end)
         alone = any((pack.origin, seq) in self._others for seq in seqs)
         return _SHARED if alone or self._store.results_of(pack.origin, seqs) else ""

@@ -23,7 +23,8 @@ from overlay_router.local.small_files import Arrived
 from overlay_router.local.staging import as_packed, recorded_pack
 from overlay_router.local.store import PackResults, Transfer
 from overlay_router.local.tree import SYNC_ALL_FROM, BadPath, Tree, checked, no_room, sync_filesystem
-from overlay_router.peers.deposits import Terminals, same_key
+from overlay_router.peers.deposits import Terminals
+from overlay_router.peers.origins import same_owner
 from overlay_router.rules import lots, terminal
 from overlay_router.rules.lots import Spool
 from overlay_router.rules.states import Kind, Op, Outcome, Result
@@ -205,7 +206,7 @@ class Egress(Custodian):
 
     def _reason_against_sender(self, arrived: Arrived) -> str:
         held = [self._held.get((arrived.pack.origin, file.seq)) for file in arrived.files]
-        is_his = all(one is None or same_key(one.sender, arrived.peer) for one in held)
+        is_his = all(one is None or same_owner(one.key[0], one.sender, arrived.peer) for one in held)
         return "" if is_his else "it was deposited with another key"
 
     def _refusal_of(self, arrived: Arrived, file: PackedFile) -> Result | None:

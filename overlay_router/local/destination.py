@@ -263,6 +263,15 @@ class Destination:
         here = (ask.origin, ask.seq) in self._held
         return [Reply(peer, messages.Result(ask.origin, ask.seq, "pending" if here else "unknown"))]
 
+    def knows(self, origin: str, seq: int) -> bool:
+        """Tell whether anything of an operation is, or was, here."""
+        record, key = self._store.record(origin), (origin, seq)
+        return terminal.is_final(record, seq) or key in self._held or bool(self._store.transfers_of(*key))
+
+    def unwanted(self, origin: str) -> list[int]:
+        """Numbers of operations that were cancelled, and have no result."""
+        return sorted(self._store.record(origin).cancelled)
+
     def results_of(self, origin: str, seqs: Iterable[int]) -> dict[int, Result]:
         """The outcome of operations, without those that are not final, or settled by their origin."""
         results = self._store.record(origin).results

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from overlay_router.local.store import Transfer
 from overlay_router.peers.keys import BadKeys, Key
-from overlay_router.peers.origins import known_as
+from overlay_router.peers.origins import as_known
 from stageout.overlay.wire.capability import BadCapability, Capability, Look, allow, check_expiry, read
 from stageout.overlay.wire.greeting import SAFE_DIGESTS
 from stageout.overlay.wire.messages import MAX_CLOCK_SKEW_S, Get, GetPack, List, Message, Open, Operation, Pack, Stat
@@ -64,14 +64,15 @@ class Rights:
     def reserve(self, key: Key, ask: Open, now: int) -> str:
         """Count a transfer that is asked for. Why it is too much now, or "".
 
-        :param ask: as the peer has said it: its signature is checked here.
+        :param ask: as the peer has said it: its signature is checked here. The lot of its capability is for its
+            terminal to judge.
         """
-        place = known_as(key, ask.origin), ask.seq
+        place = as_known(ask, key).origin, ask.seq
         self.release(*place)
         if self._transfers[key.name] >= self.most_transfers:
             return f"the key {key.name!r} has {self.most_transfers} transfers under way"
         found = None
-        if ask.capability:  # with a warrant it was judged by that
+        if ask.capability and not ask.terminal:  # with a warrant it was judged by that
             found = read(ask.capability) if ask.warrant else self._allowed(ask, now)
         if found and found.lot_bytes and self._bytes[found.number] + ask.size_bytes > found.lot_bytes:
             return f"the capability is for {found.lot_bytes} bytes at once"

@@ -10,7 +10,7 @@ import pytest
 from overlay_router.copying import warrants
 from overlay_router.local.store import Transfer
 from overlay_router.peers.keys import BadKeys, Key
-from overlay_router.peers.origins import known_as
+from overlay_router.peers.origins import as_known, known_as
 from overlay_router.peers.rights import Rights, outside_of, read_issuers, too_late
 from stageout.core.signing import new_key
 from stageout.overlay.wire import capability, warrant
@@ -233,7 +233,7 @@ def test_a_capability_bounds_the_bytes_that_are_under_way_at_once() -> None:
     assert [found.reserve(NONE, ask, NOW) for ask in asks[:2]] == ["", ""]
     assert "for 20 bytes at once" in found.reserve(NONE, asks[2], NOW)
     assert found.reserve(NONE, credential(lot_bytes=20).signed(replace(OPEN, seq=4)), NOW) == "", "of another one"
-    found.release(ORIGIN, 2)
+    found.release(as_known(asks[1], NONE).origin, 2)
     assert found.reserve(NONE, asks[2], NOW) == ""
 
 

@@ -127,8 +127,7 @@ def issue(
 def read(text: str) -> Capability:
     """The capability in a text, signed by the issuer that it names. :raises BadCapability: it is none."""
     try:
-        encoded, _, signature = text.partition(".")
-        body = base64.b64decode(encoded, altchars=b"-_", validate=True).decode("utf-8", "surrogatepass")
+        body, signature = _parts(text)
         found = _capability(json.loads(body))
         signing.check(KIND, body, signature, found.issuer)
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -136,6 +135,17 @@ def read(text: str) -> Capability:
     except BadSignature as problem:
         raise BadCapability(f"the capability: {problem}") from None
     return found
+
+
+def holder_of(text: str) -> str:
+    """The public key of the holder in a text that :func:`read` has checked before."""
+    return str(json.loads(_parts(text)[0])["holder"])
+
+
+def _parts(text: str) -> tuple[str, str]:
+    """Body and signature. :raises ValueError: it is no capability."""
+    encoded, _, signature = text.partition(".")
+    return base64.b64decode(encoded, altchars=b"-_", validate=True).decode("utf-8", "surrogatepass"), signature
 
 
 def allow(
