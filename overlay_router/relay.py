@@ -46,7 +46,7 @@ from overlay_router.peers.greeting import Peer, Unwelcome, connect, greet, refus
 from overlay_router.peers.keys import Keys
 from overlay_router.peers.limits import Complaints, Limits, TooMany
 from overlay_router.peers.origins import as_known, as_said, known_as, with_origin
-from overlay_router.peers.rights import Rights, forgeable, outlives, outside_of, too_late
+from overlay_router.peers.rights import Rights, forgeable, too_late
 from overlay_router.questions import Questions, sending_job
 from overlay_router.recording import RECORD_AGAIN_S, Recording
 from overlay_router.routing.neighbours import Neighbourhood
@@ -506,7 +506,7 @@ class Router:
         return tuple(route[:-1] for route in found.routes if route)
 
     def _refusal(self, peer: Peer, message: Message) -> str:
-        """Return why a peer may not ask for this; what goes on with a capability is for its terminal to judge."""
+        """Return why a peer may not ask for this."""
         key = peer.key
         wrong = too_late(message, now := int(time.time())) or forgeable(message, peer.digest)
         if wrong or isinstance(message, messages.Copy):
@@ -516,7 +516,7 @@ class Router:
                 return "this router has no tree of its own"
             return warrants.refusal(message, key, self.keys, self.rights, self._destination.epoch, now)
         if isinstance(message, (messages.Open, messages.Operation, messages.Pack)) and message.terminal:
-            return outlives(message) if message.capability else outside_of(key, message)
+            return self.rights.deposit_refusal(key, message, now)
         return self.rights.refusal(key, message, now)
 
     async def _attach(self, sock: socket.socket, peer: Peer, ask: messages.Attach) -> None:

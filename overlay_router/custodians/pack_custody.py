@@ -42,7 +42,7 @@ from overlay_router.local.staging import as_packed, recorded_pack
 from overlay_router.local.store import PackResults
 from overlay_router.local.tree import OWN, SYNC_ALL_FROM, no_room, sync_filesystem
 from overlay_router.peers.deposits import Terminals, same_key
-from overlay_router.peers.origins import as_handed_on, same_owner
+from overlay_router.peers.origins import as_handed_on, is_signed, owner_of, same_owner
 from overlay_router.rules import custody, lots, terminal
 from overlay_router.rules.lots import Spool
 from overlay_router.rules.states import Outcome, Release, Result
@@ -391,7 +391,8 @@ class PackCustody:
         return self._earlier(held, held.terminal, range(held.seq, held.end), self._store.sums_of(held.key))
 
     def _earlier(self, held: Held | HeldPack, terminal: str, seqs: range, sums: Sequence[int]) -> Key | None:
-        """Something in custody that was taken before and touches one of the same names at the same terminal."""
+        """Something of the same owner in custody that was taken before and touches one of the same names at the same
+        terminal. For nobody else's versions an order was promised, and a stranger's may wait for long."""
         names: set[str] | None = None
         for number in self._store.versions.before(held.number, sums):
             key = self._by_number.get(number)
@@ -399,7 +400,8 @@ class PackCustody:
             if key is None or other is None or _waits_for(other, held.key[0], seqs):
                 continue
             names = self._names(held) if names is None else names
-            if _end_of(other) == terminal.split(",")[-1] and not names.isdisjoint(self._names(other)):
+            is_there = _end_of(other) == terminal.split(",")[-1] and not names.isdisjoint(self._names(other))
+            if is_there and self._owner_of(held) == self._owner_of(other):
                 return key
         return None
 
@@ -407,6 +409,10 @@ class PackCustody:
         if isinstance(held, HeldPack):
             return set(self._store.pack(held.key).paths)
         return set(filter(None, (held.operation.path, held.operation.target)))
+
+    def _owner_of(self, held: Held | HeldPack) -> str:
+        order = self._store.pack(held.key) if isinstance(held, HeldPack) else held.operation
+        return owner_of(order.capability if is_signed(held.key[0]) else "", held.sender)
 
     # ---- fetched -----------------------------------------------------------------------------------------------------
 

@@ -79,6 +79,14 @@ def as_handed_on(message: S, sender: str) -> S:
     return with_origin(message, said_as(sender)) if message.capability else message
 
 
+def owner_of(capability: str, sender: str) -> str:
+    """The holder of the capability of an operation; without one the name of the key that brought it.
+
+    :param capability: was checked. :param sender: ``KEY/ORIGIN``.
+    """
+    return holder_of(capability) if capability else sender.partition("/")[0]
+
+
 def same_owner(known: str, sender: str, peer: str) -> bool:
     """Tell whether two peers (``KEY/ORIGIN``) bring an operation for the same owner.
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from overlay_router.local.store import Transfer
 from overlay_router.peers.keys import BadKeys, Key
 from overlay_router.peers.origins import as_known
-from stageout.overlay.wire.capability import BadCapability, Capability, Look, allow, check_expiry, read
+from stageout.overlay.wire.capability import BadCapability, Capability, Look, allow, read
 from stageout.overlay.wire.greeting import SAFE_DIGESTS
 from stageout.overlay.wire.messages import MAX_CLOCK_SKEW_S, Get, GetPack, List, Message, Open, Operation, Pack, Stat
 from stageout.wire.deposits import MOST_EXPIRES_AFTER_S
@@ -60,6 +60,20 @@ class Rights:
                 return str(problem)
             return ""
         return outside_of(key, message)
+
+    def deposit_refusal(self, key: Key, message: Open | Operation | Pack, now: int) -> str:
+        """Return why a peer may not deposit this for another router, "" if it may.
+
+        That router decides. What it would refuse takes no room here before. By which address the capability names
+        it is not known here.
+        """
+        if not message.capability:
+            return outside_of(key, message)
+        try:
+            allow(message, self.issuers, None, now)
+        except BadCapability as problem:
+            return str(problem)
+        return ""
 
     def reserve(self, key: Key, ask: Open, now: int) -> str:
         """Count a transfer that is asked for. Why it is too much now, or "".
@@ -148,15 +162,6 @@ def forgeable(message: Message, digest: str) -> str:
     if not signed or not getattr(message, "capability", "") or digest in SAFE_DIGESTS:
         return ""
     return f"a capability demands the digest {SAFE_DIGESTS[0]}, this connection has {digest}: upgrade whoever sends"
-
-
-def outlives(message: Open | Operation | Pack) -> str:
-    """Return why a custodian may not take what its terminal will judge by its capability, "" if it may."""
-    try:
-        check_expiry(message, read(message.capability))
-    except BadCapability as problem:
-        return str(problem)
-    return ""
 
 
 def outside_of(key: Key, message: Message) -> str:

@@ -40,9 +40,15 @@ def relay(
 def custodian_for(
     home: Path, terminals: Iterable[RouterProcess], environment: dict[str, str] | None = None
 ) -> RouterProcess:
-    """A router with a root of its own that takes custody for these running routers."""
-    names = " ".join(one.address for one in terminals)
-    settings = {"STAGEOUT_ROUTER_TERMINALS": names, "STAGEOUT_ROUTER_KEY": str(home / "site.key")}
+    """A router with a root of its own that takes custody for these running routers, and trusts the same issuers."""
+    for_these = list(terminals)
+    names = " ".join(one.address for one in for_these)
+    issuers = next(filter(None, (one.environment.get("STAGEOUT_ROUTER_ISSUERS") for one in for_these)), "")
+    settings = {
+        "STAGEOUT_ROUTER_TERMINALS": names,
+        "STAGEOUT_ROUTER_KEY": str(home / "site.key"),
+        "STAGEOUT_ROUTER_ISSUERS": issuers,
+    }
     return RouterProcess(home, {**settings, **(environment or {})})
 
 

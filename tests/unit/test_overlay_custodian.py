@@ -33,8 +33,10 @@ from overlay_router.rules.states import Outcome, Result
 from stageout.core import durable
 from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError
+from stageout.core.signing import new_key
 from stageout.overlay.wire import frames, messages, packs
 from stageout.overlay.wire.blocks import PART_BYTES
+from stageout.overlay.wire.capability import issue
 from stageout.overlay.wire.messages import Custody, NoSpace, Open, Opened, Operation, Staged
 
 ORIGIN, PEER, BLOCK, EXPIRES, TERMINAL = "0a" * 16, "site/" + "0a" * 16, 4, 1000, "t:1"
@@ -309,6 +311,33 @@ def test_low_forgets_no_custody(spooling: Spooling) -> None:
     spooling.one.settle((ORIGIN, 1), Result(Outcome.DONE))
     spooling.one.low(messages.Low(ORIGIN, 1))
     assert outcome(spooling.one.status(messages.Status(ORIGIN, 1), PEER)) == "stale"
+
+
+def test_only_versions_of_one_owner_wait_for_each_other(spooling: Spooling) -> None:
+    """A key, or the holder of a capability, whichever key brings that."""
+    mine, theirs, signed = "0b" * 16, "0c" * 16, ["d1" * 20, "d2" * 20, "d3" * 20]
+    made = Operation("", 1, "mkdir", "d", EXPIRES, terminal=TERMINAL)
+    alice, bob = (_capability_of(new_key().public) for _ in range(2))
+    for origin, peer, capability in (
+        (mine, "site/1", ""),
+        (theirs, "small/1", ""),
+        (signed[0], "site/2", alice),
+        (signed[1], "site/3", bob),
+        (signed[2], "hop/4", alice),
+        ("0d" * 16, "site/5", ""),
+    ):
+        order = replace(made, origin=origin, capability=capability)
+        assert isinstance(spooling.one.operate(order, peer, "")[0].message, Custody)
+    due = [mine, theirs, signed[0], signed[1]]
+    assert [held.key[0] for held in spooling.one.due()] == due
+    spooling.restart()
+    assert [held.key[0] for held in spooling.one.due()] == due
+    spooling.one.settle((signed[0], 1), Result(Outcome.DONE))
+    assert [held.key[0] for held in spooling.one.due()] == [mine, theirs, signed[1], signed[2]]
+
+
+def _capability_of(holder: str) -> str:
+    return issue(new_key(), holder, "", ("write",), EXPIRES, terminals=(TERMINAL,))
 
 
 def test_an_operation_waits_for_what_must_come_before_it(spooling: Spooling) -> None:

@@ -142,6 +142,24 @@ def test_a_capability_that_somebody_else_has_made_or_changed_is_none() -> None:
         capability.allow(replace(credential().signed(PUBLISH), mode=0o777), {ISSUER.public: ""}, "t:1", NOW)
 
 
+def test_a_deposit_is_judged_by_its_capability_but_for_the_terminal() -> None:
+    """By which address that is named there is not known here."""
+    there = Rights({ISSUER.public: "vo"}, address="custodian:1")
+    for message in (OPEN, PUBLISH, Pack(ORIGIN, 1, 1500, ("vo/a",), (1,), (0,), "")):
+        assert there.deposit_refusal(NONE, credential().signed(message), NOW) == ""
+        for bad, words in (
+            (credential("other").signed(message), "does not take capabilities of"),
+            (credential("vo/other").signed(message), "the capability is for 'vo/other'"),
+            (credential(given=("read",)).signed(message), "lacks the right to write"),
+            (credential(expires=NOW - 1).signed(message), "expired"),
+            (replace(credential().signed(message), seq=7), "not signed by the holder"),
+        ):
+            assert words in there.deposit_refusal(ALL, bad, NOW)
+        assert "STAGEOUT_ROUTER_ISSUERS" in Rights().deposit_refusal(ALL, credential().signed(message), NOW)
+        assert there.deposit_refusal(ALL, message, NOW) == ""
+        assert "is not for" in there.deposit_refusal(NONE, message, NOW)
+
+
 # ---- warrants --------------------------------------------------------------------------------------------------------
 
 WARRANT = Warrant("only", "hop", STORE, ORIGIN, 1, "vo/f", 10, 1500, 0o644)

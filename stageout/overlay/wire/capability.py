@@ -151,14 +151,14 @@ def _parts(text: str) -> tuple[str, str]:
 def allow(
     message: Asked,
     issuers: Mapping[str, str],
-    terminal: str,
+    terminal: str | None,
     now: int,
     nonce: str = "",
     signed: tuple[str, str, str] | None = None,
 ) -> Capability:
     """The capability that a message carries, if it allows what is asked.
 
-    :param terminal: ``HOST:PORT`` of the router where that is to be done.
+    :param terminal: ``HOST:PORT`` of the router where that is to be done; None: that router looks at it itself.
     :param issuers: public key -> prefix below which it may issue. :param now: Unix time in seconds.
     :param nonce: of the WELCOME on the connection that it came by.
     :param signed: kind, text and signature of what the holder has signed, if that is not the message itself.
@@ -166,8 +166,12 @@ def allow(
     """
     found = read(message.capability)
     if found.issuer not in issuers or not below(found.prefix, issuers[found.issuer]):
-        raise BadCapability(f"this router does not take capabilities of {found.issuer} for {_shown(found.prefix)}")
-    _check_terminal(found, terminal)
+        raise BadCapability(
+            f"this router does not take capabilities of {found.issuer} for {_shown(found.prefix)}; its administrator"
+            " can name them in STAGEOUT_ROUTER_ISSUERS"
+        )
+    if terminal is not None:
+        _check_terminal(found, terminal)
     if now > found.expires:
         raise BadCapability(f"the capability expired {now - found.expires} s ago: ask for another")
     try:
