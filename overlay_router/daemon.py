@@ -35,7 +35,7 @@ from overlay_router.peers.brought import Brought
 from overlay_router.peers.circuits import Neighbours
 from overlay_router.peers.cover import Cover
 from overlay_router.peers.deposits import Terminals, read_terminals
-from overlay_router.peers.keys import Credential, OwnCredential, add_key, read_credential, read_keys
+from overlay_router.peers.keys import BadKeys, Credential, Keys, OwnCredential, add_key, read_credential, read_keys
 from overlay_router.peers.rights import Rights, read_issuers
 from overlay_router.relay import Router
 from overlay_router.routing.book import Book
@@ -55,6 +55,7 @@ from stageout.overlay.uplink import Uplink, uplink_at
 from stageout.overlay.wire.egress import BadEgress, read_targets
 from stageout.overlay.wire.fields import MAX_LINKS
 from stageout.overlay.wire.route import BadRoute, address, addresses, written
+from stageout.overlay.wire.token import Service
 from stageout.wire.services import RouterReport
 
 PROGRAM = daemon.Program(
@@ -157,6 +158,25 @@ def address_of(settings: Settings, node: str, port: int) -> str:
         raise ConfigError(f"STAGEOUT_ROUTER_ADDRESS: {problem}") from None
 
 
+def keys_of(settings: Settings, node: str) -> Keys:
+    """The keys that may connect. :raises StageoutError: they cannot be used, or it is not known whose tokens count.
+
+    A token with ``aud`` is for this router when that is its address, with or without the port.
+    """
+    path, issuer = Path(settings.text("STAGEOUT_ROUTER_KEYS")), settings.condor("TRUST_DOMAIN").strip()
+    here = settings.text("STAGEOUT_ROUTER_ADDRESS") or node
+    try:
+        names = frozenset({address(here)[0], written(*address(here))})
+    except BadRoute as problem:
+        raise ConfigError(f"STAGEOUT_ROUTER_ADDRESS: {problem}") from None
+    keys = read_keys(path, Service(issuer, names))
+    if keys.takes_tokens and not issuer:
+        raise BadKeys(
+            f"{path} has a line for tokens, and their issuer is not known: set TRUST_DOMAIN to that of the pool"
+        )
+    return keys
+
+
 def links_of(settings: Settings, node: str, port: int, neighbours: Neighbours) -> tuple[Neighbourhood, int]:
     """The advert of this router, and the number of this start.
 
@@ -245,7 +265,7 @@ class Daemon:
         :raises StageoutError: they cannot be used, and the old ones stay.
         """
         settings, own = self._load(), self._own
-        keys, neighbours = read_keys(Path(settings.text("STAGEOUT_ROUTER_KEYS"))), neighbours_of(settings, own)
+        keys, neighbours = keys_of(settings, _node(settings)), neighbours_of(settings, own)
         credential = credential_of(settings)
         rights, cover = rights_of(settings), cover_of(settings)
         if self._router is not None:
@@ -265,10 +285,10 @@ class Daemon:
 
     async def _serve(self, started: Callable[..., None]) -> None:
         settings = self._load()
-        place, keys = place_of(settings), read_keys(Path(settings.text("STAGEOUT_ROUTER_KEYS")))
+        node = _node(settings)
+        place, keys = place_of(settings), keys_of(settings, node)
         own = self._own = OwnCredential(credential_of(settings))
         neighbours = neighbours_of(settings, own)
-        node = settings.condor("FULL_HOSTNAME") or socket.getfqdn()
         with contextlib.ExitStack() as stack:
             destination = await _destination(place, settings.count("STAGEOUT_ROUTER_WORKERS"), stack) if place else None
             listening = stack.enter_context(listen(settings))
@@ -303,6 +323,10 @@ class Daemon:
                 await router.serve(listening)
             finally:
                 await end(beside)
+
+
+def _node(settings: Settings) -> str:
+    return settings.condor("FULL_HOSTNAME") or socket.getfqdn()
 
 
 def _uplink(settings: Settings, stack: contextlib.ExitStack) -> Uplink | None:

@@ -174,7 +174,7 @@ def sending_job(peer: Peer, ask: Get, found: Published) -> Job:
     kind, manifest = found.content or ("", "")
     return Job(
         "send", 0, peer.checksum, peer.digest, BLOCK_BYTES, found.size_bytes, ask.first_block, found.generation,
-        found.mode, blocks=ask.blocks, peer=peer.key.name, nonce=peer.nonce, to=peer.host, priority=ask.priority,
-        deadline=ask.deadline, flow=ask.flow, path=ask.path, mtime_ns=found.mtime_ns,
+        found.mode, blocks=ask.blocks, peer=peer.key.name, ends=peer.key.ends, nonce=peer.nonce, to=peer.host,
+        priority=ask.priority, deadline=ask.deadline, flow=ask.flow, path=ask.path, mtime_ns=found.mtime_ns,
         manifest=manifest if kind == peer.digest else "", known=kind, start=ask.start, end=ask.end,
     )  # fmt: skip

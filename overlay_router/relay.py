@@ -47,6 +47,7 @@ from overlay_router.peers.keys import Keys
 from overlay_router.peers.limits import Complaints, Limits, TooMany
 from overlay_router.peers.origins import as_known, as_said, known_as, with_origin
 from overlay_router.peers.rights import Rights, forgeable, too_late
+from overlay_router.peers.terms import Terms
 from overlay_router.questions import Questions, sending_job
 from overlay_router.recording import RECORD_AGAIN_S, Recording
 from overlay_router.routing.neighbours import Neighbourhood
@@ -115,6 +116,7 @@ class Router:
         self._packs = Packs()
         self._changes = Changes()
         self._pool = Pool(workers, self._on_report, self._on_again)
+        self._terms = Terms(lambda key, ends: self._start(self._pool.end_of(key, ends)))
         links.dial = self._dial
         self.complaints = Complaints()
         displaced = partial(self.complaints.warn, "limit-reached", reason="it is silent, and others want its place")
@@ -155,6 +157,7 @@ class Router:
         loop = asyncio.get_running_loop()
         self._start(self._expire())
         self._start(self.links.run())
+        self._start(self._terms.run())
         self._start(self._packs.run(self._execute_packs, self._ends.apart))
         self._start(self._changes.run(self._change_names))
         for work in self._outgoing.works():
@@ -188,9 +191,11 @@ class Router:
         """A connection whose transfer is over is wanted for another: as a new one, but that its key is proved."""
 
         async def met(wire: Wire) -> tuple[Peer, Message]:
-            key = self.keys.proved(again.peer)
+            key = self.keys.proved(again.peer, again.ends)
             if key is None:
                 raise Unwelcome(f"the key {again.peer!r} is not known here any more", again.checksum)
+            if key.ends and key.ends <= time.time():
+                raise Unwelcome(f"the token of {again.peer!r} has expired: ask for another", again.checksum)
             decoder = Decoder(frames.checksums()[again.checksum])
             decoder.feed(bytes.fromhex(again.frame))
             first = messages.decode(next(decoder.frames()))
@@ -206,7 +211,8 @@ class Router:
             wire = Wire(sock, owned)
             try:
                 peer, first = await meet(wire)
-                with self.limits.of(peer, _end_of_this_task()), told_to(peer.checksum):
+                end = _end_of_this_task()
+                with self._terms.of(peer.key, end), self.limits.of(peer, end), told_to(peer.checksum):
                     await self._serve(wire.sock, peer, first)
             except TooMany as reason:
                 self.complaints.warn("limit-reached", host, reason=reason)
@@ -247,7 +253,7 @@ class Router:
         plainly = not self.neighbours.own.now.ca or await begins_with_tls(sock)
         with await onward(self._node, ask, self.neighbours, connect if plainly else self._dial) as far:
             job = Job(
-                "relay", hop=ask.route[0], peer=peer.key.name, to=peer.host if ask.back else "",
+                "relay", hop=ask.route[0], peer=peer.key.name, ends=peer.key.ends, to=peer.host if ask.back else "",
                 flow=ask.flow, owner=ask.owner, priority=ask.priority, deadline=ask.deadline,
             )  # fmt: skip
             self._pool.give(job, sock, far.fileno())
@@ -534,7 +540,7 @@ class Router:
         ask_open = found.transfer.ask
         job = Job(
             "receive", ask.tid, peer.checksum, peer.digest, ask_open.block_bytes, ask_open.size_bytes,
-            peer=peer.key.name, nonce=peer.nonce, to=peer.host,
+            peer=peer.key.name, ends=peer.key.ends, nonce=peer.nonce, to=peer.host,
         )  # fmt: skip
         self._give(job, sock, found.file)
         self._outgoing.opened(ask.tid, ask_open.size_bytes)
@@ -546,8 +552,8 @@ class Router:
     async def _get_pack(self, sock: socket.socket, peer: Peer, ask: messages.GetPack) -> None:
         root = await self._questions.root(peer, ask)
         job = Job(
-            "send-pack", 0, peer.checksum, peer.digest, peer=peer.key.name, nonce=peer.nonce, to=peer.host,
-            priority=ask.priority, deadline=ask.deadline, paths=ask.paths,
+            "send-pack", 0, peer.checksum, peer.digest, peer=peer.key.name, ends=peer.key.ends, nonce=peer.nonce,
+            to=peer.host, priority=ask.priority, deadline=ask.deadline, paths=ask.paths,
         )  # fmt: skip
         try:
             for _ in range(_GIVEN_TRIES):

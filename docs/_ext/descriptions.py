@@ -333,6 +333,7 @@ EVENTS: dict[str, str] = {
     "peer-disconnected": "A peer ended its connection before it was accepted.",
     "protocol-violated": "A peer does not speak the protocol of routers.",
     "path-refused": "A key asked for a path that is not its own. Correct its prefix in the keys file, or the sender's URL.",
+    "key-expired": "A token ended, and with it the connections that had proved it.",
     "key-withdrawn": "A key is no longer in the keys file; its connections have ended.",
     "connection-ended": "A data connection ended by the problem in the line.",
     "limit-reached": "A key has as many connections, transfers or operations as it may have. Raise `STAGEOUT_ROUTER_PEER_CONNECTIONS` or `STAGEOUT_ROUTER_PEER_TRANSFERS`, or check the sender.",

@@ -15,7 +15,8 @@ class Job:
 
     :param kind: "receive", "send", "send-pack" (files below a root), or "relay" between two connections; "close",
         without any: nothing more of that transfer is written; "hang-up": connections by which nothing more of it is
-        written end; "end": connections of the key ``peer`` end; "share", with the connection to a carrier: it sees
+        written end; "end": connections of the key ``peer`` end, those alone whose ``ends`` is over by then, if that
+        is given; "share", with the connection to a carrier: it sees
         what comes.
     :param tid: of what is received.
     :param size_bytes: of the file.
@@ -23,6 +24,7 @@ class Job:
         part of it that is sent, and nothing else; 0: it is no part.
     :param generation: of the file that is sent. :param mode: of that file.
     :param hop: address of the router that a relay passes on to. :param peer: name of the peer's key.
+    :param ends: when its connections end, in Unix time; 0: never.
     :param cert: file of the certificate, of "tls" between a connection and a plain one. :param cert_key: of its key.
     :param host: of the other side, on the side that connects: then ``cert`` has the certificates that it trusts.
     :param flow: transfer that a relay passes on, with its owner, priority and deadline; of "send" all but the owner.
@@ -60,11 +62,14 @@ class Job:
     known: str = ""
     start: int = 0
     end: int = 0
+    ends: float = 0
 
 
 @dataclass(frozen=True)
 class Again:
     """The use of a connection when its job is done. :param peer: name of its key. :param nonce: of its WELCOME.
+
+    :param ends: as of the job.
 
     :param host: that it comes from. :param frame: the ATTACH, GET or GET_PACK that came, in hexadecimal digits.
     """
@@ -75,6 +80,7 @@ class Again:
     nonce: str
     frame: str
     host: str = ""
+    ends: float = 0
 
 
 @dataclass(frozen=True)

@@ -104,10 +104,10 @@ class Worker:
         """As of the pool."""
         socket.send_fds(self._socket, [json.dumps(asdict(Job("hang-up", tid))).encode()], [])
 
-    def end_of(self, peer: str) -> None:
-        """End the connections of a key. :raises OSError: it cannot be told now."""
+    def end_of(self, peer: str, ends: float) -> None:
+        """As of the pool. :raises OSError: it cannot be told now."""
         if self.jobs[peer]:
-            socket.send_fds(self._socket, [json.dumps(asdict(Job("end", peer=peer))).encode()], [])
+            socket.send_fds(self._socket, [json.dumps(asdict(Job("end", peer=peer, ends=ends))).encode()], [])
 
     def _closed(self, tid: int) -> None:
         late = self._late.pop(tid, [])
@@ -220,12 +220,15 @@ class Pool:
         """Return the names of keys whose connections the workers have."""
         return {peer for worker in self._workers for peer in worker.jobs}
 
-    async def end_of(self, peer: str) -> None:
-        """End the connections of a key, as soon as the workers can be told."""
+    async def end_of(self, peer: str, ends: float = 0) -> None:
+        """End the connections of a key, as soon as the workers can be told.
+
+        :param ends: those alone whose tokens have ended by that time; 0: all.
+        """
         untold = list(self._workers)
         while untold:
             with contextlib.suppress(OSError):
-                untold[0].end_of(peer)
+                untold[0].end_of(peer, ends)
                 untold.pop(0)
                 continue
             if untold[0] not in self._workers:  # it has died, with all its connections

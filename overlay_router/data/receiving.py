@@ -43,12 +43,12 @@ _DATA = (Type.BLOCK, Type.PART)
 class Gate:
     """Whether a connection may still write. A file that is whole is about to get its name: late copies are dropped.
 
-    :param peer: name of the connection's key.
+    :param peer: name of the connection's key. :param ends: when that ends, in Unix time; 0: never.
     :ivar unsaid: gives what was written and not reported; once the gate is closed it is never reported but so.
     """
 
-    def __init__(self, peer: str = "") -> None:
-        self.peer, self.lock = peer, threading.Lock()
+    def __init__(self, peer: str = "", ends: float = 0) -> None:
+        self.peer, self.ends, self.lock = peer, ends, threading.Lock()
         self.closed = False
         self.unsaid: Callable[[], Report | None] = lambda: None
 
@@ -60,9 +60,9 @@ class Gates:
         self._gates: dict[int, dict[Gate, socket.socket]] = {}
         self._lock = threading.Lock()
 
-    def add(self, tid: int, connection: socket.socket, peer: str = "") -> Gate:
-        """One for a new connection. :param peer: name of its key."""
-        gate = Gate(peer)
+    def add(self, tid: int, connection: socket.socket, peer: str = "", ends: float = 0) -> Gate:
+        """One for a new connection. :param peer: name of its key. :param ends: as of the gate."""
+        gate = Gate(peer, ends)
         with self._lock:
             self._gates.setdefault(tid, {})[gate] = connection
         return gate
@@ -95,11 +95,11 @@ class Gates:
                 if gate.closed:
                     _shut(connection)
 
-    def end_of(self, peer: str) -> None:
-        """End the connections of a key."""
+    def end_of(self, peer: str, ends: float = 0) -> None:
+        """End the connections of a key. :param ends: those alone that end by that time; 0: all."""
         with self._lock:
             for gate, connection in [item for some in self._gates.values() for item in some.items()]:
-                if gate.peer == peer:
+                if gate.peer == peer and (not ends or 0 < gate.ends <= ends):
                     _shut(connection)
 
 

@@ -177,7 +177,9 @@ def _serve_to_its_end(
             gates.remove(job.tid, gate)
             report(Report(job.tid, ended=job.peer))
         if again:
-            report.give_back(connection, Again(job.peer, job.checksum, job.digest, job.nonce, again.hex(), job.to))
+            report.give_back(
+                connection, Again(job.peer, job.checksum, job.digest, job.nonce, again.hex(), job.to, job.ends)
+            )
 
 
 def begin(job: Job, descriptors: list[int], report: Reporter, gates: Gates, shelf: Shelf) -> None:
@@ -193,7 +195,7 @@ def begin(job: Job, descriptors: list[int], report: Reporter, gates: Gates, shel
         report(Report(job.tid, ended=job.peer))
         return
     connection, digests = socket.socket(fileno=descriptors[0]), Digests(job, *descriptors[2:])
-    gate = gates.add(job.tid, connection, job.peer)
+    gate = gates.add(job.tid, connection, job.peer, job.ends)
     try:
         started(_serve_to_its_end, job, connection, descriptors[1], report, gate, gates, shelf, digests)
     except NoThread as problem:
@@ -248,7 +250,7 @@ def main(argv: list[str]) -> None:
             gates.hang_up(job.tid)
             continue
         if job.kind == "end":
-            gates.end_of(job.peer)
+            gates.end_of(job.peer, job.ends)
             continue
         if job.kind == "share":
             for descriptor in descriptors:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-from overlay_router.peers.keys import Key, unknown
+from overlay_router.peers.keys import Key, Keys
 from stageout.overlay.tcp import notice_loss
 from stageout.overlay.wire import frames, messages
 from stageout.overlay.wire.frames import BadFrame, Checksum, Frame
@@ -82,7 +82,7 @@ class HttpRequest(Unwelcome):
 async def greet(
     sock: socket.socket,
     node: str,
-    keys: Mapping[str, Key],
+    keys: Keys,
     proved: Callable[[str], None] = lambda key: None,
     store: str = "",
 ) -> tuple[Peer, Message]:
@@ -96,7 +96,7 @@ async def greet(
     hello = await _receive(sock, Hello, zlib.crc32)
     key = keys.get(hello.key)
     if key is None:
-        raise Unwelcome(unknown(hello.key))
+        raise Unwelcome(keys.unknown(hello.key))
     if abs(hello.clock - time.time()) > messages.MAX_CLOCK_SKEW_S:
         here = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         raise Unwelcome(f"{messages.CLOCKS_APART} (here it is {here} UTC): set the wrong one (NTP)")

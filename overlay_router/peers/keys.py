@@ -18,9 +18,10 @@ from pathlib import Path
 from stageout.core.errors import StageoutError
 from stageout.overlay.key_file import read_ca
 from stageout.overlay.wire import token
-from stageout.overlay.wire.token import MARK, BadToken
+from stageout.overlay.wire.token import MARK, BadToken, Service
 
 _LEAST_LENGTH = 16
+_NONE = Service()
 _PATTERN = re.compile(r"[A-Za-z0-9._@+*-]{1,64}")
 _NAME = re.compile(r"[A-Za-z0-9._@+-]{1,64}")
 
@@ -35,12 +36,14 @@ class Key:
 
     :param prefix: its holder may only name paths at or below it; "" for the whole root, "-" for none by itself.
     :param is_router: its holder is another router: it may say which links it has, and be sent through.
+    :param ends: when connections with it end, in Unix time: that of a token; 0: never.
     """
 
     name: str
     secret: bytes = field(repr=False)
     prefix: str
     is_router: bool = False
+    ends: float = 0
 
     def allows(self, path: str) -> bool:
         """Tell whether its holder may name this path."""
@@ -67,31 +70,33 @@ class Signed:
         """Tell whether it is the line of a token."""
         return claims.key == self.key and fnmatch.fnmatchcase(claims.identity, self.identity)
 
-    def named(self, identity: str, secret: bytes = b"") -> Key:
+    def named(self, identity: str, secret: bytes = b"", ends: float = 0) -> Key:
         """The key of an identity: ``token:KEY:IDENTITY``, the name of no shared key, nor what any token says."""
-        return Key(f"{MARK}{self.key}:{identity}", secret, self.prefix, self.is_router)
+        return Key(f"{MARK}{self.key}:{identity}", secret, self.prefix, self.is_router, ends)
 
 
 class Keys(Mapping[str, Key]):
     """The keys by the name that HELLO says: that of a shared key, or ``token:`` and what a token says.
 
     A token is found only while it holds. All tokens of an identity that one key has signed are the same key.
+
+    :param service: that tokens must be for.
     """
 
-    def __init__(self, shared: Mapping[str, Key], signed: Sequence[Signed] = ()) -> None:
-        self._shared, self._signed = shared, signed
+    def __init__(self, shared: Mapping[str, Key], signed: Sequence[Signed] = (), service: Service = _NONE) -> None:
+        self._shared, self._signed, self._service = shared, signed, service
 
     def __getitem__(self, name: str) -> Key:
         if not name.startswith(MARK):
             return self._shared[name]
         try:
-            claims = token.claims(name, time.time())
+            claims = token.claims(name, time.time(), self._service)
         except BadToken:
             raise KeyError(name) from None
         line = self._line(claims)
         if line is None:
             raise KeyError(name)
-        return line.named(claims.identity, token.secret(name, line.key, line.file))
+        return line.named(claims.identity, token.secret(name, line.key, line.file), claims.ends)
 
     def __iter__(self) -> Iterator[str]:
         """Names of the shared keys: tokens cannot be listed."""
@@ -100,10 +105,32 @@ class Keys(Mapping[str, Key]):
     def __len__(self) -> int:
         return len(self._shared)
 
-    def proved(self, name: str) -> Key | None:
-        """The key of this :attr:`Key.name`, for a peer that has proved it before; that of tokens has no secret."""
+    def proved(self, name: str, ends: float = 0) -> Key | None:
+        """The key of this :attr:`Key.name`, for a peer that has proved it before; that of tokens has no secret.
+
+        :param ends: as of the key that was proved.
+        """
         found = self._behind(name)
-        return found.named(name[len(MARK) :].partition(":")[2]) if isinstance(found, Signed) else found
+        identity = name[len(MARK) :].partition(":")[2]
+        return found.named(identity, ends=ends) if isinstance(found, Signed) else found
+
+    def unknown(self, name: str) -> str:
+        """Return why there is no key of a name, for who said it."""
+        if not name.startswith(MARK):
+            return f"no key of the name {name!r} is known here: ask for one, and for its line in the keys file"
+        try:
+            claims = token.claims(name, time.time(), self._service)
+        except BadToken as problem:
+            return str(problem)
+        return (
+            f"no token of {claims.identity} signed by the key {claims.key[:100]!r} is taken here: ask for a line"
+            f" '{MARK}{claims.identity} FILE PREFIX' in the keys file"
+        )
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Tell whether there is a line for tokens."""
+        return bool(self._signed)
 
     def withdraws(self, name: str, later: Keys) -> bool:
         """Tell whether later keys lack the key of this :attr:`Key.name`, or have changed it."""
@@ -121,22 +148,11 @@ class Keys(Mapping[str, Key]):
         return next((line for line in self._signed if line.is_for(claims)), None)
 
 
-def unknown(name: str) -> str:
-    """Return why there is no key of a name, for who said it."""
-    if not name.startswith(MARK):
-        return f"no key of the name {name!r} is known here: ask for one, and for its line in the keys file"
-    try:
-        claims = token.claims(name, time.time())
-    except BadToken as problem:
-        return str(problem)
-    return (
-        f"no token of {claims.identity} signed by the key {claims.key[:100]!r} is taken here: ask for a line"
-        f" '{MARK}{claims.identity} FILE PREFIX' in the keys file"
-    )
+def read_keys(path: Path, service: Service = _NONE) -> Keys:
+    """The keys by name. :param service: that tokens must be for; without an issuer none is taken.
 
-
-def read_keys(path: Path) -> Keys:
-    """The keys by name. :raises BadKeys: missing, open to all users, empty or unreadable."""
+    :raises BadKeys: missing, open to all users, empty or unreadable.
+    """
     try:
         lines = _secret(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as problem:
@@ -149,7 +165,7 @@ def read_keys(path: Path) -> Keys:
                       " 'stageout-router --new-key NAME PREFIX' make it")  # fmt: skip
     shared = [_key(found, place) for found, place in kept if not found[0].startswith(MARK)]
     signed = [_line(found, place) for found, place in kept if found[0].startswith(MARK)]
-    return Keys({key.name: key for key in shared}, signed)
+    return Keys({key.name: key for key in shared}, signed, service)
 
 
 def add_key(path: Path, words: Sequence[str]) -> str:

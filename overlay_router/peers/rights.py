@@ -64,8 +64,8 @@ class Rights:
     def deposit_refusal(self, key: Key, message: Open | Operation | Pack, now: int) -> str:
         """Return why a peer may not deposit this for another router, "" if it may.
 
-        That router decides. What it would refuse takes no room here before. By which address the capability names
-        it is not known here.
+        That router decides, but a file that it would refuse takes no room here before. The address by which the
+        capability names it is not known here.
         """
         if not message.capability:
             return outside_of(key, message)

@@ -22,7 +22,7 @@ import pytest
 from overlay_router import verify
 from overlay_router.local.migrations import VERSION
 from overlay_router.peers.greeting import greet
-from overlay_router.peers.keys import Key
+from overlay_router.peers.keys import Key, Keys
 from stageout.core.databases import open_alone
 from stageout.core.errors import ErrorClass, StageoutError, TransferFailure
 from stageout.overlay import copying
@@ -208,7 +208,7 @@ def _router_that_says(found: Found, blocks: list[tuple[int, bytes]]) -> Iterator
                 return
             with sock, contextlib.suppress(OSError):  # who asked may have heard enough
                 sock.setblocking(False)
-                peer, first = asyncio.run(greet(sock, "hostile", {"site": Key("site", b"secret", "/")}))
+                peer, first = asyncio.run(greet(sock, "hostile", Keys({"site": Key("site", b"secret", "/")})))
                 assert isinstance(first, Get)
                 checksum = frames.checksums()[peer.checksum]
                 sock.setblocking(True)

@@ -300,7 +300,7 @@ def test_a_transfer_of_another_key_cannot_be_written_to(router: RouterProcess, g
 
 def _token(router: RouterProcess, identity: str, key: str = "overlay") -> Path:
     """A key file with a token as HTCondor makes them."""
-    parts = ({"alg": "HS256", "kid": key}, {"sub": identity, "exp": int(time.time()) + 600})
+    parts = ({"alg": "HS256", "kid": key}, {"sub": identity, "iss": "pool.example.org", "exp": int(time.time()) + 600})
     said = ".".join(urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
     signature = token.secret(token.MARK + said, key, (router.home / key).read_bytes()).decode()
     path = router.home / f"{identity}.token"

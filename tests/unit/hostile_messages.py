@@ -157,10 +157,10 @@ def _greeted(text: bytes) -> object:
     """A HELLO, as far as a router goes with it for somebody who has no key."""
     hello = _message(Type.HELLO)(text)
     assert isinstance(hello, messages.Hello)
-    known = peer_keys.Keys({"k": peer_keys.Key("k", b"s" * 16, "")}, (_LINE,))
+    known = peer_keys.Keys({"k": peer_keys.Key("k", b"s" * 16, "")}, (_LINE,), _SERVICE)
     key = known.get(hello.key)
     if key is None:
-        return peer_keys.unknown(hello.key)
+        return known.unknown(hello.key)
     welcome = messages.Welcome("router", "2" * 32, "crc32", "blake2b-128", 5)
     return messages.proof(key.secret, "hello", hello, welcome)
 
@@ -219,8 +219,8 @@ def _token(data: bytes) -> object:
     header, said = (_HEADER, data) if b"alg" not in data else (data, _CLAIMS)
     name = token.MARK + ".".join(base64.urlsafe_b64encode(half).decode().rstrip("=") for half in (header, said))
     token.known_as(name)
-    peer_keys.unknown(name)
-    found = token.claims(name, 5.0)
+    peer_keys.Keys({}, (_LINE,), _SERVICE).unknown(name)
+    found = token.claims(name, 5.0, _SERVICE)
     token.secret(name, found.key, b"x" * 32)
     return found
 
@@ -241,7 +241,10 @@ def _text(read: Callable[[str], object]) -> Callable[[bytes], object]:
 _RECEIPT = f"r:1,[::1]:2 {'ab' * 16} 1-30 99"
 _LINE = peer_keys.Signed("*", "POOL", b"x" * 32, "")
 _HEADER = b'{"alg":"HS256","kid":"POOL"}'
-_CLAIMS = json.dumps({"sub": "user@pool", "exp": 9, "iat": 1, "scope": "condor:/WRITE", "iss": "pool"}).encode()
+_SERVICE = token.Service("pool", frozenset({"here"}))
+_CLAIMS = json.dumps(
+    {"sub": "user@pool", "exp": 9, "iat": 1, "nbf": 1, "scope": "condor:/WRITE", "iss": "pool", "aud": ["here"]}
+).encode()
 _OPEN = messages.Open(_ORIGIN, 1, "d/f", 3 * messages.BLOCK_BYTES, messages.BLOCK_BYTES, 99, "t:1", "c", "s", _ORIGIN)
 _OPERATION = messages.Operation(_ORIGIN, 2, "publish", "d/f", 99, after=(1,), tid=4, size_bytes=5, blocks=1,
                                manifest="ab" * 32, terminal="t:1,u:2")  # fmt: skip

@@ -7,6 +7,7 @@ import base64
 import errno
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -18,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay_router.peers.greeting import connect
-from overlay_router.peers.keys import BadKeys, Key, Keys, Signed, add_key, read_keys, read_own_key, unknown
+from overlay_router.peers.keys import BadKeys, Key, Keys, Signed, add_key, read_keys, read_own_key
+from overlay_router.peers.terms import Terms
 from overlay_router.routing import identity as starts
 from overlay_router.routing.identity import IdentityError, identity
 from stageout.core import durable
@@ -137,11 +139,14 @@ _READS = (
 )
 
 
+_HERE = token.Service("pool.example.org", frozenset({"gw.example.org", "gw.example.org:9621"}))
+
+
 def _tokens(tmp_path: Path, *lines: str) -> Keys:
     for name in ("POOL", "overlay"):
         (tmp_path / name).write_bytes(_FILE)
         (tmp_path / name).chmod(0o600)
-    return read_keys(_file(tmp_path, "\n".join(line.replace(" @", f" {tmp_path}/", 1) for line in lines)))
+    return read_keys(_file(tmp_path, "\n".join(line.replace(" @", f" {tmp_path}/", 1) for line in lines)), _HERE)
 
 
 @pytest.mark.parametrize(("text", "line"), [(_OF_POOL, "POOL"), (_OF_OVERLAY, "overlay")])
@@ -159,10 +164,42 @@ def test_the_signature_of_a_token_is_the_secret_and_is_not_said(tmp_path: Path, 
 def test_a_token_is_for_its_identity_and_key_alone(tmp_path: Path) -> None:
     name, _ = token.key_of(_OF_OVERLAY)
     for line in ("token:bob@pool.example.org @overlay /", "token:*@pool.example.org @POOL /"):
-        assert _tokens(tmp_path, line).get(name) is None
-    assert "line 'token:alice@pool.example.org FILE PREFIX'" in unknown(name)
+        keys = _tokens(tmp_path, line)
+        assert keys.get(name) is None
+        assert "line 'token:alice@pool.example.org FILE PREFIX'" in keys.unknown(name)
     keys = _tokens(tmp_path, "token:alice@pool.example.org @overlay - router", "token:* @overlay /")
     assert keys[name].is_router
+
+
+def test_a_token_is_for_its_issuer_and_service_and_ends(tmp_path: Path) -> None:
+    """Clocks may differ by a minute."""
+    keys, soon = _tokens(tmp_path, "token:* @overlay /"), time.time() + 50
+    for more in ({}, {"aud": "gw.example.org"}, {"aud": ["x", "gw.example.org:9621"]}, {"nbf": soon, "iat": soon}):
+        assert keys[_changed(_OF_OVERLAY, **more)].ends == 0
+    lasting, short = (keys[_changed(_OF_OVERLAY, exp=end)] for end in (soon + 1, soon))
+    assert (lasting.ends, short.ends, lasting.name) == (soon + 1, soon, short.name)
+    assert keys.proved(short.name, short.ends) == replace(short, secret=b"")
+    nobodys = read_keys(tmp_path / "keys")
+    assert nobodys.takes_tokens and not read_keys(_file(tmp_path, f"site {_SECRET} /")).takes_tokens
+    assert "is of the issuer 'pool.example.org'" in nobodys.unknown(token.key_of(_OF_OVERLAY)[0])
+
+
+def test_connections_end_with_their_tokens_and_no_others() -> None:
+    ended: list[object] = []
+    terms = Terms(lambda name, ends: ended.append((name, ends)))
+    one, later, never = Key("t", b"", "", ends=10), Key("t", b"", "", ends=11), Key("k", b"", "")
+    with terms.of(one, lambda: ended.append(1)), terms.of(later, lambda: ended.append(2)), terms.of(never, ended.clear):
+        with terms.of(one, lambda: ended.append(3)):
+            terms.look(9.9)
+        assert ended == []
+        terms.look(10)
+        assert ended == [1, ("t", 10)]
+    terms.look(10.5)
+    assert ended == [1, ("t", 10), ("t", 10)], "one that has gone to a worker since"
+    terms.look(11)
+    assert ended[3:] == [("t", 11)]
+    terms.look(12)
+    assert len(ended) == 4
 
 
 def test_a_connection_that_serves_again_has_the_rights_that_it_had(tmp_path: Path) -> None:
@@ -204,6 +241,15 @@ def test_who_changes_a_token_does_not_know_its_secret(tmp_path: Path) -> None:
         (token.key_of(_READS)[0], "is not for WRITE"),
         (_changed(_OF_OVERLAY, exp=float("nan")), "has expired"),
         (_changed(_OF_OVERLAY, exp=True), "has expired"),
+        (_changed(_OF_OVERLAY, nbf=time.time() + 100), "is not valid yet"),
+        (_changed(_OF_OVERLAY, iat=time.time() + 100), "is not valid yet"),
+        (_changed(_OF_OVERLAY, nbf=float("nan")), "is not valid yet"),
+        (_changed(_OF_OVERLAY, iat=None), "is not valid yet"),
+        (_changed(_OF_OVERLAY, iss="other.example.org"), "is of the issuer 'other.example.org'"),
+        (_changed(_OF_OVERLAY, iss=["pool.example.org"]), "is of the issuer"),
+        (_changed(_OF_OVERLAY, aud="ANY"), "ask for one for gw.example.org or gw.example.org:9621"),
+        (_changed(_OF_OVERLAY, aud=None), "is for another service"),
+        (_changed(_OF_OVERLAY, aud=[["gw.example.org"]]), "is for another service"),
         (_changed(_OF_OVERLAY, sub="a/b"), "no identity"),
         (_changed(_OF_OVERLAY, sub=["alice"]), "no identity"),
         ("token:eyJhbGciOiJub25lIn0.eyJzdWIiOiJhIn0", "HS256"),
@@ -214,15 +260,16 @@ def test_who_changes_a_token_does_not_know_its_secret(tmp_path: Path) -> None:
     ],
 )
 def test_tokens_that_give_no_right(tmp_path: Path, name: str, words: str) -> None:
-    assert _tokens(tmp_path, "token:* @overlay /", "token:* @POOL /").get(name) is None
-    assert words in unknown(name)
+    keys = _tokens(tmp_path, "token:* @overlay /", "token:* @POOL /")
+    assert keys.get(name) is None
+    assert words in keys.unknown(name)
 
 
 @given(st.text(max_size=60))
 def test_any_name_is_looked_up_without_ado(name: str) -> None:
     keys = Keys({}, [Signed("*", "POOL", _FILE, "")])
     assert keys.get(name) is keys.get(token.MARK + name) is None
-    assert unknown(token.MARK + name)
+    assert Keys({}).unknown(token.MARK + name)
 
 
 @pytest.mark.parametrize(

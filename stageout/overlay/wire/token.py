@@ -14,7 +14,7 @@ import hmac
 import itertools
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 #: The prefix of a key's name, as HELLO says it, when HEADER and CONTENT of a token follow.
@@ -34,12 +34,32 @@ class BadToken(ValueError):
     """A text is no token, or the token gives no right now; the message is for its holder."""
 
 
+_SHOWN_CHARS = 100
+#: Clocks of two machines may differ by so much when a token is new.
+_SKEW_S = 60
+
+
 @dataclass(frozen=True)
 class Claims:
-    """The claims of a token, not yet proved. :param key: name of the key that signed it."""
+    """The claims of a token, not yet proved. :param key: name of the key that signed it.
+
+    :param ends: Unix time in seconds after which it gives no right, 0: never.
+    """
 
     identity: str
     key: str
+    ends: float = field(default=0, compare=False)
+
+
+@dataclass(frozen=True)
+class Service:
+    """The service that a token is shown to. :param issuer: whose tokens it takes (HTCondor's TRUST_DOMAIN).
+
+    :param names: those that ``aud`` of a token may have. A token without ``aud`` is for all services.
+    """
+
+    issuer: str = ""
+    names: frozenset[str] = frozenset()
 
 
 def is_token(text: str) -> bool:
@@ -53,11 +73,35 @@ def key_of(token: str) -> tuple[str, bytes]:
     return MARK + said, signature.encode()
 
 
-def claims(name: str, now_s: float) -> Claims:
+def claims(name: str, now_s: float, service: Service) -> Claims:
     """The content of the token behind the name of a key. The peer that says so still has to prove it.
 
-    :param now_s: Unix time. :raises BadToken: it is none, not signed as HTCondor does, over, or not for writing.
+    :param now_s: Unix time. :raises BadToken: it is none, not signed as HTCondor does, over, not valid yet, of another
+        issuer, for another service, or not for writing.
     """
+    found, said = _read(name)
+    identity, issuer = found.identity, said.get("iss")
+    if "exp" in said and not found.ends > now_s:
+        raise BadToken(f"the token of {identity} has expired: ask for another")
+    if not all(0 < _number(said[begin]) <= now_s + _SKEW_S for begin in ("nbf", "iat") if begin in said):
+        raise BadToken(f"the token of {identity} is not valid yet: set the clocks (NTP), or wait")
+    if not service.issuer or issuer != service.issuer:
+        whose = repr(issuer)[:_SHOWN_CHARS]
+        raise BadToken(
+            f"the token of {identity} is of the issuer {whose}, and this router takes those of {service.issuer!r}"
+            " (TRUST_DOMAIN)"
+        )
+    if "aud" in said and service.names.isdisjoint(_texts(said["aud"])):
+        raise BadToken(
+            f"the token of {identity} is for another service: ask for one for {' or '.join(sorted(service.names))}"
+        )
+    if "scope" in said and _WRITE not in str(said["scope"]).split():
+        raise BadToken(f"the token of {identity} is not for WRITE: ask for one with -authz WRITE, or without -authz")
+    return found
+
+
+def _read(name: str) -> tuple[Claims, dict[str, Any]]:
+    """The identity of a token, and all that it says. :raises BadToken: it is none."""
     header, _, content = name[len(MARK) :].partition(".")
     signed, said = _object(header), _object(content)
     key, identity = signed.get("kid", POOL), said.get("sub")
@@ -65,11 +109,8 @@ def claims(name: str, now_s: float) -> Claims:
         raise BadToken("the token is not one of HTCondor's (HS256)")
     if not isinstance(identity, str) or not IDENTITY.fullmatch(identity):
         raise BadToken("the token has no identity that can be used here")
-    if "exp" in said and not _number(said["exp"]) > now_s:
-        raise BadToken(f"the token of {identity} has expired: ask for another")
-    if "scope" in said and _WRITE not in str(said["scope"]).split():
-        raise BadToken(f"the token of {identity} is not for WRITE: ask for one with -authz WRITE, or without -authz")
-    return Claims(identity, key)
+    ends = _number(said["exp"]) if "exp" in said else 0
+    return Claims(identity, key, ends), said
 
 
 def known_as(name: str) -> str:
@@ -77,7 +118,7 @@ def known_as(name: str) -> str:
     if not name.startswith(MARK):
         return name
     try:
-        said = claims(name, 0.0)
+        said, _ = _read(name)
     except BadToken:
         return name
     return f"{MARK}{said.key}:{said.identity}"
@@ -104,6 +145,11 @@ def _object(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise BadToken("this is no token")
     return found
+
+
+def _texts(value: Any) -> set[str]:
+    """Of a text, or of a list of texts."""
+    return {one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)}
 
 
 def _number(value: Any) -> float:
