@@ -77,6 +77,11 @@ _LESSOR_SILENCE_S = 10.0
 _LEAST_UPLINK = 50_000.0
 #: Errors of a directory that another start does not mend.
 _NOT_TO_BE_HAD = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EEXIST, errno.ENOTDIR})
+#: STAGEOUT_ROUTER_HOST of a router that listens on all addresses of its machine.
+_EVERYWHERE = "*"
+_BACKLOG = 512
+#: Errors of a machine that knows IPv6, and has it switched off.
+_NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 #: A root that is away is looked for after so long, and spoken of.
 _ROOT_AGAIN_S, _SAID_AGAIN_S = 1.0, 60.0
 #: New objects after which Python looks for those that hold each other.
@@ -217,11 +222,29 @@ def listen(settings: Settings) -> socket.socket:
     """The listening socket. :raises ConfigError: the address cannot be used."""
     host, port = settings.text("STAGEOUT_ROUTER_HOST"), settings.count("STAGEOUT_ROUTER_PORT")
     try:
-        return socket.create_server((host, port), backlog=512)
+        return _listening_everywhere(port) if host == _EVERYWHERE else _listening(host.strip("[]"), port)
     except OSError as problem:
         taken = problem.errno == errno.EADDRINUSE
         why = f"another program listens there ('ss -ltnp sport = :{port}' shows it)" if taken else problem.strerror
         raise ConfigError(f"STAGEOUT_ROUTER_HOST = {host}, STAGEOUT_ROUTER_PORT = {port}: {why}") from None
+
+
+def _listening_everywhere(port: int) -> socket.socket:
+    """By IPv6 and IPv4 where the machine has both."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+        except OSError as problem:
+            if problem.errno not in _NO_IPV6:
+                raise
+    return socket.create_server(("", port), backlog=_BACKLOG)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """At one address. A name may have several: one of IPv4 comes first."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, *_, place = min(found, key=lambda one: one[0] != socket.AF_INET)
+    return socket.create_server(place, family=family, backlog=_BACKLOG)
 
 
 class Daemon:

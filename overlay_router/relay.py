@@ -44,7 +44,7 @@ from overlay_router.peers.circuits import Neighbours, onward
 from overlay_router.peers.cover import Cover, Wire, begins_with_tls, covered
 from overlay_router.peers.greeting import Peer, Unwelcome, connect, greet, refuse
 from overlay_router.peers.keys import Keys
-from overlay_router.peers.limits import Complaints, Limits, TooMany
+from overlay_router.peers.limits import Complaints, Limits, TooMany, plain
 from overlay_router.peers.origins import as_known, as_said, known_as, with_origin
 from overlay_router.peers.rights import Rights, forgeable, too_late
 from overlay_router.peers.terms import Terms
@@ -173,7 +173,7 @@ class Router:
                     self.complaints.warn("connection-accept-failed", "", problem=problem)
                     await asyncio.sleep(_ACCEPT_AGAIN_S)
                     continue
-                self._start(self._connection(sock, str(place[0])))
+                self._start(self._connection(sock, plain(str(place[0]))))
         finally:
             await end(self._tasks)
             self._pool.close()

@@ -202,6 +202,12 @@ class Limits:
         return Allowance(self.messages_per_s, self.messages_per_s)
 
 
+def plain(host: str) -> str:
+    """The address of a peer as people write it: a socket for both kinds says ``::ffff:192.0.2.1`` of IPv4."""
+    mapped = host.rpartition(":")[2]
+    return mapped if host == f"::ffff:{mapped}" and "." in mapped else host
+
+
 def _address_of(host: str) -> str:
     """Return what counts as one address: of IPv6 the network of 64 bits, out of which a host takes any it likes."""
     try:

@@ -542,7 +542,12 @@ KNOBS: dict[str, Knob] = {
             "Directory below which files arrive; empty: only a relay",
         ),
         PathKnob("STAGEOUT_ROUTER_DIR", "$(SPOOL)/stageout_router", "router", "Directory of the router's records"),
-        Knob("STAGEOUT_ROUTER_HOST", "0.0.0.0", "router", "Address to listen on"),
+        Knob(
+            "STAGEOUT_ROUTER_HOST",
+            "*",
+            "router",
+            "Address to listen on; *: all addresses of the machine, IPv6 and IPv4",
+        ),
         Knob(
             "STAGEOUT_ROUTER_PORT",
             9621,

@@ -73,17 +73,24 @@ def test_an_operation_behind_the_highest_number_stops_nobody(
     assert "custody-read-failed" not in custodian.log
 
 
-def test_a_low_of_a_huge_number_stops_nobody(terminal: RouterProcess, custodian: RouterProcess, source: Path) -> None:
+def test_a_low_of_a_huge_number_stops_nobody(
+    terminal: RouterProcess, custodian: RouterProcess, source: Path, tmp_path: Path
+) -> None:
+    """The terminal refuses the capability: it has no issuers."""
+    issuer, holder = new_key(), new_key()
+    (tmp_path / "issuers").write_text(f"all {issuer.public} /\n")
+    custodian.stop()
+    custodian.environment["STAGEOUT_ROUTER_ISSUERS"] = str(tmp_path / "issuers")
+    custodian.start()
+    until = int(time.time()) + 7200
+    credential = Credential(issue(issuer, holder.public, "", ("write",), until, terminals=("t:1",)), holder)
     with Channel(gateway_of(custodian)) as channel:
-        channel.send(make_dir(1, "d", terminal))
-        assert isinstance(channel.receive(), Custody)
-        assert channel.receive() == Result(ORIGIN, 1, "done", generation=1)
-        channel.send(Low(ORIGIN, 2**62))
-        forged = issue(
-            new_key(), new_key().public, "", ("write",), int(time.time()) + 7200
-        )  # for its terminal to judge
-        channel.send(make_dir(2**62 + 1, "e", terminal, after=(2**62,), capability=forged, signature="none"))
-        assert isinstance(channel.receive(), Custody)
+        for number, after in ((1, ()), (2**62 + 1, (2**62,))):
+            channel.send(credential.signed(make_dir(number, "d", terminal, after=after)))
+            assert isinstance(channel.receive(), Custody)
+            if not after:
+                assert isinstance(channel.receive(), Result)
+            channel.send(Low(ORIGIN, 2**62))
     deposit(gateway_of(custodian), source, "f", terminal.address)
     wait_until((terminal.root / "f").exists, what="a file of somebody else", timeout_s=20)
 
@@ -165,8 +172,7 @@ def test_an_operation_expires_no_later_than_its_capability(tmp_path: Path, sourc
         given = deposit(there, source, "f", terminal.address, expires_after_s=86400)
         assert given.expires == until
         assert wait_until(lambda: end_of(custodian, given), what="its end") == "done"
-        late = credential.signed(make_dir(1, "d", terminal))
-        late = dataclasses.replace(late, expires=until + 1)
+        late = credential.signed(dataclasses.replace(make_dir(1, "d", terminal), expires=until + 1))
         with Channel(gateway_of(custodian)) as channel:
             channel.send(late)
             answer = channel.receive()

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from overlay_router.peers.greeting import connect
 from overlay_router.peers.keys import BadKeys, Key, Keys, Signed, add_key, read_keys, read_own_key
+from overlay_router.peers.limits import plain
 from overlay_router.peers.terms import Terms
 from overlay_router.routing import identity as starts
 from overlay_router.routing.identity import IdentityError, identity
@@ -27,6 +28,7 @@ from stageout.core import durable
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.wire import token
+from stageout.overlay.wire.route import written
 from stageout.wire.address import is_address, split_address
 
 _SECRET = "long-enough-to-be-a-key"
@@ -303,6 +305,17 @@ def test_addresses() -> None:
     assert split_address("[::1]:80") == ("::1", 80)
     for text in ("", "host", "host:0", "host:65536", "a b:1", ":1", "host:1\n", "-h:1", "x" * 200 + ":1", "[::1:80"):
         assert not is_address(text), text
+
+
+def test_addresses_of_ipv6_have_one_form() -> None:
+    for host, form in (
+        ("0:0::1", "[::1]:80"), ("2001:DB8::A", "[2001:db8::a]:80"), ("fe80::0:1%eth0", "[fe80::1%eth0]:80"),
+        ("a:b", "[a:b]:80"), ("Gw.example.org", "gw.example.org:80"), ("127.0.0.1", "127.0.0.1:80"),
+    ):  # fmt: skip
+        assert written(host, 80) == form
+    assert [plain(host) for host in ("::ffff:192.0.2.1", "::1", "::ffff:1", "192.0.2.1", "a::ffff:192.0.2.1")] == [
+        "192.0.2.1", "::1", "::ffff:1", "192.0.2.1", "a::ffff:192.0.2.1",
+    ]  # fmt: skip
 
 
 class _Death(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import socket
@@ -93,6 +94,40 @@ def test_a_port_that_is_taken_is_said() -> None:
         settings = mapping_settings({"STAGEOUT_ROUTER_HOST": "127.0.0.1", "STAGEOUT_ROUTER_PORT": port})
         with pytest.raises(ConfigError, match=f"another program listens there.*sport = :{port}"):
             listen(settings)
+
+
+@pytest.mark.parametrize("lacks", ["sockets", "addresses", "both kinds at once"])
+def test_a_machine_without_ipv6_has_a_router_by_ipv4(monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
+    make = socket.create_server
+
+    def none_of_ipv6(place: tuple[str, int], **more: object) -> socket.socket:
+        if more.get("family") == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT if lacks == "sockets" else errno.EADDRNOTAVAIL, "no IPv6")
+        return make(place, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "create_server", none_of_ipv6)
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: lacks != "both kinds at once")
+    with listen(mapping_settings({"STAGEOUT_ROUTER_PORT": "0"})) as listening:
+        assert listening.family == socket.AF_INET
+        socket.create_connection(("127.0.0.1", listening.getsockname()[1])).close()
+
+
+def test_a_port_that_is_taken_by_ipv6_is_not_taken_by_ipv4_instead() -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        settings = mapping_settings({"STAGEOUT_ROUTER_PORT": str(taken.getsockname()[1])})
+        with pytest.raises(ConfigError, match="another program listens there"):
+            listen(settings)
+
+
+def test_a_name_is_listened_on_by_ipv4_first_and_a_literal_may_have_brackets() -> None:
+    for host, family in (("localhost", socket.AF_INET), ("127.0.0.1", socket.AF_INET), ("[::1]", socket.AF_INET6)):
+        try:
+            with listen(mapping_settings({"STAGEOUT_ROUTER_HOST": host, "STAGEOUT_ROUTER_PORT": "0"})) as listening:
+                assert listening.family == family
+        except ConfigError:
+            assert family == socket.AF_INET6 and not socket.has_dualstack_ipv6()
 
 
 def test_a_key_is_made_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

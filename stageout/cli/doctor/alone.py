@@ -60,7 +60,8 @@ def router_keys(machine: Machine) -> Iterator[Finding]:
 def router_port(machine: Machine) -> Iterator[Finding]:
     """Check that a router listens at its address."""
     host, port = machine.settings.text("STAGEOUT_ROUTER_HOST"), machine.settings.count("STAGEOUT_ROUTER_PORT")
-    here = "127.0.0.1" if host in ("", "0.0.0.0") else "::1" if host == "::" else host
+    host = host.strip("[]")
+    here = "127.0.0.1" if host in ("*", "0.0.0.0") else "::1" if host == "::" else host
     if machine.listens(here, port):
         yield ok("router-port", f"something listens on port {port}; whether others reach it cannot be seen from here")
     else:

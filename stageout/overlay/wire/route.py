@@ -27,7 +27,18 @@ def address(text: str) -> tuple[str, int]:
 
 def written(host: str, port: int) -> str:
     """The address in the one form in which addresses are compared."""
-    return f"[{host.lower()}]:{port}" if ":" in host else f"{host.lower()}:{port}"
+    return f"[{_compressed(host.lower())}]:{port}" if ":" in host else f"{host.lower()}:{port}"
+
+
+def _compressed(host: str) -> str:
+    """An IPv6 address in its shortest form; any other text as it is."""
+    from ipaddress import IPv6Address  # most addresses are names
+
+    literal, percent, scope = host.partition("%")
+    try:
+        return f"{IPv6Address(literal).compressed}{percent}{scope}"
+    except ValueError:
+        return host
 
 
 def addresses(text: str) -> Route:
