@@ -151,7 +151,7 @@ def _repair_definitions(connection: sqlite3.Connection) -> str:
     another trigger the sums are wrong.
     """
     wanted, found = _definitions_of_this_version(), _definitions(connection)
-    wrong = sorted({key for key, _ in wanted.items() ^ found.items()}, key=repr)  # damaged ones may be no text
+    wrong = sorted({key for key, _ in wanted.items() ^ found.items()})
     if not wrong:
         return ""
     tables = [name for kind, name in wrong if kind not in _REMADE]
@@ -165,8 +165,13 @@ def _repair_definitions(connection: sqlite3.Connection) -> str:
 
 
 def _definitions(connection: sqlite3.Connection) -> dict[tuple[str, str], _Definition]:
-    """Return the table and the statement of each object, by its type and name."""
+    """Return the table and the statement of each object, by its type and name.
+
+    :raises sqlite3.DatabaseError: one of them is damaged so that it is no text.
+    """
     rows = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchall()
+    if not all(isinstance(value, (str, type(None))) for row in rows for value in row):
+        raise sqlite3.DatabaseError("it is malformed: a definition is no text")
     return {(kind, name): _Definition(table, " ".join((sql or "").split())) for kind, name, table, sql in rows}
 
 

@@ -265,6 +265,18 @@ def test_a_damaged_definition_of_an_index_or_a_trigger_is_made_anew(
     assert [record.message for record in caplog.records if record.message.startswith("ledger-repaired ")]
 
 
+@pytest.mark.parametrize("column", ["sql", "name", "tbl_name"])
+def test_a_definition_that_is_no_text_stops_the_manager_with_advice(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "ledger.sqlite"
+    _filled(path)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute(f"UPDATE sqlite_master SET {column} = CAST({column} AS BLOB) WHERE name = 'files_due'")
+        db.commit()
+    with pytest.raises(LedgerError, match=r"malformed.*put it back from a backup"):
+        Ledger(path)
+
+
 def test_sums_that_a_damaged_trigger_has_left_are_counted_anew(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     _filled(path)
