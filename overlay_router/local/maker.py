@@ -30,7 +30,7 @@ from overlay_router.local.tree import OWN, Tree
 #: first, paths: answered by the errors of those that have none. FORGET: what was written and has no name.
 WRITE, NAME, FORGET = range(3)
 #: Of the data of one order, and how many of them the region takes.
-PART_BYTES, PARTS = 512 * 1024, 4
+PART_BYTES, PARTS = 1024 * 1024, 4
 
 
 class Maker:

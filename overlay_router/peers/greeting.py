@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from overlay_router.peers.keys import Key, Keys
 from stageout.overlay.tcp import notice_loss
-from stageout.overlay.wire import frames, messages
+from stageout.overlay.wire import frames, messages, packs
 from stageout.overlay.wire.frames import BadFrame, Checksum, Frame
 from stageout.overlay.wire.greeting import accept, offer
 from stageout.overlay.wire.messages import Hello, Message, Prove, Refuse, Welcome
@@ -110,6 +110,7 @@ async def greet(
         cancels=True,
         packs=bool(store),
         parts=bool(store),
+        packed_bytes=packs.MAX_TAKEN_BYTES if store else 0,
     )
     mine = messages.proof(key.secret, "welcome", hello, welcome)
     answer = replace(welcome, proof=mine)

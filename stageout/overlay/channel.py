@@ -476,7 +476,7 @@ class Channel:
         self._sums = frames.sums(welcome.checksum, welcome.digest)
         self.digest = frames.digests()[welcome.digest]
         self.store, self.cancels, self.packs = welcome.store, welcome.cancels, welcome.packs
-        self.parts = welcome.parts
+        self.parts, self.packed_bytes = welcome.parts, welcome.packed_bytes or packs.MAX_FILE_BYTES
         self.digest_name = welcome.digest
         self.node, self._nonce = welcome.node, welcome.nonce
         self.ahead_s = welcome.clock - int(time.time())

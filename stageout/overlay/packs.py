@@ -27,7 +27,7 @@ from stageout.overlay.pack_looking import NEWER, Files, look
 from stageout.overlay.sources import AnyPath, open_source
 from stageout.overlay.wire.fields import MAX_AFTER, MAX_PATH_BYTES
 from stageout.overlay.wire.messages import Custody, Low, Message, NoSpace, Pack, Packed, Result, Status
-from stageout.overlay.wire.packs import MAX_FILE_BYTES, MAX_FILES, MAX_PACK_BYTES, MAX_PATHS_BYTES
+from stageout.overlay.wire.packs import MAX_FILE_BYTES, MAX_FILES, MAX_PACK_BYTES, MAX_PATHS_BYTES, MAX_TAKEN_BYTES
 from stageout.overlay.wire.route import Route
 from stageout.wire.deposits import EXPIRES_AFTER_S
 
@@ -43,7 +43,7 @@ _ASK_EVERY_S = 10.0
 #: Characters that JSON takes at most for one of ASCII; twice as many for others.
 _ESCAPED = 6
 #: Of the data of a pack, of one more file that may turn out not to fit, and of a byte that shows that one has grown.
-_ROOM_BYTES = MAX_PACK_BYTES + MAX_FILE_BYTES + 1
+_ROOM_BYTES = MAX_PACK_BYTES + MAX_TAKEN_BYTES + 1
 Key = TypeVar("Key")
 
 
@@ -233,7 +233,8 @@ class Packer(Generic[Key]):
 
         :param key: ``ended`` is called with it, sooner or later. :param path: below the router's root.
         :param seq: its number, 0 for the next one. A pack has numbers without a gap: behind one, another pack begins.
-        :returns: False for a file of more than 64 KiB, which is not sent.
+        :returns: False for a file that is larger than those that the router takes in packs, which is not sent. Those
+            in custody go on to routers that may be older: there it is one of more than 64 KiB.
         :raises TransferFailure: the router cannot be reached; no file that has not ended will.
         """
         path_bytes = len(path) * (_ESCAPED if path.isascii() else 2 * _ESCAPED) + 3
@@ -249,11 +250,13 @@ class Packer(Generic[Key]):
             self._send()
         load = self._load
         try:
-            found = _read(local, load.room, load.data_bytes)
+            found = _read(local, load.room, load.data_bytes, self._takes)
             if found is None:
                 return False
             if len(path) > MAX_PATH_BYTES // 4 and len(path.encode(errors="surrogateescape")) > MAX_PATH_BYTES:
                 raise TransferFailure(ErrorClass.BAD_URL, f"{path[:100]}...: the path is too long")
+        except _Unreached as problem:
+            raise problem.failure from None
         except TransferFailure as failure:
             self._ended(key, failure)
             return True
@@ -268,6 +271,19 @@ class Packer(Generic[Key]):
             load.after.add(earlier)
         self._names.add(path)
         return True
+
+    def _takes(self, size_bytes: int) -> bool:
+        """Tell whether a file of that size may be in a pack. :raises _Unreached: that cannot be asked."""
+        if size_bytes <= MAX_FILE_BYTES:
+            return True
+        if size_bytes > MAX_TAKEN_BYTES or self._like.terminal:
+            return False
+        while self._channel is None:
+            try:
+                self._trying(self._reach)
+            except TransferFailure as failure:
+                raise _Unreached(failure) from None
+        return size_bytes <= self._channel.packed_bytes
 
     def has(self, path: str) -> bool:
         """Tell whether a file of that name is under way."""
@@ -355,6 +371,9 @@ class Packer(Generic[Key]):
                 else:
                     load.put(self._channel, self._helpers)
         return self._channel
+
+    def _reach(self) -> None:
+        self._connected()
 
     def _meet(self, channel: Channel) -> None:
         """Packs that may have been executed by a router that has lost its records since then are looked for there."""
@@ -444,19 +463,27 @@ class Packer(Generic[Key]):
             ended(key, end or SmallPut(size_bytes, digest_name, digest.hex(), generation))
 
 
+class _Unreached(Exception):
+    """The router cannot be reached, which is no fault of the file that is to be sent next."""
+
+    def __init__(self, failure: TransferFailure) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
 def _answers(answer: Packed, keys: Sequence[object]) -> bool:
     """Tell whether there is a result for each file: none may be forgotten, or count as arrived, for want of one."""
     return len(answer.generations) == len(keys) and len(answer.failed) == len(answer.outcomes)
 
 
-def _read(local: AnyPath, room: memoryview, start: int) -> tuple[int, int] | None:
+def _read(local: AnyPath, room: memoryview, start: int, takes: Callable[[int], bool]) -> tuple[int, int] | None:
     """A whole small file into a room; its size and permissions, None for a larger one.
 
-    :raises TransferFailure: classified.
+    :param takes: tells whether a size is small. :raises TransferFailure: classified.
     """
     descriptor, before = open_source(local)
     try:
-        if before.st_size > MAX_FILE_BYTES:
+        if not takes(before.st_size):
             return None
         view = room[start : start + before.st_size + 1]
         size_bytes = os.readv(descriptor, (view,))

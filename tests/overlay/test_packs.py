@@ -17,7 +17,7 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.helpers import MOST
 from stageout.overlay.key_file import read_key
 from stageout.overlay.packs import End, Packer, SmallPut
-from stageout.overlay.wire.packs import MAX_FILE_BYTES
+from stageout.overlay.wire.packs import MAX_FILE_BYTES, MAX_TAKEN_BYTES
 from tests.harness.router import RouterProcess
 from tests.overlay.between import Between
 
@@ -91,7 +91,13 @@ def test_several_connections_over_a_long_way(
 
 
 def test_the_biggest_the_empty_and_the_same_name_again(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
-    files = {"big": os.urandom(MAX_FILE_BYTES), "empty": b"", os.fsdecode(b"caf\xe9\n"): b"x", "n" * 255: b"long"}
+    files = {
+        "big": os.urandom(MAX_TAKEN_BYTES),
+        "more": os.urandom(MAX_FILE_BYTES + 1),
+        "empty": b"",
+        os.fsdecode(b"caf\xe9\n"): b"x",
+        "n" * 255: b"long",
+    }
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
         (tmp_path / name).chmod(0o640)
@@ -106,7 +112,7 @@ def test_the_biggest_the_empty_and_the_same_name_again(router: RouterProcess, ga
 
 def test_what_cannot_be_sent_fails_alone(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
     (tmp_path / "good").write_text("good")
-    (tmp_path / "large").write_bytes(bytes(MAX_FILE_BYTES + 1))
+    (tmp_path / "large").write_bytes(bytes(MAX_TAKEN_BYTES + 1))
     (tmp_path / "pp").write_text("where a directory is")
     (router.root / "to/pp").mkdir(parents=True)
     ends = _send(gateway, tmp_path, ["good", "none", "large", "pp"])

@@ -23,6 +23,7 @@ from stageout.overlay.safekeeping import Custodian
 from stageout.overlay.small_deposits import Small, deposit_small
 from stageout.overlay.wire.fields import MAX_PATH_BYTES
 from stageout.overlay.wire.messages import Low, Message, Operation, Packed
+from stageout.overlay.wire.packs import MAX_FILE_BYTES, MAX_TAKEN_BYTES
 from stageout.overlay.wire.route import Route
 
 GATEWAY = Gateway("192.0.2.1", 1, "key", b"secret")
@@ -30,7 +31,7 @@ GATEWAY = Gateway("192.0.2.1", 1, "key", b"secret")
 
 def _read(path: Path) -> bytes:
     room = memoryview(bytearray(1000))
-    found = packs._read(path, room, 10)
+    found = packs._read(path, room, 10, lambda size_bytes: True)
     assert found is not None
     return bytes(room[10 : 10 + found[0]])
 
@@ -71,6 +72,48 @@ def test_a_path_that_no_router_reads_costs_no_other_file(letter: str, tmp_path: 
     assert isinstance(failure, TransferFailure)
     assert failure.kind is ErrorClass.BAD_URL
     assert (ends, packer.keys()) == ({}, ["good"])
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "said_bytes", "terminal", "is_taken"),
+    [
+        (MAX_FILE_BYTES, None, "", True),
+        (MAX_FILE_BYTES + 1, MAX_FILE_BYTES, "", False),
+        (MAX_FILE_BYTES + 1, MAX_FILE_BYTES + 1, "", True),
+        (MAX_FILE_BYTES + 2, MAX_FILE_BYTES + 1, "", False),
+        (MAX_TAKEN_BYTES + 1, None, "", False),
+        (MAX_FILE_BYTES + 1, None, "t:1", False),
+    ],
+)
+def test_a_router_says_how_large_the_files_of_a_pack_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size_bytes: int, said_bytes: int | None, terminal: str,
+    is_taken: bool,
+) -> None:  # fmt: skip
+    """It is asked only when that matters: an earlier one takes 64 KiB."""
+    (tmp_path / "f").write_bytes(bytes(size_bytes))
+    packer = Packer(GATEWAY, print, terminal=terminal)
+
+    def connected() -> None:
+        assert said_bytes is not None, "nobody need be asked"
+        packer._channel = SimpleNamespace(packed_bytes=said_bytes)  # type: ignore[assignment]
+
+    monkeypatch.setattr(packer, "_connected", connected)
+    assert packer.add("f", tmp_path / "f", "f") is is_taken
+    assert packer.keys() == ["f"] * is_taken
+
+
+def test_a_router_that_is_not_there_fails_all_and_not_the_next_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_bytes(bytes(MAX_FILE_BYTES + 1))
+    packer = Packer(GATEWAY, lambda key, end: pytest.fail("no file has ended"))
+
+    def away() -> None:
+        raise TransferFailure(ErrorClass.CREDENTIAL_REFUSED, "no")
+
+    monkeypatch.setattr(packer, "_connected", away)
+    with pytest.raises(TransferFailure, match="no"):
+        packer.add("f", tmp_path / "f", "f")
 
 
 def test_packs_that_ended_in_another_order_are_all_settled() -> None:

@@ -19,6 +19,7 @@ import pytest
 from overlay_router.custodians.pack_carrier import Answer, Way, _Sent
 from overlay_router.ends import Ends
 from overlay_router.local import hidden, makers, small_files, unnamed
+from overlay_router.local.maker import PART_BYTES
 from overlay_router.local.replies import Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.waiting import Changes, Packs
@@ -379,7 +380,7 @@ def _die_with(router: Router, label: str, count: int, when: str) -> bool:
         {"sizes_bytes": (1,)},
         {"modes": ()},
         {"paths": (), "sizes_bytes": (), "modes": ()},
-        {"sizes_bytes": (1, packs.MAX_FILE_BYTES + 1)},
+        {"sizes_bytes": (1, packs.MAX_TAKEN_BYTES + 1)},
         {"sizes_bytes": (1, 2)},
         {"manifest": "0" * 64},
     ],
@@ -392,6 +393,33 @@ def test_packs_that_do_not_fit_their_data_are_refused(change: dict[str, object])
     (frame,) = decoder.frames()
     with pytest.raises(BadFrame):
         packs.decode(frame)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "terminal", "is_taken"),
+    [
+        (packs.MAX_TAKEN_BYTES, "", True),
+        (packs.MAX_TAKEN_BYTES + 1, "", False),
+        (packs.MAX_FILE_BYTES, "t:1", True),
+        (packs.MAX_FILE_BYTES + 1, "t:1", False),
+    ],
+)
+def test_files_in_packs_are_small_and_smaller_on_the_way_to_another_router(
+    size_bytes: int, terminal: str, is_taken: bool
+) -> None:
+    head = Pack(ORIGIN, 1, EXPIRES, ("a",), (size_bytes,), (0,), packs.manifest([b"d" * 16]), terminal=terminal)
+    decoder = Decoder()
+    decoder.feed(packs.encode(head, [b"d" * 16], [bytes(size_bytes)], decoder.checksum))
+    (frame,) = decoder.frames()
+    if is_taken:
+        assert packs.decode(frame)[1][0].data.nbytes == size_bytes
+        return
+    with pytest.raises(BadFrame, match="more than the protocol allows"):
+        packs.decode(frame)
+
+
+def test_a_maker_has_room_for_the_largest_file() -> None:
+    assert PART_BYTES >= packs.MAX_TAKEN_BYTES
 
 
 def test_numbers_of_files_end_where_those_of_operations_do() -> None:

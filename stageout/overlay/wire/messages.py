@@ -62,7 +62,7 @@ class Welcome:
 
     :param store: epoch of the records of what was executed there: another one, and the old ones are lost. "" for none.
     :param cancels: it heeds what a PACK says is cancelled. :param packs: it answers a GET_PACK, and :param parts: a
-        GET of a part.
+        GET of a part. :param packed_bytes: of the largest file that it takes in a PACK; 0: 64 KiB.
     """
 
     node: str
@@ -75,6 +75,7 @@ class Welcome:
     cancels: bool = False
     packs: bool = False
     parts: bool = False
+    packed_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,11 @@ from stageout.overlay.wire.messages import FoundPack, GetPack, Pack
 from stageout.overlay.wire.pack_gets import MAX_ASKED, MAX_ASKED_BYTES
 from stageout.wire.deposits import MAX_PACKED_FILE_BYTES
 
+#: Of a file that any router takes in a pack, and gives in one. WELCOME says whether larger ones may come.
 MAX_FILE_BYTES = MAX_PACKED_FILE_BYTES
 MAX_PACK_BYTES = 1024 * 1024
+#: Of a file that this version takes in a pack, unless it goes on to another router, which may be older.
+MAX_TAKEN_BYTES = MAX_PACK_BYTES
 MAX_FILES = MAX_ENTRIES
 #: Bytes of meta data that the paths of a pack may take up; the rest is for its other columns.
 MAX_PATHS_BYTES = 128 * 1024
@@ -59,7 +62,8 @@ def decode(frame: Frame) -> tuple[Pack, list[PackedFile]]:
     if not count or len(pack.sizes_bytes) != count or len(pack.modes) != count:
         raise BadFrame("the columns of a pack are not of one length, or empty")
     total_bytes = sum(pack.sizes_bytes)
-    if max(pack.sizes_bytes) > MAX_FILE_BYTES or total_bytes > MAX_PACK_BYTES or pack.seq + count > MAX_NUMBER:
+    most_bytes = MAX_FILE_BYTES if pack.terminal else MAX_TAKEN_BYTES
+    if max(pack.sizes_bytes) > most_bytes or total_bytes > MAX_PACK_BYTES or pack.seq + count > MAX_NUMBER:
         raise BadFrame("a pack holds more than the protocol allows")
     if len(tail) != count * DIGEST_BYTES + total_bytes:
         raise BadFrame("the data of a pack are not those that it names")
