@@ -44,12 +44,10 @@ from overlay_router.peers.rights import Rights
 from overlay_router.relay import Router
 from overlay_router.waiting import Packs
 from stageout.core.errors import TransferFailure
-from stageout.core.signing import new_key
 from stageout.movers.mover import Equipment
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.tcp import notice_death
 from stageout.overlay.wire import frames, messages, warrant
-from stageout.overlay.wire.capability import issue
 from stageout.overlay.wire.fields import MAX_NUMBER
 from stageout.overlay.wire.frames import Decoder
 from stageout.overlay.wire.greeting import WrongKey, accept, offer
@@ -514,14 +512,13 @@ def test_nothing_is_taken_that_would_stay_for_ever(end: _End) -> None:
     """A connection that its sender never ends, ends by its time."""
     last = int(time.time()) + MOST_EXPIRES_AFTER_S
     peer = Peer("", Key("site", SECRET, ""), "crc32", "blake2b-128")
-    capable = issue(new_key(), "ed25519:x", "", ("write",), last)
 
     async def work(router: Router, gateway: Gateway) -> None:
         for message in (
             ASK,
             Operation(ORIGIN, 1, "mkdir", "d", 1),
             Pack(ORIGIN, 1, 1, ("a",), (1,), (0,), ""),
-            replace(ASK, terminal="t:1", capability=capable),
+            replace(ASK, terminal="t:1"),
             messages.Copy(ORIGIN, 1, "f", 1, "t:1", "f", 1, 0o644, 1, "w"),
         ):
             far = replace(message, expires=last + 3600)
