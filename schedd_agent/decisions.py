@@ -96,6 +96,8 @@ def decide(given: DecisionInput, limits: DecisionLimits) -> list[Effect]:
     """Return the effects for one job, in the order in which they must happen."""
     if given.job is None:
         return [*_decide_left_job(given)]
+    if given.job.is_kept_copy:
+        return []  # the schedd takes it out of the queue, and its history then decides
     if given.job.has_request_of_other_run(given.recorded_run):
         refused = [] if given.job.status == Status.REMOVED else [_refuse_other_run(given.job)]
         return [*refused, *decide(replace(given, job=replace(given.job, request="")), limits)]

@@ -107,6 +107,7 @@ class Job:
     :param unlogged_hold_run: run that the agent held, until the job's log has the event (StageOutUntold).
     :param hold_counts: NumHoldsByReason.
     :param is_kept: DAG node that DAGMan removed after its end; it counts as completed.
+    :param is_kept_copy: copy that a JobRouter removed after its end; in the history it counts as completed.
     :param has_ended: the last run has ended for good. Another shadow would only confirm that.
     :param has_shadow: the last run still has a shadow (RemoteHost).
     :param kept_until: time until which the queue keeps the job; 0 for the default limit after its end.
@@ -136,6 +137,7 @@ class Job:
     request: str = ""
     reruns: int = 0
     is_kept: bool = False
+    is_kept_copy: bool = False
     has_ended: bool = False
     has_shadow: bool = False
     ad_state: JobAdState = field(default_factory=JobAdState)

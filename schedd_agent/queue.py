@@ -34,6 +34,7 @@ from stageout.core.condor_ads import UNDECODABLE, SkippedAttributes, decoded, va
 from stageout.core.dagman import is_kept_node, is_with_its_dag
 from stageout.core.durable import step
 from stageout.core.errors import StageoutError
+from stageout.core.routed import is_kept_copy
 from stageout.core.states import State
 from stageout.wire.custody import JobKey, job_id_of
 from stageout.wire.typed import MOST_NUMBER
@@ -68,7 +69,7 @@ PROJECTION = [
     "StageOutManager", "StageOutKeys", "StageOutCustody", "StageOutUntold", "NumHoldsByReason", "Owner", "User",
     "TerminationPending", "RemoveReason", "RemoteHost",
     "JobNotification", "NotifyUser", "UidDomain", "StageOutKeptUntil", "RemotePool", "LastRemotePool",
-    "JobMaterializeNextProcId", "StageOutUserLeave", "QDate", "TotalSubmitProcs",
+    "JobMaterializeNextProcId", "StageOutUserLeave", "QDate", "TotalSubmitProcs", "RoutedBy",
 ]  # fmt: skip
 
 
@@ -127,6 +128,7 @@ def parse_job(ad: Mapping[str, Any], candidate: bool) -> Job:
     return Job(
         name=text("GlobalJobId"), user=text("User"), cluster=number("ClusterId"), proc=number("ProcId"),
         status=Status.COMPLETED if is_kept else number("JobStatus"), is_kept=is_kept, has_ended=has_ended,
+        is_kept_copy=is_kept_copy(number("JobStatus"), "RoutedBy" in ad, has_ended, text("RemoveReason")),
         has_shadow="RemoteHost" in ad,
         run=number("NumShadowStarts"), handed_off=handed_off if isinstance(handed_off, int) else 0,
         priority=number("JobPrio"), dag=number("DAGManJobId"), entered_at=number("EnteredCurrentStatus"),
@@ -221,7 +223,8 @@ class CondorJobQueue:
             job = parse_job(ad, False)
             if job.has_own_name and job.key in jobs:
                 found[job.key] = HistoryRecord(
-                    job.status, job.run, job.executing_since, job.transferred_at,
+                    Status.COMPLETED if job.is_kept_copy else job.status,
+                    job.run, job.executing_since, job.transferred_at,
                     given_up=job.ad_state.state == State.CANCELLED,
                     failed=job.ad_state.state in HOLD_STATES and job.ad_state.run == job.run,
                     reconnects=job.reconnects, owner=job.owner, mail=job.mail,
@@ -386,7 +389,7 @@ class CondorJobQueue:
         wanted = [
             "GlobalJobId", "ClusterId", "ProcId", "JobStatus", "NumShadowStarts", "TransferOutFinished",
             "JobCurrentFinishTransferOutputDate", "JobCurrentStartExecutingDate", "StageOutState", "DAGManJobId",
-            "TerminationPending", "RemoveReason",
+            "TerminationPending", "RemoveReason", "RoutedBy",
             "StageOutRun", "Owner", "User", "JobNotification", "NotifyUser", "UidDomain",
         ]  # fmt: skip
         for constraint in _any_of(jobs):

@@ -134,6 +134,11 @@ _JOB: tuple[Source, ...] = (
         "another user counts the job.",
     ),
     Source(
+        Kind.JOB, ("RoutedBy", "SubmitterGlobalJobId"), (_AGENT, _COMMAND, _HTCONDOR),
+        "the JobRouter or the gridmanager; the owner of the job, too",
+        "The own output is transferred before the job ends, or it is delivered although a JobRouter removed the job.",
+    ),
+    Source(
         Kind.JOB, ("JobUniverse", "QDate", "TotalSubmitProcs"), (_AGENT, _PAGE, _HTCONDOR), _OWNER_TOO,
         "Messages about the own cluster have wrong sums.",
     ),

@@ -192,6 +192,7 @@ TABLE: list[tuple[str, DecisionInput, list[str]]] = [
     ("removed", situation(job(Status.REMOVED), seen(State.MOVING)), ["cancel"]),
     ("gone, unknown", situation(None, seen(State.MOVING)), []),
     ("gone, removed", situation(None, seen(State.MOVING), history=HistoryRecord(3, 1)), ["cancel"]),
+    ("a copy that its JobRouter removed", situation(job(Status.REMOVED, is_kept_copy=True), seen(State.MOVING)), []),
     ("gone, removed, freed", situation(None, seen(State.CANCELLED), history=HistoryRecord(3, 1)), ["forget"]),
     (
         "gone, completed",

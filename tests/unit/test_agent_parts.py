@@ -342,6 +342,31 @@ def test_a_completed_node_that_dagman_removed_counts_as_completed() -> None:
         assert (job.status, job.is_kept) == (Status.REMOVED, False), ad
 
 
+_COPY = {
+    "GlobalJobId": JOB, "User": "alice@test", "ClusterId": 7, "ProcId": 0, "JobStatus": 3, "NumShadowStarts": 1,
+    "RoutedBy": "jobrouter", "TerminationPending": True,
+    "RemoveReason": "JobRouter aborted job (by user condor)",
+}  # fmt: skip
+_NO_KEPT_COPIES = [
+    {**_COPY, "RemoveReason": "via condor_rm (by user alice)"},
+    {**_COPY, "RemoveReason": "unlike a JobRouter (by user alice)"},
+    {**_COPY, "TerminationPending": False},
+    {name: value for name, value in _COPY.items() if name != "RoutedBy"},
+]
+
+
+def test_a_completed_copy_that_a_jobrouter_removed_counts_as_completed_in_the_history() -> None:
+    kept = parse_job(_COPY, candidate=True)
+    assert (kept.status, kept.is_kept_copy) == (Status.REMOVED, True)
+    assert not parse_job({**_COPY, "JobStatus": 4}, candidate=True).is_kept_copy
+    for ad in _NO_KEPT_COPIES:
+        assert not parse_job(ad, candidate=True).is_kept_copy, ad
+    for ads, status in [([_COPY], Status.COMPLETED), *(([ad], Status.REMOVED) for ad in _NO_KEPT_COPIES)]:
+        found = _Left(ads).history_records([kept.key])
+        assert found[kept.key].status == status, ads
+        assert found[kept.key].wants_nothing is (status == Status.REMOVED)
+
+
 _FIRED = "removed because <OtherJobRemoveRequirements = DAGManJobId =?= 16> fired when job (16.0) was removed"
 
 
@@ -356,6 +381,13 @@ class _History(CondorJobQueue):
 
     def _query_history(self, jobs: list[str]) -> Iterator[dict[str, Any]]:
         return (ad for ad in self._ads if f"ClusterId == {ad['ClusterId']} && ProcId == 0" in jobs)
+
+
+class _Left(_History):
+    """A history with these jobs, whatever is asked."""
+
+    def _query_history(self, ids: list[str]) -> Iterator[dict[str, Any]]:
+        return iter(self._ads)
 
 
 @pytest.mark.parametrize(
