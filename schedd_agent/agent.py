@@ -5,6 +5,7 @@ The agent's memory may be lost: after a restart the queue, the records and the r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -266,6 +267,7 @@ class Agent:
         self._keep_only(keys)
         self._ask_history([key for key in reported if key not in jobs])
         self._foreign = self._foreign_output(jobs, reported)
+        self.counts.left_output = self._left_output(jobs, reported)
         self._ask_dags({job.dag for job in jobs.values() if job.dag and job.has_final_handoff})
         plans: list[tuple[Job, list[Effect]]] = []
         sends: list[tuple[JobKey, SendOrder]] = []
@@ -299,6 +301,15 @@ class Agent:
             held = (item for item in items if item.sandbox.state not in FREED)
             found += [f"{key.name} of {key.owner} at {item.manager_name}: {whose}" for item in held]
         return found
+
+    def _left_output(
+        self, jobs: Mapping[JobKey, Job], reported: Mapping[JobKey, Sequence[ReportedSandbox]]
+    ) -> Counter[str]:
+        """Count, by state, output that managers hold for jobs of this schedd that have left the queue."""
+        states = set(map(str, State)) - FREED
+        left = (items for key, items in reported.items() if key not in jobs and key.schedd == self.name)
+        found = Counter(item.sandbox.state for items in left for item in items if item.sandbox.state in states)
+        return Counter({state: found[state] for state in sorted(states)})
 
     def _decide(self, key: JobKey, job: Job | None, reported: Sequence[ReportedSandbox]) -> list[Effect]:
         """Decide on one job. An error in that is logged once, and other jobs go on.
@@ -567,6 +578,7 @@ class Agent:
         facts = {"version": __version__, "records": self.records_written, "refused": refused}
         facts["leave_limit_s"] = self.limits.leave_s
         facts["history_problem"] = self.file_recorder.problem if self.file_recorder else ""
+        facts["left"] = dict(self.counts.left_output)
         facts["misnamed"] = self._misnamed
         facts["foreign"] = self._foreign[:_SHOWN]
         (number,) = self.numbers.take(1)

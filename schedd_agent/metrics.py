@@ -23,6 +23,7 @@ class AgentCounts:
     """Counts of the agent's work since its start, and of the jobs at the last pass.
 
     :ivar edits: by kind.
+    :ivar left_output: sandboxes at managers whose jobs have left the queue, by state.
     :ivar refused_jobs: in the queue, with the GlobalJobId of another job. :ivar passes: by "done" and "failed".
     :ivar pass_s: seconds that the last pass took.
     :ivar passed_at: wall clock of the last pass that succeeded, 0 for none.
@@ -33,6 +34,7 @@ class AgentCounts:
         self.held: Counter[str] = Counter()
         self.edits: Counter[str] = Counter()
         self.edit_failures = 0
+        self.left_output: Counter[str] = Counter()
         self.refused_jobs = 0
         self.passes: Counter[str] = Counter(done=0, failed=0)
         self.pass_s = self.passed_at = 0.0
@@ -59,6 +61,7 @@ class AgentCounts:
         found.put_all("stageout_agent_jobs_held", self.held)
         found.put_all("stageout_agent_edits_total", self.edits)
         found.put("stageout_agent_edit_failures_total", self.edit_failures)
+        found.put_all("stageout_agent_left_output", self.left_output)
         found.put("stageout_agent_refused_jobs", self.refused_jobs)
         found.put_all("stageout_agent_passes_total", self.passes)
         found.put("stageout_agent_last_pass_timestamp_seconds", self.passed_at)

@@ -29,7 +29,9 @@ from stageout.wire.custody import (
     BadPayload,
     Report,
     check_signature,
+    left_in,
     payload_of,
+    read_notice,
     read_report,
 )
 
@@ -477,6 +479,18 @@ class Pool:
         wanted = f'MyType == "{AGENT_AD}" && StageOutSchedd == {quote(schedd)}'
         heard_at = max((ad.integer("LastHeardFrom") for ad in self.ads(wanted, ["LastHeardFrom"])), default=0)
         return heard_at - self._ahead_s if heard_at else 0
+
+    def left_output(self, schedd: str) -> dict[str, int] | None:
+        """Return how much output nodes hold of jobs that have left the schedd's queue, by state.
+
+        None: its agent has not said so. :raises Unavailable: the collector does not answer.
+        """
+        wanted = f'MyType == "{AGENT_AD}" && StageOutSchedd == {quote(schedd)}'
+        for ad in self.ads(wanted, ["StageOutPayload"]):
+            with contextlib.suppress(BadPayload):
+                notice = read_notice(payload_of(ad))
+                return left_in(notice) if "left" in notice.extra else None
+        return None
 
     @cached_property
     def _ahead_s(self) -> int:

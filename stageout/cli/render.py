@@ -177,7 +177,7 @@ def state_word(row: Row, ledger: bool = False) -> str:
 
     :param ledger: the ledger's words, for administrators; otherwise those for job owners.
     """
-    if row.job_status == "Removed" and row.state != "Delivered":
+    if row.job_status == "Removed" and row.state != "Delivered" and not row.has_left:
         return "removed"
     if row.state != "None":
         return row.state if ledger else _owners_word(row)
@@ -200,10 +200,18 @@ def reason(row: Row, now: float) -> str:
     :param now: wall clock, seconds.
     """
     leaves = "leaves the queue within a minute" if row.leaves_queue else ""
-    told = "; ".join(filter(None, (leaves, _sending(row, now), clean(row.reason))))
+    told = "; ".join(filter(None, (leaves, _gone(row, now), _sending(row, now), clean(row.reason))))
     if row.silent_s:
         return f"as of {duration(row.silent_s)} ago: {told or plain_word(row.state)}"
     return told
+
+
+def _gone(row: Row, now: float) -> str:
+    """Return that the job has left the queue, and how and when it ended."""
+    if not row.has_left:
+        return ""
+    since = f" {duration(now - row.ended_at)} ago" if row.ended_at else ""
+    return f"its job has left the queue ({row.job_status.lower()}{since})"
 
 
 def _sending(row: Row, now: float) -> str:

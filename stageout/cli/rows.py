@@ -42,6 +42,8 @@ class Row:
     :param leaves_queue: all is delivered, and the schedd removes the job when it looks at the queue next.
     :param eta_low_s: seconds until the output has probably arrived, at least; None: not known.
     :param eta_high_s: likewise, at most; None: not known, or the output waits for an event whose time is not known.
+    :param has_left: the job is no longer in the queue, and its output still on a node. :param ended_at: end of such a
+        job (wall clock, seconds); 0: not known, or the job was removed.
     :param silent_s: seconds since the last report of a node from which a newer one is overdue; 0 otherwise. All about
         the output was true then.
     :param fallback: URL for files that cannot be delivered. :param fallback_note: as in the manager's report.
@@ -77,6 +79,8 @@ class Row:
     fallback: str = ""
     fallback_note: str = ""
     silent_s: int = 0
+    has_left: bool = False
+    ended_at: int = 0
 
 
 @dataclass(frozen=True)
@@ -394,7 +398,8 @@ def rows_of_report(report: Report, now: float | None = None) -> list[Row]:
     """The rows of a node's own sandboxes, known from its manager alone. :param now: as of :func:`merge`."""
     said = [(box, report) for box in report.sandboxes]
     etas = {} if now is None else _etas(said, now)
-    return [_expecting(_row_of_box(*one), one, etas) for one in said]
+    rows = [_expecting(_row_of_box(*one), one, etas) for one in said]
+    return rows if now is None else [_silent(row, one, now) for row, one in zip(rows, said)]
 
 
 def needs_node(row: Row) -> bool:

@@ -14,6 +14,7 @@ from stageout.cli import render
 from stageout.cli.arguments import JOB, add_json, add_schedd
 from stageout.cli.exits import CommandError, Exit, Unavailable, UnknownJob, UsageError
 from stageout.cli.jobs import TRANSFERRING, Job, JobId, parse_job_ids
+from stageout.cli.left import left_output
 from stageout.cli.request import NOTICE_FRESH_S
 from stageout.cli.rows import (
     Destination,
@@ -58,8 +59,9 @@ class Snapshot(NamedTuple):
 
 
 DESCRIPTION = """\
-Show the delivery of job output. Without JOB, show one line for each of your jobs whose output was handed off. With JOB,
-show each file of that job. The figures come from the job queue and from the managers' reports in the collector."""
+Show the delivery of job output. Without JOB, show one line for each of your jobs whose output was handed off; also for
+those that have left the queue while a node still has their output. With JOB, show each file of that job. The figures
+come from the job queue and from the managers' reports in the collector."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -118,7 +120,22 @@ def look(
     jobs = _wanted_jobs(queue, wanted) if wanted else queue.jobs_in_stage_out(owner)
     seen = _explained(reported(jobs, queue, pool), queue, jobs, causes)
     seen = seen._replace(rows=explained(seen.rows, _refusals(jobs, pool)))
+    if not wanted:
+        seen = _with_left(seen, queue, pool, jobs, owner)
     return seen._replace(is_of_all=owner is None and not wanted)
+
+
+def _with_left(seen: Snapshot, queue: Queue, pool: Pool, jobs: list[Job], owner: str | None) -> Snapshot:
+    """With output whose jobs have left the queue, of this user or of all."""
+    now = time.time()
+    try:
+        rows, reports = left_output(queue, pool, {job.key for job in jobs}, owner, now)
+    except Unavailable as problem:
+        note = f"output of jobs that have left the queue is not shown: {problem}"
+        return seen._replace(notes=[*seen.notes, note])
+    known = {(place.manager, place.server) for place in seen.destinations}
+    places = (place for place in destinations(about(rows, reports), now) if (place.manager, place.server) not in known)
+    return seen._replace(rows=[*seen.rows, *rows], destinations=(*seen.destinations, *places))
 
 
 def _explained(seen: Snapshot, queue: Queue, jobs: list[Job], causes: dict[tuple[JobId, int], Why]) -> Snapshot:

@@ -120,6 +120,7 @@ METRICS: dict[str, Metric] = {
         _histogram("ledger_write_duration", "manager", "Seconds that a commit of the ledger took."),
         _gauge("jobs", "agent", "Jobs in the queue that the agent looks after, by StageOutState.", "state"),
         _gauge("jobs_held", "agent", "Jobs that are held because their stage-out failed, by sub-code.", "code"),
+        _gauge("left_output", "agent", "Outputs at managers whose jobs have left the queue, by state.", "state"),
         _gauge("orders_outstanding", "agent", "Orders that no manager has acknowledged."),
         _gauge("reports", "agent", "Managers whose reports the agent has."),
         _gauge("oldest_report_age_seconds", "agent", "Age of the oldest of these reports."),

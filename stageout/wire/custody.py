@@ -566,6 +566,14 @@ def read_notice(payload: str) -> AgentNotice:
         raise BadPayload(f"not an agent's notice: {problem}") from None
 
 
+def left_in(notice: AgentNotice) -> dict[str, int]:
+    """Return how much output nodes hold of jobs that have left the schedd's queue, by state."""
+    told = notice.extra.get("left")
+    counts = told.items() if isinstance(told, dict) else ()
+    known = {state.value for state in State}
+    return {state: number for state, number in counts if state in known and type(number) is int and number > 0}
+
+
 def payload_of(ad: Mapping[str, Any]) -> str:
     """The payload string of an ad. :raises BadPayload: there is none."""
     payload: object | None = ad.get("StageOutPayload")

@@ -162,6 +162,12 @@ def test_a_routed_job_without_url_output_completes(routing: Routing) -> None:
     assert "StageOutSynchronousCode" not in ends[0]
 
 
+def test_a_copy_that_condor_c_submits_is_marked_as_one(site: Any) -> None:
+    job = site.submit(extra='MY.SubmitterGlobalJobId = "other#1.0#1700000000"\nhold = true')
+    ad = site.pool.q(job)
+    assert (ad["StageOutSynchronousCode"], ad["StageOutGuard"]) == ("Routed", False)
+
+
 @pytest.mark.parametrize("early", [True, False], ids=["while it runs", "while its output waits"])
 def test_an_owner_who_lets_the_job_leave_gets_the_output(site: Any, early: bool) -> None:
     site.destination.stop()

@@ -51,6 +51,7 @@ from stageout.core.metrics_server import rendered
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
 from stageout.wire.custody import (
+    AGENT_AD,
     Action,
     FlowReport,
     JobKey,
@@ -58,6 +59,8 @@ from stageout.wire.custody import (
     Report,
     SandboxReport,
     ServerReport,
+    left_in,
+    payload_of,
     read_notice,
     read_orders,
     read_report,
@@ -839,6 +842,31 @@ def test_metrics_count_what_fails(site: Site) -> None:
     site.collector.down = True
     site.passes()
     assert readings_of(site.agent)["stageout_agent_passes_total", "failed"] == 1
+
+
+def left_output(site: Site) -> dict[str, float]:
+    """Return the counts above 0 in the metrics; the agent's notice has the same."""
+    site.passes(step_s=61)
+    found = {key[1]: value for key, value in readings_of(site.agent).items() if "left_output" in key[0] and value}
+    notices = [ad for (kind, _), ad in site.collector.ads.items() if kind == AGENT_AD]
+    assert left_in(max(map(read_notice, map(payload_of, notices)), key=lambda one: one.sent_at)) == found
+    return found
+
+
+def test_output_whose_job_has_left_the_queue_is_counted_in_metrics_and_notice(site: Site) -> None:
+    site.complete()
+    site.report(State.MOVING)
+    assert left_output(site) == {}
+    del site.queue.found[JOB]
+    site.queue.left[JOB] = HistoryRecord(Status.COMPLETED, 1)
+    for state in (State.MOVING, State.FAILED):
+        site.report(state)
+        assert left_output(site) == {state.value: 1}
+    site.start("ap2")
+    assert left_output(site) == {}, "it is output of another schedd"
+    site.start()
+    site.report(State.DELIVERED)
+    assert left_output(site) == {}
 
 
 def test_values_of_job_ads_are_bounded(site: Site) -> None:

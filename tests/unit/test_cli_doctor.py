@@ -317,6 +317,12 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("agent-notice", Level.FAIL, "cannot be read", collector(StageOutAgent=[ClassAd({"StageOutPayload": "x"})])),
     ("agent-notice", Level.FAIL, "knows no schedd", collector(Scheduler=[])),
     ("file-history", Level.FAIL, "disk is full", collector(StageOutAgent=[notice(history_problem="disk is full")])),
+    (
+        "left-output",
+        Level.WARN,
+        "3 outputs of jobs that have left the queue: 2 failed, 1 waiting to retry",
+        collector(StageOutAgent=[notice(left={"Failed": 2, "RetryWait": 1, "Nonsense": 7, "Moving": "x"})]),
+    ),
     ("file-history", Level.FAIL, "condor_preen", values(VALID_SPOOL_FILES="stageout_agent, stageout_history")),
     ("flocking", Level.WARN, "the collector far has no notice of the agent of ap", flocks(far=[])),
     ("flocking", Level.WARN, "far: the collector does not answer", flocks()),

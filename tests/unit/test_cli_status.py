@@ -127,6 +127,7 @@ def test_a_custodian_that_is_silent_is_named(state: str, awaited: set[str], monk
     assert render.awaited_managers(merge([waiting], [])) == awaited
     pool: Any = SimpleNamespace(reports=lambda managers: [replace(report(), sent_at=1)], heard=lambda managers: {"ep2"})
     pool.agent_heard_at = lambda schedd: int(time.time())
+    pool.left_output = lambda schedd: {}
     queue: Any = SimpleNamespace(jobs_in_stage_out=lambda owner: [waiting], name=lambda: "ap")
     notes = status_module.look(queue, pool, [], None, {}).notes
     assert [note.partition(" Its output")[0] for note in notes] == [
@@ -631,7 +632,10 @@ def test_status_says_that_the_agent_is_away(
     monkeypatch.setattr(time, "time", lambda: NOW)
     heard_at = 0 if silent_s is None else int(NOW) - silent_s
     pool: Any = SimpleNamespace(
-        reports=lambda managers: [], heard=set, agent_heard_at=lambda schedd: heard_at if schedd == "ap" else 1
+        reports=lambda managers: [],
+        heard=set,
+        agent_heard_at=lambda schedd: heard_at if schedd == "ap" else 1,
+        left_output=lambda schedd: {},
     )
     queue: Any = SimpleNamespace(jobs_in_stage_out=lambda owner: [job(StageOutState="Moving")], name=lambda: "ap")
     seen = status_module.look(queue, pool, [], None, {})

@@ -78,6 +78,9 @@ class Pool:
     def heard(self, managers: Collection[str]) -> set[str]:
         return set(managers)
 
+    def left_output(self, schedd: str) -> dict[str, int]:
+        return {}
+
     def agent_heard_at(self, schedd: str) -> int:
         return self.agent_at
 

@@ -11,8 +11,10 @@ from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unc
 from stageout.core.classads import ClassAd, quote
 from stageout.core.config import flocked_to
 from stageout.core.history import FILE_NAME
+from stageout.core.states import plain_word
+from stageout.core.units import count
 from stageout.wire.clocks import ahead_of_collector_s
-from stageout.wire.custody import AGENT_AD, MANAGER_AD, BadPayload, payload_of, read_notice
+from stageout.wire.custody import AGENT_AD, MANAGER_AD, BadPayload, left_in, payload_of, read_notice
 
 _SKEW_WARN_S = 30
 _SKEW_BAD_S = 120
@@ -133,6 +135,30 @@ def _history_problem(ad: ClassAd) -> tuple[str, str] | None:
     return notice.schedd, str(notice.extra.get("history_problem", ""))
 
 
+def left_output(machine: Machine) -> Iterator[Finding]:
+    """Check that nodes hold no output of jobs that have left the queue of this machine's schedds."""
+    schedds = _local_schedds(machine)
+    found = [one for ad in machine.ads(f'MyType == "{AGENT_AD}"') if (one := _left_of(ad)) and one[0] in schedds]
+    total: Counter[str] = Counter()
+    for _, states in found:
+        total.update(states)
+    outputs = sum(total.values())
+    if not outputs:
+        yield ok("left-output", "no node holds output of jobs that have left the queue")
+        return
+    words_of = ", ".join(f"{number} {plain_word(state)}" for state, number in total.most_common())
+    text = f"nodes hold {count(outputs, 'output')} of jobs that have left the queue: {words_of}"
+    yield warn("left-output", text, "`stageout status --all` lists them with owner and reason")
+
+
+def _left_of(ad: ClassAd) -> tuple[str, dict[str, int]] | None:
+    try:
+        notice = read_notice(payload_of(ad))
+    except BadPayload:
+        return None
+    return notice.schedd, left_in(notice)
+
+
 def flocking(machine: Machine) -> Iterator[Finding]:
     """Check that the collectors of the pools to which jobs flock have a notice of this schedd's agent."""
     pools = flocked_to(machine.settings)
@@ -247,5 +273,5 @@ def synchronous(machine: Machine) -> Iterator[Finding]:
 
 
 COMMON = (collector, clock, synchronous)
-ACCESS_POINT = (agent_notice, file_history, flocking, node_clocks)
+ACCESS_POINT = (agent_notice, file_history, left_output, flocking, node_clocks)
 EXECUTE_POINT = (agents_seen, leave_limits, reporting_door, slot_attributes)
