@@ -5,10 +5,10 @@ The agent's memory may be lost: after a restart the queue, the records and the r
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from schedd_agent.collector import CollectorClient, CollectorError
@@ -63,6 +63,8 @@ _EDIT_BUDGET_S = 4.0
 _REFUSALS = 3
 #: Most entries of a list in the notice.
 _SHOWN = 10
+#: Most jobs in the notice that have left the queue while a node has their output.
+_LEFT_SHOWN = 200
 #: Users whose jobs with another name are logged, and characters of such a name.
 _REFUSED_USERS, _NAME_CHARS = 1000, 100
 _AFTER_CONFIRMATION = frozenset(
@@ -129,6 +131,7 @@ class Agent:
     _misnamed: list[str] = field(init=False, default_factory=list)
     _refused_users: set[str] = field(init=False, default_factory=set)
     _foreign: list[str] = field(init=False, default_factory=list)
+    _left: dict[JobKey, list[str]] = field(init=False, default_factory=dict)
     _problem: str = ""
 
     def __post_init__(self) -> None:
@@ -267,7 +270,8 @@ class Agent:
         self._keep_only(keys)
         self._ask_history([key for key in reported if key not in jobs])
         self._foreign = self._foreign_output(jobs, reported)
-        self.counts.left_output = self._left_output(jobs, reported)
+        self._left = self._left_output(jobs, reported)
+        self.counts.count_left(state for states in self._left.values() for state in states)
         self._ask_dags({job.dag for job in jobs.values() if job.dag and job.has_final_handoff})
         plans: list[tuple[Job, list[Effect]]] = []
         sends: list[tuple[JobKey, SendOrder]] = []
@@ -304,12 +308,14 @@ class Agent:
 
     def _left_output(
         self, jobs: Mapping[JobKey, Job], reported: Mapping[JobKey, Sequence[ReportedSandbox]]
-    ) -> Counter[str]:
-        """Count, by state, output that managers hold for jobs of this schedd that have left the queue."""
-        states = set(map(str, State)) - FREED
-        left = (items for key, items in reported.items() if key not in jobs and key.schedd == self.name)
-        found = Counter(item.sandbox.state for items in left for item in items if item.sandbox.state in states)
-        return Counter({state: found[state] for state in sorted(states)})
+    ) -> dict[JobKey, list[str]]:
+        """Return the states of output that managers hold for jobs that have left the queue."""
+        found = {}
+        for key, items in sorted(reported.items()):
+            states = [item.sandbox.state for item in items if item.sandbox.state not in FREED]
+            if states and key not in jobs:
+                found[key] = states
+        return found
 
     def _decide(self, key: JobKey, job: Job | None, reported: Sequence[ReportedSandbox]) -> list[Effect]:
         """Decide on one job. An error in that is logged once, and other jobs go on.
@@ -579,6 +585,7 @@ class Agent:
         facts["leave_limit_s"] = self.limits.leave_s
         facts["history_problem"] = self.file_recorder.problem if self.file_recorder else ""
         facts["left"] = dict(self.counts.left_output)
+        facts["left_jobs"] = [[key.name, key.owner] for key in islice(self._left, _LEFT_SHOWN)]
         facts["misnamed"] = self._misnamed
         facts["foreign"] = self._foreign[:_SHOWN]
         (number,) = self.numbers.take(1)

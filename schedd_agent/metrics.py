@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from schedd_agent.model import HOLD_SUBCODE_BASE, NOTHING_YET, Job
 from stageout.core.errors import ErrorClass
 from stageout.core.metrics import DELIVERY_BOUNDS, OTHER, Histogram, Readings, bounded, host_of, relabelled
-from stageout.core.states import State
+from stageout.core.states import FREED, State
 from stageout.wire.custody import AD_LIFETIME_S, Report
 
 #: Age of a report, in seconds, from which its manager is late: it should have refreshed the report twice since.
@@ -46,6 +46,11 @@ class AgentCounts:
         self.jobs = Counter(state if (state := job.ad_state.state) in _JOB_STATES else OTHER for job in jobs)
         codes = (job.hold_subcode for job in jobs if job.held_by_us)
         self.held = Counter(str(code) if code in _HOLD_CODES else OTHER for code in codes)
+
+    def count_left(self, states: Iterable[str]) -> None:
+        """Count the outputs whose jobs have left the queue. :param states: of each."""
+        self.left_output = Counter({state.value: 0 for state in State if state not in FREED})
+        self.left_output.update(state for state in states if state in self.left_output)
 
     def end_pass(self, is_done: bool, took_s: float, wall_s: float) -> None:
         """Count a pass."""

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from stageout.core.errors import ErrorClass
 from stageout.core.explanations import EXPLANATIONS
-from stageout.core.states import State
+from stageout.core.states import State, plain_word
 from stageout_web.format import count, duration
-from stageout_web.model import TROUBLE, Pool
+from stageout_web.model import LEFT, TROUBLE, Pool
 
 #: An agent sends a notice every minute; a manager sends a report every five minutes.
 AGENT_SILENT_S = 300
@@ -37,6 +37,7 @@ def matters(pool: Pool) -> list[Matter]:
     """Return all matters, the most outputs first."""
     found = [
         *_failed(pool), *_unreachable(pool), *_unconfirmed(pool), *_silent_nodes(pool), *_silent_agents(pool),
+        *_left(pool),
         *_routers(pool), *_policies(pool),
     ]  # fmt: skip
     return sorted(found, key=lambda matter: -matter.outputs)
@@ -101,6 +102,16 @@ def _silent_agents(pool: Pool) -> Iterator[Matter]:
             title = f"The agent of {schedd} sends no notices. {count(number, 'output')} may wait for it."
             action = f"Start it on {schedd}: `condor_on -daemon SCHEDD_AGENT`"
             yield Matter(title, action, "jobs", {"q": schedd}, number)
+
+
+def _left(pool: Pool) -> Iterator[Matter]:
+    """Yield output whose jobs have left the queue: no job shows what becomes of it."""
+    for schedd, states in pool.left.items():
+        number = sum(states.values())
+        parts = ", ".join(f"{found} {plain_word(state)}" for state, found in states.items())
+        title = f"{count(number, 'output')} of jobs that have left the queue of {schedd}: {parts}."
+        action = "Nobody waits for it in the queue. With owners and reasons: `stageout status --all` on that machine."
+        yield Matter(title, action, "jobs", {"q": schedd, "group": LEFT}, number)
 
 
 def _routers(pool: Pool) -> Iterator[Matter]:

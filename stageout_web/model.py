@@ -16,6 +16,7 @@ from stageout.core.metrics import host_of
 from stageout.core.states import State
 from stageout.wire.custody import (
     AD_LIFETIME_S,
+    JobKey,
     Report,
     Run,
     SandboxReport,
@@ -30,6 +31,8 @@ from stageout.wire.services import PolicyReport, RouterReport
 
 #: Groups of states, as the page counts them.
 WAITING, MOVING, DELIVERED, TROUBLE, GONE = "waiting", "moving", "delivered", "trouble", "gone"
+#: Selects output whose job has left the queue, in whatever group.
+LEFT = "left"
 GROUP_OF: dict[str, str] = {
     **{state.value: WAITING for state in State},
     State.MOVING.value: MOVING,
@@ -273,6 +276,10 @@ class Pool:
         self.nodes: dict[tuple[str, str], Node] = {}
         self.figures: dict[str, Figures] = {}
         self.agents: dict[str, int] = {}
+        self.left: dict[str, dict[str, int]] = {}
+        """Output whose jobs have left the queue, by schedd and state, as agents count it."""
+        self.left_jobs: frozenset[JobKey] = frozenset()
+        """Such jobs, as far as agents name them."""
         self.routers: dict[str, Service[RouterReport]] = {}
         self.policies: dict[str, Service[PolicyReport]] = {}
         self.now_at = self.answers_since_at = 0
@@ -357,6 +364,10 @@ class Pool:
         for _, box in self.boxes():
             found.setdefault((box.owner, box.accounting_group), Tally()).add(box)
         return found
+
+    def has_left(self, box: Box) -> bool:
+        """Tell whether the job of a sandbox has left the queue, as far as its agent says."""
+        return box.run.key in self.left_jobs
 
     def is_silent(self, node: Node) -> bool:
         """Tell whether a node with output sends no reports any more."""

@@ -8,6 +8,7 @@ reading asks for a range of names, and a cycle of readings for all of them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +21,13 @@ from stageout.wire.custody import (
     LETTERS,
     MANAGER_AD,
     REPORTS,
+    AgentNotice,
     BadPayload,
     check_signature,
+    left_in,
+    left_jobs_in,
     payload_of,
+    read_notice,
     read_report,
 )
 from stageout.wire.services import POLICY_AD, ROUTER_AD, PolicyReport, RouterReport, bounded, read_service
@@ -175,18 +180,23 @@ class Reader:
         agents: dict[str, int] = {}
         routers: dict[str, Service[RouterReport]] = {}
         policies: dict[str, Service[PolicyReport]] = {}
+        notices: dict[str, AgentNotice] = {}
         for ad in await self._collector.query(_LETTERS, _LETTER, LETTERS.ad_type):
             self._pool.now_at = max(self._pool.now_at, _heard_at(ad))
             my_type = ad.get("MyType")
             if my_type == AGENT_AD:
                 schedd = str(ad.get("StageOutSchedd"))
                 agents[schedd] = max(agents.get(schedd, 0), _heard_at(ad))
+                with contextlib.suppress(BadPayload):
+                    notices[schedd] = read_notice(payload_of(ad))
             elif my_type == ROUTER_AD:
                 self._take_service(ad, RouterReport, routers)
             else:
                 self._take_service(ad, PolicyReport, policies)
             await asyncio.sleep(0)  # the largest payload takes a third of a second
         self._pool.agents, self._pool.routers, self._pool.policies = agents, routers, policies
+        self._pool.left = {schedd: left for schedd, notice in notices.items() if (left := left_in(notice))}
+        self._pool.left_jobs = frozenset().union(*map(left_jobs_in, notices.values()))
         self._letters_s = self._clock_s()
 
     def _take_service(self, ad: Mapping[str, Any], cls: type[R], known: dict[str, Service[R]]) -> None:

@@ -574,6 +574,13 @@ def left_in(notice: AgentNotice) -> dict[str, int]:
     return {state: number for state, number in counts if state in known and type(number) is int and number > 0}
 
 
+def left_jobs_in(notice: AgentNotice) -> frozenset[JobKey]:
+    """Return jobs that have left the schedd's queue while a node has their output; of many, the first ones."""
+    told = notice.extra.get("left_jobs")
+    pairs = (pair for pair in told if isinstance(pair, list)) if isinstance(told, list) else ()
+    return frozenset(JobKey(*pair) for pair in pairs if len(pair) == 2 and all(isinstance(one, str) for one in pair))
+
+
 def payload_of(ad: Mapping[str, Any]) -> str:
     """The payload string of an ad. :raises BadPayload: there is none."""
     payload: object | None = ad.get("StageOutPayload")

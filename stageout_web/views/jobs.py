@@ -16,7 +16,7 @@ from stageout.wire.custody import FileReport, SandboxReport
 from stageout.wire.expected import for_runs
 from stageout_web.format import count, duration, expected, size
 from stageout_web.html import Markup, join, moment, table, tag, with_code
-from stageout_web.model import GROUP_OF, MOVING, TROUBLE, WAITING, Box, Node, Pool, server_of
+from stageout_web.model import GROUP_OF, LEFT, MOVING, TROUBLE, WAITING, Box, Node, Pool, server_of
 from stageout_web.state import PageState
 from stageout_web.views.page import PageContext, choice, page_number, pages_links
 
@@ -24,7 +24,8 @@ ROWS = 50
 _JOB_ID = re.compile(r"\d{1,10}(\.\d{1,10})?\Z", re.A)
 #: Confirmation of a file whose plugin states none.
 _PLUGINS_WORD = "plugin's word"
-_GROUPS = {"": "all", "waiting": "waiting", "moving": "moving", "trouble": "failed or lost", "delivered": "delivered"}
+_GROUPS = {"": "all", "waiting": "waiting", "moving": "moving", "trouble": "failed or lost", "delivered": "delivered",
+           LEFT: "job has left the queue"}  # fmt: skip
 #: Order of the groups in the list.
 _FIRST = {TROUBLE: 0, MOVING: 1, WAITING: 2}
 
@@ -46,10 +47,10 @@ class Filter(NamedTuple):
         """Return the search in a query."""
         return cls(*(query.get(name, "").strip()[:200] for name in cls._fields))
 
-    def selects(self, node: Node, box: Box) -> bool:
+    def selects(self, pool: Pool, node: Node, box: Box) -> bool:
         """Tell whether a sandbox is searched for."""
         return (
-            (not self.group or box.group == self.group)
+            (pool.has_left(box) if self.group == LEFT else self.group in ("", box.group))
             and (not self.state or box.state == self.state)
             and (not self.server or box.server == self.server)
             and (not self.error or str(box.error_code) == self.error)
@@ -69,7 +70,7 @@ def _order(pair: tuple[Node, Box]) -> tuple[int, int, str]:
 
 def select(state: PageState, wanted: Filter, number: int) -> tuple[int, list[tuple[Node, Box]]]:
     """Return how many sandboxes match, and those of a page: those in trouble first, then the oldest."""
-    found = [pair for pair in state.pool.boxes() if wanted.selects(*pair)]
+    found = [pair for pair in state.pool.boxes() if wanted.selects(state.pool, *pair)]
     first = heapq.nsmallest(number * ROWS, found, key=_order)
     return len(found), first[(number - 1) * ROWS :]
 
@@ -136,6 +137,12 @@ def _row(context: PageContext, pool: Pool, node: Node, box: Box) -> Iterator[Any
 
 def _state(pool: Pool, node: Node, box: Box) -> Markup:
     """Return the state of output that is not delivered; for a silent node since when that is all that is known."""
+    if pool.has_left(box):
+        return join(_state_of_output(pool, node, box), tag("br"), tag("small", "job has left the queue"))
+    return _state_of_output(pool, node, box)
+
+
+def _state_of_output(pool: Pool, node: Node, box: Box) -> Markup:
     if not pool.is_silent(node) or box.group not in (WAITING, MOVING):
         return state_mark(box.state)
     text = f"node silent, {plain_word(box.state)} as of {duration(pool.now_at - node.heard_at)} ago"

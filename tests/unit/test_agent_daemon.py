@@ -60,6 +60,7 @@ from stageout.wire.custody import (
     SandboxReport,
     ServerReport,
     left_in,
+    left_jobs_in,
     payload_of,
     read_notice,
     read_orders,
@@ -848,8 +849,9 @@ def left_output(site: Site) -> dict[str, float]:
     """Return the counts above 0 in the metrics; the agent's notice has the same."""
     site.passes(step_s=61)
     found = {key[1]: value for key, value in readings_of(site.agent).items() if "left_output" in key[0] and value}
-    notices = [ad for (kind, _), ad in site.collector.ads.items() if kind == AGENT_AD]
-    assert left_in(max(map(read_notice, map(payload_of, notices)), key=lambda one: one.sent_at)) == found
+    notices = (payload_of(ad) for (kind, _), ad in site.collector.ads.items() if kind == AGENT_AD)
+    notice = max(map(read_notice, notices), key=lambda one: one.sent_at)
+    assert (left_in(notice), left_jobs_in(notice)) == (found, {JOB_KEY} if found else set())
     return found
 
 

@@ -103,7 +103,8 @@ def test_an_owner_sees_the_own_output_only(monkeypatch: pytest.MonkeyPatch) -> N
 def test_other_output_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Freed output, that of jobs in the queue, of other schedds, and of managers that the record did not name."""
     boxes = (
-        named(21, state="Delivered"), named(22), box(job="other#23.0#1"), box(job="ap#24.0#2", owner="bob@x"), named(25),
+        named(21, state="Delivered"), named(22), named(25),
+        box(job="other#23.0#1"), box(job="ap#24.0#2", owner="bob@x"),
     )  # fmt: skip
     queue = Queue(here=[replace(ended(22), in_queue=True)], past=[ended(25, StageOutKeys="abc")])
     found = seen(monkeypatch, queue, Pool([report(*boxes)]))

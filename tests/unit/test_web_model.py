@@ -20,7 +20,8 @@ from stageout_web import attention, reader
 from stageout_web.model import GROUP_OF, box_of, server_of
 from stageout_web.reader import FIRST_PARTS
 from stageout_web.ring import COARSE_STEP_S, Ring
-from tests.unit.web_site import NOW, SCHEDD, Site, ad_of, agent_ad, job_name, sandbox
+from stageout_web.views.jobs import Filter, _state, select
+from tests.unit.web_site import NOW, SCHEDD, Site, ad_of, agent_ad, job_name, notice_of, sandbox
 
 from stageout.core.states import State  # isort: skip
 
@@ -390,3 +391,23 @@ def test_pilots_that_have_gone_leave_nothing(make: Make, monkeypatch: pytest.Mon
         asyncio.run(site.tick(1000))
     assert len(site.state.pool.nodes) == 20
     assert len(site.state._reader._checksums) <= 60
+
+
+def test_output_whose_job_has_left_the_queue_is_a_matter_and_has_a_mark(make: Make) -> None:
+    site = make(
+        ad_of(1, *(sandbox(number, state) for number, state in ((1, "Failed"), (2, "RetryWait"), (3, "Moving"))))
+    )
+    left = [[job_name(1), "alice@example.org"], [job_name(2), "alice@example.org"], [job_name(3), "bob@x"], [5], "odd"]
+    site.collector.agents = [notice_of(SCHEDD, left={"Failed": 1, "RetryWait": 1, "Odd": 9}, left_jobs=left)]
+    run(site)
+    title = f"2 outputs of jobs that have left the queue of {SCHEDD}: 1 failed, 1 waiting to retry."
+    (matter,) = (one for one in site.state.matters if one.title == title)
+    assert (matter.outputs, "stageout status --all" in matter.action) == (2, True)
+    found, shown = select(site.state, Filter.of(matter.query), 1)
+    assert (found, sorted(box.state for _, box in shown)) == (2, ["Failed", "RetryWait"])
+    assert select(site.state, Filter.of({}), 1)[0] == 3
+    pairs = sorted(site.state.pool.boxes(), key=lambda pair: pair[1].job)
+    assert ["job has left the queue" in str(_state(site.state.pool, *pair)) for pair in pairs] == [True, True, False]
+    site.collector.agents = [notice_of(SCHEDD)]
+    asyncio.run(site.tick(60))
+    assert (site.state.pool.left, site.state.pool.left_jobs) == ({}, frozenset())

@@ -12,7 +12,16 @@ from schedd_agent.file_records import key_of
 from stageout.core.collector import CollectorError
 from stageout.core.history import HistoryFile
 from stageout.core.signing import SigningKey
-from stageout.wire.custody import AGENT_AD, FileReport, Report, SandboxReport, ServerReport, report_ad
+from stageout.wire.custody import (
+    AGENT_AD,
+    AgentNotice,
+    FileReport,
+    Report,
+    SandboxReport,
+    ServerReport,
+    notice_ad,
+    report_ad,
+)
 from stageout.wire.services import (
     POLICY_AD,
     ROUTER_AD,
@@ -86,6 +95,11 @@ def file_record(cluster: int, **more: Any) -> dict[str, Any]:
 def agent_ad(schedd: str, heard_at: int = NOW) -> dict[str, Any]:
     """The notice of an agent."""
     return {"MyType": AGENT_AD, "StageOutSchedd": schedd, "LastHeardFrom": heard_at}
+
+
+def notice_of(schedd: str, **extra: Any) -> dict[str, Any]:
+    """The notice of an agent with these facts."""
+    return {**notice_ad(AgentNotice("a", schedd, KEY.public, 1, NOW, extra=extra), KEY), "LastHeardFrom": NOW}
 
 
 def router_ad(name: str, heard_at: int = NOW, **more: Any) -> dict[str, Any]:
