@@ -109,18 +109,6 @@ class Chaos(Storm):
         for options in ((), ("-forcex",)):
             self.site.pool.ap.run(["condor_rm", *options, _HOSTILE], check=False)
 
-    def wrong(self) -> list[str]:
-        """As in a storm, without routed jobs of whose late loss the access point keeps a record for their owner.
-
-        The JobRouter lets a job go before its output is delivered: what a damaged ledger costs then runs no more.
-        """
-        recorded = self.site.pool.ap.spool_dir / "stageout_agent_failures"
-        told = recorded.read_text() if recorded.exists() else ""
-        copies = {str(job): (self.site.pool.history(job) or {}).get("RoutedToJobId") for job in self.submitted}
-        lost = [job for job, copy in copies.items() if copy and f"#{copy}#" in told]
-        self.deaths["told late losses"] = len(lost)
-        return [line for line in super().wrong() if not line.startswith(tuple(f"{job}: " for job in lost))]
-
     def summary(self) -> str:
         """One line with what happened, and the delay that hostile users caused."""
         return f"{super().summary()}; {self.forged} records forged; {self._delay()}"

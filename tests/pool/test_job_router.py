@@ -39,9 +39,9 @@ CE.SCHEDD_ADDRESS_FILE = {spool}/.schedd_address
 CE.SCHEDD_DAEMON_AD_FILE = {spool}/.schedd_classad
 QUEUE_SUPER_USERS = $(QUEUE_SUPER_USERS), condor@$(UID_DOMAIN)
 QUEUE_SUPER_USER_MAY_IMPERSONATE = .*
-JOB_ROUTER_SCHEDD1_NAME = ce@$(FULL_HOSTNAME)
+JOB_ROUTER_SCHEDD1_ADDRESS_FILE = {spool}/.schedd_address
 JOB_ROUTER_SCHEDD1_JOB_QUEUE_LOG = {spool}/job_queue.log
-JOB_ROUTER_SCHEDD2_NAME = {schedd}
+JOB_ROUTER_SCHEDD2_ADDRESS_FILE = $(SCHEDD_ADDRESS_FILE)
 JOB_ROUTER_SCHEDD2_JOB_QUEUE_LOG = $(SPOOL)/job_queue.log
 """
 #: Only the copy may run: a site's source jobs cannot run where they are submitted either.
@@ -84,7 +84,7 @@ class Routing:
         return [ad, self.source(job)]
 
 
-@pytest.fixture(params=["one queue"])
+@pytest.fixture(params=["one queue", "two queues"])
 def routing(site: Any, request: pytest.FixtureRequest) -> Iterator[Routing]:
     """The pool with a JobRouter, which routes jobs into the schedd that they come from, or into another one."""
     ap, daemons, settings, ce = site.pool.ap, ["condor_job_router"], _ROUTE, ""
