@@ -153,7 +153,8 @@ class Agent:
             self.counts.count_jobs(jobs.values())
             if self.factory_limits:
                 self.factory_limits.follow(jobs.values())
-            self.receipts.begin_pass()  # after the queue, so that each Completed job has its record
+            self.receipts.begin_pass()  # after the queue, so that each job that has ended has its record
+            jobs = {key: self._with_recorded_files(job) for key, job in jobs.items()}
             if self.custody_table:
                 self.custody_table.update_from_jobs(jobs, self._history, self._recorded_run)
             self._decide_all(jobs, reported)
@@ -477,6 +478,14 @@ class Agent:
             requests_done=self.order_outbox.requests_done(key),
             wall_s=self.clock.wall_s(),
         )
+
+    def _with_recorded_files(self, job: Job) -> Job:
+        """Return the job with the number of files that its record names, if a part of its transfer failed.
+
+        A shadow may end at the failure, before it has counted the results of the plugins.
+        """
+        record = self.receipts.get(job.key, job.run) if job.has_failed_transfer else None
+        return replace(job, handed_off=record.files) if record and record.tickets else job
 
     def _recorded_run(self, job: Job) -> int:
         """Return the number of a job's final run in the records, 0 while unknown."""

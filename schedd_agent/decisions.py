@@ -75,6 +75,7 @@ _URL_ADVICE = (
     f"OutputDestination with `condor_qedit`, then {_RERUN_ADVICE}"
 )
 _GONE_ADVICE = f"its bytes are no longer on the node, so `stageout retry` cannot help; {_RERUN_ADVICE}"
+_STAYS_HELD = "the job stays held: `condor_release` runs it again and sends all files again"
 _EXECUTING = (Status.RUNNING, Status.TRANSFERRING, Status.SUSPENDED)
 _NOT_ENDED = (Status.IDLE, *_EXECUTING)
 #: Most characters of an owner's request to redirect output.
@@ -108,7 +109,7 @@ def decide(given: DecisionInput, limits: DecisionLimits) -> list[Effect]:
     own = _own_sandboxes(given, given.job, record)
     effects: list[Effect] = [*_fence_other_runs(given, given.job, record, own, limits)]
     if not given.job.has_final_handoff:
-        return [*effects, *_reset_ad_state(given, given.job, limits)]
+        return [*effects, *_show_unnamed_output(given, given.job, limits), *_reset_ad_state(given, given.job, limits)]
     if given.job.dag and is_dag_removed:
         # The schedd leaves completed nodes when it removes a DAG's jobs. Their removal cancels the stage-out.
         return [*effects, Remove("its DAG was removed")]
@@ -234,11 +235,7 @@ def _fence_other_runs(
                 yield SendOrder(item.manager, Action.FORGET, sandbox.number)
         elif _is_stale(given, job, record, item, limits):
             yield SendOrder(item.manager, Action.SUPERSEDE, sandbox.number)
-        elif (
-            job.ended
-            and not (job.has_final_handoff and record is None)
-            and not _is_confirmed(given, item.manager, sandbox.number)
-        ):
+        elif job.ended and not _may_be_unnamed(job, record) and not _is_confirmed(given, item.manager, sandbox.number):
             # The final run did not report this hand-off: its plugin uploaded the files itself.
             yield SendOrder(item.manager, Action.CONFIRM, sandbox.number, (), 0, job.priority)
 
@@ -299,7 +296,18 @@ def _is_stale(
         # A reconnect after a restart of the access point raises NumShadowStarts although the run goes on.
         calm = not job.reconnects and given.wall_s - job.shadow_since > limits.shadow_settle_s
         return older and (calm or item.sandbox.state != State.ACCEPTED)
-    return older and job.ended and not (job.has_final_handoff and record is None)
+    return older and job.ended and not _may_be_unnamed(job, record)
+
+
+def _may_be_unnamed(job: Job, record: RunRecord | None) -> bool:
+    """Tell whether output of the final run may be at a manager that no record names.
+
+    After a failed transfer, HTCondor before 24.x records only the results of the last plugin, and the number of handed
+    off files may be missing.
+    """
+    if job.has_failed_transfer:
+        return record is None or not record.tickets
+    return job.has_final_handoff and record is None
 
 
 def _is_confirmed(given: DecisionInput, manager: str, run: int) -> bool:
@@ -498,7 +506,7 @@ def _progress(given: DecisionInput, job: Job, record: RunRecord, own: Sandboxes,
     ad_state = _summarize(job, own)
     missing = [ticket.manager_name for ticket in record.tickets if not _is_reported_in(own, ticket)]
     if missing:
-        state, reason = State.ACCEPTED.value, f"no report yet from {', '.join(dict.fromkeys(missing))}"
+        state, reason = State.ACCEPTED.value, f"no report yet from {', '.join(dict.fromkeys(missing))}{_held_text(job)}"
         keys = ",".join(sorted({ticket.key for ticket in record.tickets} - {""}))
         ad_state = replace(ad_state, manager=",".join(dict.fromkeys(map(name_of, record.managers))), keys=keys)
     else:
@@ -513,7 +521,11 @@ def _progress_text(job: Job, figures: JobAdState, sandbox: SandboxReport, wall_s
     words += "".join(_attempt_texts(sandbox, wall_s))
     if job.ad_state.state == sandbox.state and job.ad_state.reason.startswith(f"{words};"):
         return job.ad_state.reason
-    return f"{words}; {count(figures.files_left, 'file')}, {size(figures.bytes_left)} left"
+    return f"{words}; {count(figures.files_left, 'file')}, {size(figures.bytes_left)} left{_held_text(job)}"
+
+
+def _held_text(job: Job) -> str:
+    return f"; {_STAYS_HELD}" if job.stays_held else ""
 
 
 def _attempt_texts(sandbox: SandboxReport, wall_s: float) -> Iterator[str]:
@@ -606,6 +618,7 @@ def _handle_lost_dag_node(given: DecisionInput, job: Job, ad_state: JobAdState, 
     yield from _update_ad_state(given, job, ad_state, limits)
     if (
         given.dag is not DagEnd.UNKNOWN
+        and not job.stays_held
         and job.ad_state.state == State.LOST
         and given.edited_s_ago >= limits.edit_interval_s
     ):
@@ -616,7 +629,8 @@ def _leave_queue(job: Job, ad_state: JobAdState) -> Effects:
     if job.held_by_us:
         yield Complete("Stage-out was given up by the job's owner; the job is completed")
     yield UpdateAdState(ad_state)
-    yield LeaveQueue()
+    if not job.stays_held:  # its next run would leave without the output
+        yield LeaveQueue()
 
 
 def _mark_delivered(given: DecisionInput, job: Job, own: Sandboxes) -> Effects:
@@ -636,6 +650,7 @@ def _mark_delivered(given: DecisionInput, job: Job, own: Sandboxes) -> Effects:
     }
     reason = f"{count(files, 'file')}, {size(size_bytes)} delivered, verified by {verified}"
     reason += "".join(f"; {one.reason}" for one in sandboxes if one.reason and one.state in GOOD_ENDS and one.fallback)
+    reason += _held_text(job)
     ad_state = replace(total, state=State.DELIVERED.value, reason=reason, bytes_left=0, files_left=0, next_attempt_at=0)
     if job.held_by_us:
         yield Complete("Stage-out has delivered the output; the job is completed")
@@ -655,7 +670,7 @@ def _free_managers(given: DecisionInput, job: Job, own: Sandboxes, limits: Decis
             yield SendOrder(item.manager, Action.FORGET, item.sandbox.number)
     if job.request:
         yield _clear_redirect(job, "its output is delivered or given up already")
-    if job.ad_state.state == State.CANCELLED and given.edited_s_ago >= limits.edit_interval_s:
+    if job.ad_state.state == State.CANCELLED and not job.stays_held and given.edited_s_ago >= limits.edit_interval_s:
         yield LeaveQueue()
 
 
@@ -678,7 +693,23 @@ def _decide_without_record(given: DecisionInput, job: Job, limits: DecisionLimit
         )
         if not given.records_written:
             reason = f"{job.handed_off} files were handed off, no manager has reported them all yet"
+        reason += _held_text(job)
         yield from _update_ad_state(given, job, JobAdState(State.ACCEPTED.value, job.run, reason), limits)
+
+
+def _show_unnamed_output(given: DecisionInput, job: Job, limits: DecisionLimits) -> Effects:
+    """Show output of a failed transfer that only a manager's report tells of. It is neither sent nor deleted."""
+    if not job.has_failed_transfer or (given.record is not None and given.record.tickets):
+        return
+    number = _reported_run(given, job)
+    kept = [item for item in given.reported if item.sandbox.number == number and item.sandbox.state not in FREED]
+    if kept:
+        names = ", ".join(dict.fromkeys(item.manager_name for item in kept))
+        reason = f"the access point has no record of the output at {names}, so it is not sent{_held_text(job)}"
+        ad_state = JobAdState(State.ACCEPTED.value, job.run, reason, manager=",".join(names.split(", ")))
+        yield from _update_ad_state(given, job, ad_state, limits)
+    if job.request:
+        yield _clear(job, "the access point has no record of this output")
 
 
 # ---- jobs that left the queue ------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ HOLD_SUBCODE_BASE = 20000
 
 POLICY_HOLD_CODE = 3
 USER_HOLD_CODE = 1
+TRANSFER_HOLD_CODES = (HOLD_CODE, 33)
+"""HoldReasonCodes of HTCondor's own holds after a transfer of output: it failed, or it was larger than allowed."""
 HOLD_STATES = (State.FAILED, State.LOST)
 """Ends for which we hold a job."""
 
@@ -193,9 +195,27 @@ class Job:
         )
 
     @property
+    def has_failed_transfer(self) -> bool:
+        """Tell whether HTCondor holds the job because a part of its output transfer failed.
+
+        A condor_hold after that replaces the code. The ad then still has the state of the parts that were handed off.
+        """
+        if self.status != Status.HELD or self.has_shadow or self.has_ended or self.held_by_us:
+            return False
+        has_state = self.ad_state.run == self.run and self.ad_state.state != NOTHING_YET
+        return self.hold_code in TRANSFER_HOLD_CODES or has_state
+
+    @property
     def ended(self) -> bool:
-        """Tell whether the last run is the final one."""
-        return self.status == Status.COMPLETED or self.held_by_us or (self.status == Status.HELD and self.held_at_exit)
+        """Tell whether the last run is the final one, or its output is sent as if it were."""
+        if self.status != Status.HELD:
+            return self.status == Status.COMPLETED
+        return self.held_by_us or self.held_at_exit or self.has_failed_transfer
+
+    @property
+    def stays_held(self) -> bool:
+        """Tell whether the job is held for another reason than its stage-out. Its release starts a new run."""
+        return self.status == Status.HELD and not self.held_by_us
 
     @property
     def runs_anew_after_hold(self) -> bool:
@@ -273,6 +293,11 @@ class RunRecord:
     def managers(self) -> tuple[str, ...]:
         """Return the managers' identities, in the order of their first receipts."""
         return tuple(dict.fromkeys(ticket.manager for ticket in self.tickets))
+
+    @property
+    def files(self) -> int:
+        """Return the number of files in all receipts."""
+        return sum(ticket.files for ticket in self.tickets)
 
     def of(self, manager: str) -> tuple[Ticket, ...]:
         """Return the receipts of one manager. :param manager: its identity."""

@@ -17,6 +17,7 @@ from schedd_agent.model import (
     HOLD_SUBCODE_BASE,
     NOTHING_YET,
     POLICY_HOLD_CODE,
+    TRANSFER_HOLD_CODES,
     DagEnd,
     DagRoot,
     HistoryRecord,
@@ -57,7 +58,9 @@ CANDIDATES = (
     f"StageOutGuard =?= true && (JobStatus == {int(Status.COMPLETED)} || JobStatus == {int(Status.REMOVED)} "
     f'|| StageOutState =!= "{NOTHING_YET}" || StageOutRequest isnt undefined || (JobStatus == {int(Status.HELD)} '
     f"&& (HoldReasonCode == {HOLD_CODE} && HoldReasonSubCode > {HOLD_SUBCODE_BASE} "
-    f"|| HoldReasonCode == {POLICY_HOLD_CODE} && OnExitHold =?= true)))"
+    f"|| HoldReasonCode == {POLICY_HOLD_CODE} && OnExitHold =?= true "
+    f"|| ({' || '.join(f'HoldReasonCode == {code}' for code in TRANSFER_HOLD_CODES)}) "
+    "&& (TransferOutputStats.STAGEOUTFilesCountLastRun ?: 0) > 0)))"
 )
 
 PROJECTION = [

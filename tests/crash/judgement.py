@@ -86,9 +86,17 @@ class Judgement:
                 self._confirmed(order.tickets)
             if order.action is Action.FORGET and not self.agent.is_odd(order.number):
                 self._judge_forget(sheet, order)
+            if order.action is Action.SUPERSEDE and not self.agent.is_odd(order.number):
+                self._judge_supersede(order)
             wished = order.job in self.schedd.removed | self.given_up or self.agent.is_odd(order.number)
             if order.action is Action.CANCEL and not wished:
                 self.world.violation(f"{order.job} is cancelled although nobody removed it")
+
+    def _judge_supersede(self, order: Order) -> None:
+        """Output of a run that HTCondor has held is not thrown away before the job runs again."""
+        job = self.schedd.jobs_.get(order.job)
+        if job and job.name in self.held_in_part and order.run_number == job.run and not self.restored:
+            self.world.violation(f"run {job.run} of {order.job} is superseded, and the job is still held")
 
     def _judge_forget(self, sheet: OrderSheet, order: Order) -> None:
         """Files that were delivered are recorded before their manager may forget them."""

@@ -41,7 +41,7 @@ from sandbox_manager.scheduling.leases import Leases
 from sandbox_manager.transfer.runner import BatchRunner, Delivery
 from schedd_agent.agent import Agent
 from schedd_agent.liveness import _PoolLiveness
-from schedd_agent.model import SendOrder
+from schedd_agent.model import Job, SendOrder
 from schedd_agent.orders import OrderNumbers
 from schedd_agent.receipts import Receipts
 from stageout.core import durable
@@ -242,6 +242,11 @@ BUGS = (
         "a new run is confirmed while the old one may still be sent",
         lambda: [(schedd_agent.decisions, "_is_fenced", lambda *facts: True), *_FENCING_OFF],
         ("lost_sight",),
+    ),
+    Planted(
+        "output of a run that failed in part is thrown away",
+        lambda: [(Job, "has_failed_transfer", property(lambda job: False))],
+        (),
     ),
     Planted(
         "unsynced data count after a loss of power",

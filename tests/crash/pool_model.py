@@ -436,4 +436,5 @@ def _is_candidate(job: Job) -> bool:
     return (
         job.status in (Status.COMPLETED, Status.REMOVED) or job.ad_state != JobAdState() or bool(job.request)
         or job.held_by_us or (job.status == Status.HELD and job.held_at_exit)
+        or (job.has_failed_transfer and job.handed_off > 0)
     )  # fmt: skip

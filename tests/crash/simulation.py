@@ -62,6 +62,7 @@ class Simulation(Misfortunes, Judgement):
     excused: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
     given_up: set[str] = field(default_factory=set)
+    held_in_part: set[str] = field(default_factory=set)
     faulted: set[str] = field(default_factory=set)
     vanished: set[str] = field(default_factory=set)
     without_ledger: set[str] = field(default_factory=set)
@@ -314,6 +315,9 @@ class Simulation(Misfortunes, Judgement):
         if fate < 0.12:
             self.schedd.change(name, status=int(Status.REMOVED))
             return
+        if self.troubled and fate > 0.94:
+            self._fail_in_part(execution, handed_off)
+            return
         if fate < (0.2 if self.forger is None else 0.5):
             # The schedd died before it heard of it: the next shadow only says that the job is done.
             at = self.schedd.wall_s()
@@ -324,6 +328,26 @@ class Simulation(Misfortunes, Judgement):
         execution.counted = True
         self.world.say(f"{name} completes as run {job.run}, execution {execution.number}")
         self.schedd.change(name, status=int(Status.COMPLETED), **facts)
+
+    def _fail_in_part(self, execution: Execution, handed_off: int) -> None:
+        """Another part of the output transfer fails: HTCondor holds the job, and its owner may do so once more."""
+        name = execution.job
+        execution.counted = True  # what was handed off is sent, as HTCondor itself would have sent it by then
+        counted = self.random.choice((0, handed_off))
+        self.held_in_part.add(name)
+        self.world.say(f"{name} is held, a part of run {execution.ep_run} failed, execution {execution.number}")
+        self.schedd.change(
+            name, status=int(Status.HELD), hold_code=self.random.choice((12, 33)), hold_subcode=2, handed_off=counted
+        )
+        self.world.after(self.random.uniform(5, 2000), lambda: self._hold_again(name))
+        self.world.after(self.random.uniform(50, 4000), lambda: self._release(name))
+
+    def _hold_again(self, name: str) -> None:
+        """The owner holds a held job: the code of the hold is another one then."""
+        job = self.schedd.jobs_.get(name)
+        is_begun = job is not None and (job.ad_state.run, job.status) == (job.run, Status.HELD)
+        if is_begun and name in self.held_in_part and self.random.random() < 0.3:
+            self.schedd.change(name, hold_code=1, hold_subcode=0)
 
     def _write_record(self, job: Job, execution: Execution) -> None:
         """The shadow appends its record to the job's file."""
@@ -347,6 +371,7 @@ class Simulation(Misfortunes, Judgement):
         job = self.schedd.jobs_.get(name)
         if job is not None and job.status == Status.HELD:
             self.world.say(f"{name} is released by its owner")
+            self.held_in_part.discard(name)
             self.schedd.change(name, status=int(Status.IDLE), hold_code=0, hold_subcode=0)
 
     def _changed(self, name: str) -> None:

@@ -307,6 +307,38 @@ def test_a_job_is_confirmed_shown_delivered_and_forgotten(site: Site) -> None:
     assert [order.action for order in site.orders] == [Action.FORGET]
 
 
+@pytest.mark.parametrize("counted", [0, 1, 2])
+def test_the_record_counts_after_a_failed_transfer(site: Site, counted: int) -> None:
+    """A shadow may end at the failure, before it has counted the results of the plugins."""
+    site.complete()
+    held = replace(site.job, status=Status.HELD, hold_code=12, hold_subcode=2, handed_off=counted, completions=0)
+    site.queue.found[JOB] = held
+    site.report(State.ACCEPTED)
+    site.passes()
+    (order,) = site.orders
+    assert (order.action, order.tickets, order.files) == (Action.CONFIRM, ("t1",), 2)
+    site.report(State.DELIVERED, acknowledged=order.number)
+    site.passes()
+    assert (site.job.status, site.job.hold_code, site.job.hold_subcode) == (Status.HELD, 12, 2)
+    assert site.job.ad_state.state == "Delivered"
+    assert "the job stays held: `condor_release` runs it again" in site.job.ad_state.reason
+    site.passes()
+    assert [order.action for order in site.orders] == [Action.FORGET]
+
+
+@pytest.mark.parametrize("state", [State.ACCEPTED, State.MOVING, State.DELIVERED])
+def test_a_release_after_a_failed_transfer_takes_back_what_is_not_sent(site: Site, state: State) -> None:
+    site.complete()
+    site.queue.found[JOB] = replace(site.job, status=Status.HELD, hold_code=12, hold_subcode=2, completions=0)
+    site.report(state)
+    site.passes()
+    site.queue.found[JOB] = replace(site.job, status=Status.IDLE, hold_code=0, hold_subcode=0)
+    site.passes(5)
+    expected = Action.FORGET if state is State.DELIVERED else Action.SUPERSEDE
+    assert site.orders[-1].action is expected
+    assert site.job.ad_state.state == "None"
+
+
 def test_an_error_about_one_job_is_logged_once_and_the_others_go_on(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

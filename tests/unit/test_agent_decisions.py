@@ -79,6 +79,11 @@ def held(**more: Any) -> Job:
     return job(Status.HELD, **{"hold_code": 12, "hold_subcode": 20072, **more})
 
 
+def broken(**more: Any) -> Job:
+    """A job that HTCondor holds because another part of its output transfer failed."""
+    return job(**{"status": Status.HELD, "hold_code": 12, "hold_subcode": 2, "completions": 0, **more})
+
+
 def situation(of: Job | None, *found: ReportedSandbox, record: RunRecord | None = None, **more: Any) -> DecisionInput:
     if record is None and of is not None and "record_missing" not in more:
         record = RunRecord((ticket(),))
@@ -433,10 +438,110 @@ TABLE: list[tuple[str, DecisionInput, list[str]]] = [
         [],
     ),
     ("held by its policy, perhaps at its exit", situation(job(Status.HELD, hold_code=3), seen(State.ACCEPTED)), []),
+    ("a part failed, accepted", situation(broken(), seen(State.ACCEPTED)), ["confirm", "UpdateAdState"]),
+    ("a part failed, not reported", situation(broken()), ["confirm", "UpdateAdState"]),
+    ("a part was too large", situation(broken(hold_code=33), seen(State.ACCEPTED)), ["confirm", "UpdateAdState"]),
+    ("a part failed, moving", situation(broken(), seen(State.MOVING)), ["UpdateAdState"]),
+    ("a part failed, the rest delivered", situation(broken(), seen(State.DELIVERED)), ["MarkDelivered"]),
+    ("a part failed, the rest, too", situation(broken(), seen(State.FAILED)), ["UpdateAdState"]),
     (
-        "held because HTCondor itself could not send the output",
-        situation(job(Status.HELD, hold_code=12, hold_subcode=2), seen(State.ACCEPTED)),
-        ["supersede"],
+        "a part failed, the rest is lost",
+        situation(broken(), absent_s={"m1": 7200.0}),
+        ["confirm", "UpdateAdState"],
+    ),
+    (
+        "a part failed, delivered and written",
+        situation(broken(ad_state=JobAdState("Delivered", 1)), seen(State.DELIVERED)),
+        ["forget"],
+    ),
+    (
+        "a part failed, cancel asked",
+        situation(broken(request="cancel"), seen(State.MOVING)),
+        ["cancel", "UpdateAdState"],
+    ),
+    ("a part failed, cancelled", situation(broken(), seen(State.CANCELLED)), ["UpdateAdState"]),
+    (
+        "a part failed, cancelled and written",
+        situation(broken(ad_state=JobAdState("Cancelled", 1)), seen(State.CANCELLED)),
+        ["forget"],
+    ),
+    (
+        "a part failed, retry asked",
+        situation(broken(request="retry"), seen(State.FAILED)),
+        ["retry", "UpdateAdState"],
+    ),
+    (
+        "a part failed, redirect asked",
+        situation(broken(request=REDIRECT), knows(State.FAILED)),
+        ["redirect", "UpdateAdState"],
+    ),
+    (
+        "a part failed, held again by its owner",
+        situation(broken(hold_code=1, hold_subcode=0, ad_state=JobAdState("Moving", 1)), seen(State.MOVING)),
+        ["UpdateAdState"],
+    ),
+    (
+        "failed, held by us and then by its owner",
+        situation(held(hold_code=1, hold_subcode=0, ad_state=JobAdState("Failed", 1)), seen(State.FAILED)),
+        ["UpdateAdState"],
+    ),
+    ("a part failed, its shadow is not gone", situation(broken(has_shadow=True), seen(State.ACCEPTED)), []),
+    (
+        "a part failed, an older run as well",
+        situation(broken(run=2), seen(State.MOVING, 1, ("t0",)), seen(State.ACCEPTED, 2)),
+        ["supersede", "UpdateAdState"],
+    ),
+    (
+        "a part failed, an older run's manager is silent",
+        situation(broken(run=2), seen(State.ACCEPTED, 2), previous_managers={PreviousRunManager("m0", 1): 5.0}),
+        ["supersede", "UpdateAdState"],
+    ),
+    (
+        "a part failed, no record of the rest, whose files are not counted",
+        situation(broken(handed_off=0), seen(State.ACCEPTED), record_missing=True),
+        ["UpdateAdState"],
+    ),
+    (
+        "a part failed, the record names the last plugin only",
+        situation(broken(handed_off=0), seen(State.ACCEPTED), record=RunRecord()),
+        ["UpdateAdState"],
+    ),
+    (
+        "a part failed, no record, retry asked",
+        situation(broken(handed_off=0, request="retry"), seen(State.ACCEPTED), record=RunRecord()),
+        ["UpdateAdState", "ClearRequest"],
+    ),
+    (
+        "a part failed, no record of the rest, whose files are counted",
+        situation(broken(), seen(State.ACCEPTED), record_missing=True, waited_s=61.0),
+        ["UpdateAdState"],
+    ),
+    (
+        "a part failed, no record of the rest, the owner insists",
+        situation(broken(request="retry"), seen(State.ACCEPTED), record=RunRecord()),
+        ["retry", "confirm", "UpdateAdState"],
+    ),
+    ("a part failed, nothing handed off", situation(broken(handed_off=0), record_missing=True), []),
+    ("the input failed", situation(broken(hold_code=13, handed_off=0), seen(State.ACCEPTED)), ["supersede"]),
+    (
+        "a part failed, released",
+        situation(broken(status=Status.IDLE, ad_state=JobAdState("Moving", 1)), seen(State.MOVING)),
+        ["supersede", "UpdateAdState"],
+    ),
+    (
+        "a part failed, released and running again",
+        situation(job(Status.RUNNING, 2, ad_state=JobAdState("Moving", 1)), seen(State.MOVING)),
+        ["supersede", "UpdateAdState"],
+    ),
+    ("a part failed, removed", situation(broken(status=Status.REMOVED), seen(State.MOVING)), ["cancel"]),
+    (
+        "lost in a DAG that has ended, held at its exit",
+        situation(
+            job(Status.HELD, held_at_exit=True, dag=5, ad_state=JobAdState("Lost", 1)),
+            seen(State.LOST),
+            dag=DagEnd.ENDED,
+        ),
+        ["UpdateAdState"],
     ),
     (
         "AP restarted, held by its owner before the run is seen to go on",
@@ -764,7 +869,7 @@ def _jobs_are_edited_only_when_they_may_be(s: DecisionInput, decided: Sequence[E
         assert s.job is not None
         if isinstance(effect, (Hold, Rerun, LeaveQueue)):
             assert s.job.status == Status.COMPLETED or (
-                (isinstance(effect, LeaveQueue) and s.job.held_by_us | s.job.held_at_exit)
+                (isinstance(effect, LeaveQueue) and s.job.held_by_us)
                 or (isinstance(effect, Hold) and s.job.held_by_us and s.job.is_hold_unlogged)
             )
         if isinstance(effect, (Hold, RestoreHoldReason, Rerun)):
@@ -773,7 +878,9 @@ def _jobs_are_edited_only_when_they_may_be(s: DecisionInput, decided: Sequence[E
             assert s.job.held_by_us
         if not s.job.has_final_handoff and not (s.job.is_kept and s.dag is DagEnd.REMOVED):
             assert isinstance(effect, (UpdateAdState, ClearRequest))
-            assert not isinstance(effect, UpdateAdState) or effect.ad_state.state == "None"
+            assert not isinstance(effect, UpdateAdState) or (
+                effect.ad_state.state == ("Accepted" if s.job.has_failed_transfer else "None")
+            )
 
 
 def _cancelled_only_if_removed_or_asked(s: DecisionInput, decided: Sequence[Effect]) -> None:
