@@ -38,7 +38,7 @@ def story(job: Job, outputs: Sequence[Output], queue: Queue, pool: Pool) -> Stor
 
     :raises Unavailable: the schedd does not answer. :raises UnknownJob: the job has gone meanwhile.
     """
-    has_ended = job.status in (COMPLETED, REMOVED) or job.held_by_stage_out
+    has_ended = job.status in (COMPLETED, REMOVED) or job.held_by_stage_out or job.held_after_handoff
     if not has_ended and job.status != TRANSFERRING:
         return None
     seen = look(queue, pool, [JobId(job.id.cluster, job.id.proc)], None, {})

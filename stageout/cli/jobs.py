@@ -33,6 +33,8 @@ RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING = 2, 3, 4, 5, 6
 
 #: HoldReasonCode of a failed output transfer; stage-out holds have sub-codes above the second number.
 _HOLD_CODE, _HOLD_SUBCODE_ABOVE = 12, 20000
+#: States of held jobs whose output is not sent any more.
+_SETTLED = ("Delivered", "Cancelled")
 #: JobMaterializePaused of a factory that makes no more jobs: no more items, cluster removed.
 _FACTORY_DONE = (2, 3)
 
@@ -205,10 +207,17 @@ class Job:
         return self.status == HELD and self.hold_code == _HOLD_CODE and self.hold_subcode > _HOLD_SUBCODE_ABOVE
 
     @property
+    def held_after_handoff(self) -> bool:
+        """Held for another reason, after output of the last run was handed off and began to be sent."""
+        has_state = self.state_run == self.run and self.state != "None"
+        return self.status == HELD and has_state and not self.held_by_stage_out
+
+    @property
     def in_stage_out(self) -> bool:
         """Handed off, and its end is not yet reached or not yet dealt with."""
         finished = self.status == COMPLETED and self.handed_off and not self.delivered
-        return finished or self.held_by_stage_out
+        is_sent = self.held_after_handoff and self.state not in _SETTLED
+        return finished or self.held_by_stage_out or is_sent
 
 
 def _status(ad: ClassAd) -> int:

@@ -46,7 +46,8 @@ def judge_queued(job: Job) -> Verdict:
 
 def _judge_held(job: Job) -> Verdict:
     if not job.held_by_stage_out:
-        return Verdict(Outcome.WAITING, f"the job is held: {job.hold_reason}")
+        handed_off = f"; its handed-off output: {plain_word(job.state)}" if job.held_after_handoff else ""
+        return Verdict(Outcome.WAITING, f"the job is held: {job.hold_reason}{handed_off}")
     if job.state in GAVE_UP or job.state == "None":
         return Verdict(Outcome.FAILED, job.hold_reason or job.reason)
     return Verdict(Outcome.WAITING, f"its output is tried again ({plain_word(job.state)})")

@@ -122,6 +122,7 @@ def test_a_directory_with_the_name_of_a_job_is_no_submit_file(tmp_path: Path, mo
 
 
 HELD_BY_US = {"JobStatus": 5, "HoldReasonCode": 12, "HoldReasonSubCode": 20033, "HoldReason": "403; retry"}
+HELD_BY_HTCONDOR = {"JobStatus": 5, "HoldReasonCode": 12, "HoldReasonSubCode": 2, "HoldReason": "no such file"}
 SENT_NOW = {"JobStatus": 6, "TransferOutputStats": None, "RemoteHost": "slot1_1@ep1"}
 
 
@@ -135,6 +136,15 @@ SENT_NOW = {"JobStatus": 6, "TransferOutputStats": None, "RemoteHost": "slot1_1@
         ({"StageOutState": "Moving"}, False, "hand-off", "sending", True, False),
         ({"TransferOutputStats": None}, True, "synchronous", "synchronous", False, False),
         ({"TransferOutputStats": None, "JobStatus": 3}, False, "unknown", "removed", True, False),
+        ({**HELD_BY_HTCONDOR, "StageOutState": "Moving", "StageOutRun": 1}, True, "hand-off", "sending", False, True),
+        (
+            {**HELD_BY_HTCONDOR, "StageOutState": "Delivered", "StageOutRun": 1},
+            True,
+            "hand-off",
+            "delivered",
+            False,
+            False,
+        ),
         (SENT_NOW, True, "synchronous", "transferring output", False, True),
     ],
 )

@@ -80,6 +80,27 @@ def test_factories_that_make_more_jobs(more: bool, attributes: dict[str, int]) -
     assert makes_more_jobs(ClassAd({"ClusterId": 1, **attributes})) is more
 
 
+#: Held by HTCondor because another part of the output transfer failed.
+PART_FAILED = {"JobStatus": 5, "HoldReasonCode": 12, "HoldReasonSubCode": 2, "StageOutRun": 1}
+
+
+@pytest.mark.parametrize(
+    ("is_sent", "changes"),
+    [
+        (True, {"StageOutState": "Accepted", "TransferOutputStats": None}),
+        (True, {"StageOutState": "Moving"}),
+        (True, {"StageOutState": "Failed"}),
+        (True, {"StageOutState": "Lost"}),
+        (False, {"StageOutState": "Delivered"}),
+        (False, {"StageOutState": "Cancelled"}),
+        (False, {"StageOutState": "None"}),
+        (False, {"StageOutState": "Moving", "NumShadowStarts": 2}),
+    ],
+)
+def test_requests_are_for_held_jobs_whose_other_output_is_sent(is_sent: bool, changes: dict[str, Any]) -> None:
+    assert job(**{**PART_FAILED, **changes}).in_stage_out is is_sent
+
+
 SYNCHRONOUS = ClassAd({"HttpsFilesCountLastRun": 3})
 OUR_HOLD = {"JobStatus": 5, "HoldReasonCode": 12, "HoldReasonSubCode": 20072, "HoldReason": "Stage-out failed: quota"}
 
@@ -113,6 +134,7 @@ OUR_HOLD = {"JobStatus": 5, "HoldReasonCode": 12, "HoldReasonSubCode": 20072, "H
         (Outcome.WAITING, "is held: by alice", {"JobStatus": 5, "HoldReasonCode": 1, "HoldReason": "by alice"}),
         # A stock output failure has a sub-code below ours: it is the user's to release.
         (Outcome.WAITING, "is held", {"JobStatus": 5, "HoldReasonCode": 12, "HoldReasonSubCode": 256}),
+        (Outcome.WAITING, "its handed-off output: delivered", {**PART_FAILED, "StageOutState": "Delivered"}),
     ],
 )
 def test_verdicts_on_jobs_in_the_queue(outcome: Outcome, words: str, changes: dict[str, Any]) -> None:
