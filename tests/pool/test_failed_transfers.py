@@ -15,7 +15,8 @@ import pytest
 
 from tests.harness.pool import Pool, Submission
 from tests.harness.pool.pytest_plugin import keep_logs
-from tests.pool.conftest import LEAN, QUICK_AP, QUICK_EP, Site, open_directory
+from tests.pool.conftest import LEAN, Site, open_directory, pool_settings
+from tests.pool.test_interruptions import ACTS
 
 pytestmark = pytest.mark.pool
 
@@ -90,6 +91,8 @@ CASES = {
 _OFTEN = [name for name, case in CASES.items() if not (case.is_rare or case.names_last_plugin)]
 _RARE = [name for name, case in CASES.items() if case.is_rare]
 WAYS = ("sent-later", "synchronous")
+#: Interruptions while the plugin has done its work and not yet returned.
+_INTERRUPTIONS = ("shadow", "hold", "rm", "vacate", "vacate-fast")
 
 
 @dataclass
@@ -152,17 +155,21 @@ def failing_desk(stageout_pools: Any, destination: Any, request: pytest.FixtureR
         plugin.chmod(0o755)
         shared.chmod(0o777)
         later = "VacateReasonCode =?= 12 && VacateReasonSubCode =?= 2816 && (NumJobCoolDowns ?: 0) < 1"
-        ap = f"{QUICK_AP}SYSTEM_ON_VACATE_COOL_DOWN = ({later}) ? {_COOL_DOWN_S} : 0\n"
-        ep = f"{QUICK_EP}FILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), {plugin}\n"
-        settings = {"execute_points": 1, "cpus": 24, "ap_config": ap, "ep_config": ep, "base_config": LEAN}
+        settings = {"execute_points": 1, "cpus": 40, "base_config": LEAN, **pool_settings(shared / "site")}
+        settings["ap_config"] += f"SYSTEM_ON_VACATE_COOL_DOWN = ({later}) ? {_COOL_DOWN_S} : 0\n"
+        settings["ep_config"] += f"FILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), {plugin}\n"
         with stageout_pools(version=version, binds=(shared,), **settings) as pool:
             pool.ap.run(["mkdir", "-p", _FULL])
             pool.ap.run(["mount", "-t", "tmpfs", "-o", "size=8k,mode=1777", "tmpfs", _FULL])
-            site = Site(pool, destination, f"failing-{version.replace('.', '-')}", shared)
+            site = Site(pool, destination, f"failing-{version.replace('.', '-')}", shared / "site/gates")
             desk = Desk(site, {}, version.startswith("23."))
             for name, case in CASES.items():
                 for way in WAYS if not (desk.is_old and case.is_rare) else ():
                     desk.pairs[name, way] = desk.submit(name, way, case)
+            for act in _INTERRUPTIONS if not desk.is_old else ():
+                for way in WAYS:
+                    site.close_gate(f"{act}-{way}", "after")
+                    desk.pairs[act, way] = desk.submit(f"gate-{act}-{way}", way, Case("a", "a"))
             pool.reschedule()
             yield desk
             keep_logs(request, [pool])
@@ -196,6 +203,9 @@ def _check_pair(desk: Desk, name: str) -> None:
     assert desk.puts(name, "sent-later") == 1, "output of an interrupted run was sent, too"
     row = desk.status_row(job)
     assert (row["state"], row["job_status"]) == ("Delivered", "Held")
+    if not (desk.is_old and case.names_last_plugin):  # without receipts no file is recorded
+        (file,) = desk.site.wait_recorded(job, 1)
+        assert (file["TransferFileName"], file["TransferSuccess"]) == ("a", True)
 
 
 @pytest.mark.oldest_condor_too
@@ -256,6 +266,39 @@ def test_owners_decide_while_the_destination_is_busy(failing_desk: Desk) -> None
 @pytest.mark.oldest_condor_too
 def test_of_two_plugins_one_fails(failing_desk: Desk) -> None:
     _check_pair(failing_desk, "other-plugin")
+
+
+def test_interrupted_runs_end_as_without_stageout(failing_desk: Desk) -> None:
+    """The next run is delivered. Output that an interrupted run has handed off is not sent."""
+    desk = failing_desk
+    pairs = [(act, way, desk.pairs[act, way]) for act in _INTERRUPTIONS for way in WAYS]
+    for act, way, job in pairs:
+        gate = f"{act}-{way}"
+        desk.pool.wait(lambda gate=gate: desk.site.at_gate(gate, "after"), timeout_s=60, what=f"the plugin of {gate}")
+        ACTS[act](desk.site, job)
+    for act, way, job in pairs:
+        if act in ("shadow", "vacate-fast"):
+            desk.pool.wait(
+                lambda job=job: desk.pool.status(job) != "Running" or desk.pool.q(job)["NumShadowStarts"] > 1,
+                timeout_s=60,
+                what=f"{job} to be interrupted",
+            )
+        desk.site.open_gate(f"{act}-{way}", "after")
+    for _, _, job in [one for one in pairs if one[0] == "hold"]:
+        desk.pool.wait_status(job, "Held", timeout_s=60)
+        assert desk.pool.q(job)["HoldReasonCode"] == 1
+        desk.pool.release(job)
+    for act, way, job in pairs:
+        history = desk.site.wait_left(job, timeout_s=150)
+        if act == "rm":
+            assert history["JobStatus"] == 3, way
+            continue
+        assert (history["JobStatus"], history["NumShadowStarts"] > 1) == (4, True), (act, way)
+        data = desk.arrived(f"gate-{act}-{way}", way)
+        assert data is not None, (act, way)
+        assert hashlib.sha256(data).hexdigest() == (job.dir / "job.out").read_text().split()[0], (act, way)
+        if way == "sent-later":
+            assert desk.puts(f"gate-{act}-{way}", way) == 1, act
 
 
 def test_nothing_is_left_in_the_spool(failing_desk: Desk) -> None:
