@@ -260,7 +260,7 @@ def open_directory(name: str) -> Iterator[Path]:
 
 
 #: Fixtures of pools that exist in two versions of HTCondor.
-_OF_A_VERSION = ("desk_of_version", "pool_alone", "failing_desk")
+_OF_A_VERSION = ("desk_of_version", "pool_alone", "failing_desk", "arena_of_version", "walled_of_version")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

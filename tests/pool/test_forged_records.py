@@ -17,7 +17,7 @@ pytestmark = pytest.mark.pool
 FORGER = "forger@test"
 
 #: Says that everything was sent, and adds what its job brings in the file ``facts`` to each result.
-_PLUGIN = r"""#!/usr/bin/python3
+PLUGIN = r"""#!/usr/bin/python3
 import os, re, sys
 if "-classad" in sys.argv:
     print('MultipleFileSupport = true\nProtocolVersion = 4\nPluginVersion = "1"\nPluginType = "FileTransfer"')
@@ -73,7 +73,7 @@ def _in_a_name(record: str) -> str:
 
 def submit_forger(site: Any, user: str, facts: str) -> Submission:
     """Submit a job whose own plugin reports that."""
-    return site.pool.submit(user, _JOB.format(place=site.prefix), files={"plug": _PLUGIN, "facts": facts})
+    return site.pool.submit(user, _JOB.format(place=site.prefix), files={"plug": PLUGIN, "facts": facts})
 
 
 def forged_facts(ad: dict[str, Any]) -> str:
@@ -176,7 +176,7 @@ transfer_plugins = evil=plug
 request_disk = 10M
 queue
 """
-    files = {"plug": _PLUGIN, "facts": 'TransferErrorData = { [ ErrorString = "first line\\nsecond line" ] }'}
+    files = {"plug": PLUGIN, "facts": 'TransferErrorData = { [ ErrorString = "first line\\nsecond line" ] }'}
     job = site.pool.submit("alice", text, files=files)
     site.jobs.append(job)
     assert site.wait_left(job)["StageOutState"] == "Delivered"

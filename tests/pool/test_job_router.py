@@ -14,7 +14,7 @@ from tests.pool.conftest import Site
 
 pytestmark = pytest.mark.pool
 
-_ROUTE = """
+ROUTE = """
 DAEMON_LIST = $(DAEMON_LIST), JOB_ROUTER
 JOB_ROUTER_POLLING_PERIOD = 1
 JOB_ROUTER_ROUTE_NAMES = here
@@ -45,7 +45,7 @@ JOB_ROUTER_SCHEDD2_ADDRESS_FILE = $(SCHEDD_ADDRESS_FILE)
 JOB_ROUTER_SCHEDD2_JOB_QUEUE_LOG = $(SPOOL)/job_queue.log
 """
 #: Only the copy may run: a site's source jobs cannot run where they are submitted either.
-_ROUTED = "MY.WantRoute = true\nrequirements = MY.WantRoute =?= false"
+ROUTED = "MY.WantRoute = true\nrequirements = MY.WantRoute =?= false"
 _RUNNING, _COMPLETED, _HELD = 2, 4, 5
 
 
@@ -58,7 +58,7 @@ class Routing:
 
     def submit(self, **options: Any) -> Any:
         """Submit a job that only its copy can run."""
-        return self.site.submit(extra=_ROUTED, options=("-name", self.ce) if self.ce else (), **options)
+        return self.site.submit(extra=ROUTED, options=("-name", self.ce) if self.ce else (), **options)
 
     def source(self, job: Any) -> dict[str, Any]:
         """Return the ad of the source, from its queue or else from the history; empty without one."""
@@ -87,7 +87,7 @@ class Routing:
 @pytest.fixture(params=["one queue", "two queues"])
 def routing(site: Any, request: pytest.FixtureRequest) -> Iterator[Routing]:
     """The pool with a JobRouter, which routes jobs into the schedd that they come from, or into another one."""
-    ap, daemons, settings, ce = site.pool.ap, ["condor_job_router"], _ROUTE, ""
+    ap, daemons, settings, ce = site.pool.ap, ["condor_job_router"], ROUTE, ""
     schedds = len(ap.pids("condor_schedd"))
     if request.param == "two queues":
         spool = ap.home / "spool-ce"
