@@ -26,6 +26,7 @@ from tests.harness.destination import Destination
 from tests.harness.pool import Node, Pool, Submission
 from tests.harness.pool.errors import PoolError
 from tests.pool.conftest import REFUSED_DATA, Site, open_directory, pool_settings, wait_until_acquainted
+from tests.pool.hostile import NO_WALL
 from tests.pool.storm import JOB_LEASE_S, USUAL, Misfortune, Storm
 from tests.pool.test_forged_records import forged_facts, submit_forger
 from tests.pool.test_local_users import CONNECTIONS, sockets, spool_of
@@ -60,7 +61,7 @@ class Chaos(Storm):
     _begin_s: float = field(default_factory=time.monotonic)
 
     def _submit(self) -> None:
-        is_hostile = int((time.monotonic() - self._begin_s) // _WINDOW_S) % 2 == 1
+        is_hostile = self.has_hostile_users()
         self._attack(is_hostile)
         before = len(self.submitted)
         if self.random.random() < 0.25:
@@ -70,6 +71,10 @@ class Chaos(Storm):
         for job in self.submitted[before:]:
             self.measured[job] = time.time(), is_hostile
         self._forge(self.random.choice(self.submitted[-10:]), is_hostile)
+
+    def has_hostile_users(self) -> bool:
+        """Tell whether hostile users are at work now: in every other minute."""
+        return int((time.monotonic() - self._begin_s) // _WINDOW_S) % 2 == 1
 
     def _submit_routed(self) -> None:
         with contextlib.suppress(PoolError):
@@ -203,13 +208,18 @@ def main(argv: list[str] | None = None) -> int:
     options.add_argument("--seed", type=int, default=int(time.time()))
     chosen = options.parse_args(argv)
     jobs = chosen.jobs or int(20 * chosen.minutes)
-    with open_directory("chaos") as shared, open_directory("destination") as home, Destination(home) as destination:
+    with contextlib.ExitStack() as stack:
+        shared = stack.enter_context(open_directory("chaos"))
+        destination, loot = (
+            stack.enter_context(Destination(stack.enter_context(open_directory(name))))
+            for name in ("destination", "loot")
+        )
         settings = {"version": "25.14", "execute_points": 2, "cpus": 8, "binds": (shared,), **pool_settings(shared)}
-        settings["ap_config"] += _ROUTER
+        settings["ap_config"] += _ROUTER + NO_WALL
         with Pool(**settings) as pool:
             wait_until_acquainted(pool)
             site = Site(pool, destination, "chaos", shared / "gates")
-            chaos = Chaos(site, jobs, chosen.minutes * 60, calm_s=8, seed=chosen.seed, kinds=KINDS)
+            chaos = Chaos(site, jobs, chosen.minutes * 60, calm_s=8, seed=chosen.seed, kinds=KINDS, loot=loot)
             wrong = ["it did not come to its end"]
             try:
                 chaos.rage()

@@ -20,6 +20,8 @@ from tests.harness.pool import Node, Pool, Submission
 from tests.harness.pool.errors import PoolError
 from tests.harness.pool.waiting import wait_until
 from tests.pool.conftest import Site, open_directory, pool_settings, wait_until_acquainted
+from tests.pool.hostile import NO_WALL
+from tests.pool.raider import Raider
 
 #: A startd or schedd that died is given up after this many seconds instead of HTCondor's 40 minutes.
 JOB_LEASE_S = 40
@@ -38,6 +40,7 @@ class Storm:
     :param jobs: how many are submitted, evenly over the time.
     :param duration_s: seconds during which daemons die.
     :param calm_s: mean seconds between two misfortunes. :param kinds: of these; empty: the usual ones.
+    :param loot: server of a hostile user, who attacks the jobs all the time; None: there is none.
     """
 
     site: Site
@@ -46,6 +49,7 @@ class Storm:
     calm_s: float
     seed: int
     kinds: Sequence[Misfortune] = ()
+    loot: Destination | None = None
     deaths: Counter[str] = field(default_factory=Counter)
     submitted: list[Submission] = field(default_factory=list)
     released: int = 0
@@ -53,6 +57,7 @@ class Storm:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.kinds = self.kinds or USUAL
+        self.raider = Raider(self.site, self.loot, self.submitted, self.seed) if self.loot else None
         self._others = {_job_id(ad) for ad in self.site.pool.jobs("true", ["ClusterId", "ProcId"])}
 
     def rage(self) -> None:
@@ -65,11 +70,17 @@ class Storm:
             elif passed_s > next_death_s:
                 self._strike()
                 next_death_s = passed_s + self.random.expovariate(1 / self.calm_s)
+            elif self.raider and self.raider.is_due() and self.has_hostile_users():
+                self.raider.strike()
             else:
                 time.sleep(0.1)
         self._calm_down()
         while len(self.submitted) < self.jobs:
             self._submit()
+
+    def has_hostile_users(self) -> bool:
+        """Tell whether hostile users are at work now."""
+        return True
 
     def wait_for_ends(self, timeout_s: float) -> None:
         """Wait until every job of the storm has left the queue; those held with a reason are released, as by owners."""
@@ -102,7 +113,7 @@ class Storm:
 
     def wrong(self) -> list[str]:
         """The faults at the end, a line each; the spools are given a minute to become empty."""
-        found = []
+        found = self.raider.wrong() if self.raider else []
         for job in self.submitted:
             try:
                 self.site.check_delivered(job)
@@ -123,6 +134,7 @@ class Storm:
         return (
             f"{len(histories)} jobs: {after} delivered after their end, {len(histories) - after} synchronous, "
             f"{again} run again, {self.released} released from hold; killed: {dead}"
+            f"{f'; {self.raider.summary()}' if self.raider else ''}"
         )
 
     def _submit(self) -> None:
@@ -170,6 +182,8 @@ class Storm:
         for node in (pool.ap, *pool.eps):
             for daemon in set(_AT_THE_ACCESS_POINT if node is pool.ap else _AT_AN_EXECUTE_POINT):
                 pool.wait(lambda n=node, d=daemon: n.pids(d), timeout_s=120, what=f"{daemon} of {node.name}")
+        if self.raider:
+            self.raider.stop()
 
 
 class Misfortune(NamedTuple):
@@ -194,12 +208,18 @@ def main(argv: list[str] | None = None) -> int:
     options.add_argument("--jobs", type=int, default=200)
     options.add_argument("--seed", type=int, default=int(time.time()))
     chosen = options.parse_args(argv)
-    with open_directory("storm") as shared, open_directory("destination") as home, Destination(home) as destination:
+    with contextlib.ExitStack() as stack:
+        shared = stack.enter_context(open_directory("storm"))
+        destination, loot = (
+            stack.enter_context(Destination(stack.enter_context(open_directory(name))))
+            for name in ("destination", "loot")
+        )
         settings = {"version": "25.14", "execute_points": 2, "cpus": 8, "binds": (shared,), **pool_settings(shared)}
+        settings["ap_config"] += NO_WALL
         with Pool(**settings) as pool:
             wait_until_acquainted(pool)
             site = Site(pool, destination, "storm", shared / "gates")
-            storm = Storm(site, chosen.jobs, chosen.minutes * 60, calm_s=5, seed=chosen.seed)
+            storm = Storm(site, chosen.jobs, chosen.minutes * 60, calm_s=5, seed=chosen.seed, loot=loot)
             wrong = ["it did not come to its end"]
             try:
                 storm.rage()
