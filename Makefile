@@ -12,13 +12,14 @@
 # make storm   daemons die for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
 # make overlay-storm  routers die for SECONDS=60, bits flip, disks fill
 # make mutants  changes the product in 60 places, one by one: each must make a test fail (WORDS="names")
+# make hostile a hostile user tries every way to take over the output of others, on both versions of HTCondor
 # make crash   faults at every durable step, and schedules of crashes and lost power (SCHEDULES=10000)
 # make planted each planted bug is found by ordinary schedules (nightly)
 SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: dist dist-test lock pilot demo docs test check oldest pools bench figures mutants crash planted sim storm chaos overlay-storm web clean
+.PHONY: dist dist-test lock pilot demo docs test check oldest pools bench figures mutants crash planted sim storm chaos hostile overlay-storm web clean
 
 $(STAMP): setup.cfg pyproject.toml $(wildcard requirements/*.txt)
 	tools/install
@@ -72,6 +73,10 @@ storm: $(STAMP)
 
 chaos: $(STAMP)
 	$(PY) -m tests.pool.chaos --minutes $(or $(MINUTES),30)
+
+hostile: $(STAMP)
+	STAGEOUT_ALL_ATTACKS=1 $(PY) -m pytest -v tests/pool/test_hostile_user_pool.py tests/pool/test_hostile_access_points.py \
+		tests/pool/test_walled_ids_pool.py
 
 overlay-storm: $(STAMP)
 	$(PY) -m tests.overlay.storm --seconds $(or $(SECONDS),60)

@@ -8,16 +8,19 @@ import json
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from sandbox_manager.custody.queries import STATE_OF
 from stageout.core.states import ENDS, State
 from tests.harness.destination import Destination
 from tests.harness.pool.errors import PoolTimeout
-from tests.pool.conftest import Site
+from tests.harness.pool.pytest_plugin import keep_logs
+from tests.pool.conftest import QUICK_AP, QUICK_EP, Site, open_directory, wait_until_acquainted
 from tests.pool.hostile import PROJECTION, Victim
 
 #: Seconds for which the victims are watched after the attacker's last step. Agent and manager look once a second.
@@ -199,3 +202,25 @@ def digest_of(path: Path) -> str:
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) < 60 else f"{text[:57]}..."
+
+
+@contextlib.contextmanager
+def open_arena(pools: Any, destination: Destination, version: str, wall: str) -> Iterator[Arena]:
+    """Start a pool of a version, with a server of the hostile user. :param wall: settings of the access point."""
+    with open_directory("hostile") as shared, open_directory("loot") as home, Destination(home) as loot:
+        settings = {"version": version, "execute_points": 1, "cpus": 12, "binds": (shared,)}
+        with pools(
+            **settings, ap_config=f"{QUICK_AP}{wall}", ep_config=f"{QUICK_EP}STAGEOUT_DATA_SLOT_DEPTH = 100\n"
+        ) as pool:
+            yield Arena(Site(pool, destination, f"hostile-{version}", shared), loot)
+
+
+def for_a_test(found: Arena, request: pytest.FixtureRequest) -> Iterator[Arena]:
+    """Give a folder of its own for a test; afterwards the server is up, and no job is left."""
+    site = found.site
+    wait_until_acquainted(site.pool)
+    yield Arena(Site(site.pool, site.destination, f"hostile-{time.monotonic_ns()}", site.gates), found.loot)
+    site.destination.start_again()
+    keep_logs(request, [site.pool])
+    for options in (("-all",), ("-forcex", "-all")):
+        site.pool.ap.run(["condor_rm", *options], check=False)
