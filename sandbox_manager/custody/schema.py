@@ -122,8 +122,12 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
 
 
 def is_ledger(tables: Iterable[str]) -> bool:
-    """Tell whether a database with these tables is a ledger, whatever is damaged in it."""
-    return not _definitions_of_this_version().keys().isdisjoint(("table", name) for name in tables)
+    """Tell whether a database with these tables is a ledger, whatever is damaged in it.
+
+    Tables that databases of other programs have, too, prove nothing.
+    """
+    own = {name for kind, name in _definitions_of_this_version() if kind == "table"} - {"meta", "sqlite_sequence"}
+    return not own.isdisjoint(tables)
 
 
 def repair(connection: sqlite3.Connection, version: int) -> str:

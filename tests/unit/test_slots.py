@@ -26,7 +26,7 @@ from sandbox_manager.scheduling.breaker import Flow
 from sandbox_manager.scheduling.planner import BatchPlan, Load, Part, PlanInput, plan
 from sandbox_manager.scheduling.retry import Verdict, decide_retry
 from sandbox_manager.scheduling.slots import SlotUsage, is_stuck, places_free
-from stageout.core.errors import UNREACHABLE, Advice, ErrorClass
+from stageout.core.errors import OF_NODE, UNREACHABLE, Advice, ErrorClass
 from stageout.core.states import State
 from stageout.movers.results import Failure
 from stageout.movers.schemes import method_of, split_url
@@ -341,7 +341,7 @@ def verdict(
 def test_every_class_has_an_answer(kind: ErrorClass) -> None:
     found = verdict(kind)
     assert (found.state is FileState.FAILED) == (not kind.retryable)
-    assert found.excused == (kind in UNREACHABLE)
+    assert found.excused == (kind in UNREACHABLE or (kind in OF_NODE and kind.retryable))
 
 
 def test_waits_double_up_to_the_longest() -> None:
