@@ -99,13 +99,20 @@ class Arena:
 
     def shown(self, victims: Mapping[str, Victim]) -> dict[str, Any]:
         """Return what the commands say to alice of each victim, without the figures of attempts."""
-        told = json.loads(self.site.stageout("status", "--json", *(one.job_id for one in victims.values())).stdout)
+        ids = [one.job_id for one in victims.values()]
+
+        def reported() -> list[Any] | None:
+            """A report of the manager may be a moment behind the job's ad."""
+            jobs = json.loads(self.site.stageout("status", "--json", *ids).stdout)["jobs"]
+            return jobs if all(job["files"] and job["manager"] for job in jobs) else None
+
+        told = self.site.pool.wait(reported, timeout_s=60, what="the report about the victims", interval_s=1)
         return {
             job["job"]: {
                 **{name: job[name] for name in _SHOWN},
                 "files": [(file["name"], file["url"], file["size_bytes"]) for file in job["files"]],
             }
-            for job in told["jobs"]
+            for job in told
         }
 
     def recorded(self, victims: Mapping[str, Victim]) -> dict[str, list[str]]:
