@@ -49,9 +49,10 @@ class Brought:
             try:
                 if version > _VERSION:
                     raise StageoutError(f"{path}: a later version of the router made it: start that one again")
-                for statement in (_TABLE, _BY_KNOWN, f"PRAGMA user_version={_VERSION}"):
-                    self._connection.execute(statement)
-                durable.commit("brought-make", self._connection)
+                if version < _VERSION:  # a restart on a full disk writes nothing
+                    for statement in (_TABLE, _BY_KNOWN, f"PRAGMA user_version={_VERSION}"):
+                        self._connection.execute(statement)
+                    durable.commit("brought-make", self._connection)
             except BaseException as problem:
                 find_code(problem, path, self._connection)
                 self._connection.close()

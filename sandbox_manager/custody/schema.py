@@ -152,16 +152,18 @@ def _repair_definitions(connection: sqlite3.Connection) -> str:
     """Compare the definitions with those of a new ledger, and make indexes and triggers that differ anew.
 
     SQLite believes a definition as it stands: with another name of a column each statement about it fails, and with
-    another trigger the sums are wrong.
+    another trigger the sums are wrong. Others, such as those of ANALYZE, do no harm; only beside damage an unknown
+    index or trigger may be one of ours whose name is damaged.
     """
     wanted, found = _definitions_of_this_version(), _definitions(connection)
-    wrong = sorted({key for key, _ in wanted.items() ^ found.items()})
+    wrong = sorted(key for key, definition in wanted.items() if found.get(key) != definition)
     if not wrong:
         return ""
     tables = [name for kind, name in wrong if kind not in _REMADE]
     if tables:
         raise sqlite3.DatabaseError(f"it is malformed: the definition of {tables[0]} is not that of this version")
-    script = [f"DROP {kind} {_quoted(name)};" for kind, name in wrong if (kind, name) in found]
+    unknown = [key for key in found if key not in wanted and key[0] in _REMADE]
+    script = [f"DROP {kind} {_quoted(name)};" for kind, name in (*wrong, *unknown) if (kind, name) in found]
     script += [f"{wanted[key].sql};" for key in wrong if key in wanted]
     with durable.step("ledger-repair"):
         _run(connection, "\n".join([*script, _SUMS_ANEW]))

@@ -177,7 +177,7 @@ def test_put_a_whole_tree(router: RouterProcess, tmp_path: Path, capsys: pytest.
     assert main(["put", "-r", str(tmp_path / "run7"), _url(router, "other"), *key]) == 1
     printed = capsys.readouterr()
     assert "link is not a file" in printed.err
-    assert "large: failed: 'other/large' is a directory" in printed.err
+    assert "large: other/large: failed: it does not fit what is there" in printed.err
     assert "run7: 3 files" in printed.out
     assert (router.root / "other/a/b/small").read_bytes() == b"small"
     router.stop()

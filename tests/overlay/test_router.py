@@ -16,6 +16,7 @@ import threading
 import time
 import zlib
 from base64 import urlsafe_b64encode
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -308,7 +309,15 @@ def _token(router: RouterProcess, identity: str, key: str = "overlay") -> Path:
     return path
 
 
-def test_a_token_of_htcondor_is_a_key(router: RouterProcess, gateway: Gateway, tmp_path: Path) -> None:
+@pytest.fixture
+def router_of_pool(tmp_path: Path) -> Iterator[RouterProcess]:
+    """A router that knows the issuer of its pool's tokens."""
+    with RouterProcess(tmp_path / "router-of-pool", {"TRUST_DOMAIN": "pool.example.org"}) as running:
+        yield running
+
+
+def test_a_token_of_htcondor_is_a_key(router_of_pool: RouterProcess, tmp_path: Path) -> None:
+    router = router_of_pool
     signing = router.home / "overlay"
     signing.write_bytes(os.urandom(64))
     signing.chmod(0o600)
