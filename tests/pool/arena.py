@@ -110,7 +110,7 @@ class Arena:
         return {
             job["job"]: {
                 **{name: job[name] for name in _SHOWN},
-                "files": [(file["name"], file["url"], file["size_bytes"]) for file in job["files"]],
+                "files": sorted((file["name"], file["url"], file["size_bytes"]) for file in job["files"]),
             }
             for job in told
         }
