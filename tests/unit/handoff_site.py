@@ -129,7 +129,9 @@ class FakeIdentity:
         if peer.uid in control.get("strangers", ()):
             raise NotIdentified("not a process of a job")
         await asyncio.sleep(control.get("identify_s", 0))
-        return replace(facts, **control.get("facts", {}))
+        told = dict(control.get("facts", {}))
+        run = replace(facts.run, owner=told.pop("owner", facts.owner))
+        return replace(facts, run=run, **told)
 
 
 class FakeCustody:
