@@ -65,6 +65,7 @@ class Destination:
     home: Path
     port: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _refusal: str = field(default="", repr=False)
 
     def __enter__(self) -> Destination:
         for name in ("files", "body", "unused"):
@@ -163,7 +164,15 @@ class Destination:
         prefix = "/" + path.lstrip("/")
         return [row for row in rows if (not method or row["method"] == method) and row["path"].startswith(prefix)]
 
+    def be_well(self) -> None:
+        """Serve every request, whatever a test has done to the server."""
+        self.start_again()
+        self.resume()
+        if self._refusal:
+            self.accept()
+
     def _configure(self, refusal: str) -> None:
+        self._refusal = refusal
         (self.home / "nginx.conf").write_text(_CONFIG.format(home=self.home, port=self.port, refusal=refusal))
 
     def _reload(self, status: int) -> None:

@@ -126,7 +126,7 @@ class Arena:
                 urls[f"{ad['ClusterId']}.{ad['ProcId']}"].append(str(ad["TransferUrl"]))
             return urls if all(len(one) >= 2 for one in urls.values()) else None
 
-        urls = self.site.pool.wait(found, timeout_s=30, what="the records of files", interval_s=1)
+        urls = self.site.pool.wait(found, timeout_s=60, what="the records of files", interval_s=1)
         return {job: sorted(one) for job, one in urls.items() if sorted(one) != wanted[job]}
 
     def stolen(self) -> list[str]:
@@ -164,7 +164,7 @@ class Arena:
             time.sleep(0.3)
         return changed
 
-    def ends(self, victims: Mapping[str, Victim], timeout_s: float = 30) -> dict[str, str]:
+    def ends(self, victims: Mapping[str, Victim], timeout_s: float = 120) -> dict[str, str]:
         """Wait for all; return how those ended that did not end by the delivery of what their only run wrote."""
         pool, clusters = (
             self.site.pool,
@@ -227,7 +227,7 @@ def for_a_test(found: Arena, request: pytest.FixtureRequest) -> Iterator[Arena]:
     site = found.site
     wait_until_acquainted(site.pool)
     yield Arena(Site(site.pool, site.destination, f"hostile-{time.monotonic_ns()}", site.gates), found.loot)
-    site.destination.start_again()
+    site.destination.be_well()
     keep_logs(request, [site.pool])
     for options in (("-all",), ("-forcex", "-all")):
         site.pool.ap.run(["condor_rm", *options], check=False)

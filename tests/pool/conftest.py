@@ -329,11 +329,12 @@ def site(main_pool: tuple[Pool, Path], destination: Destination, request: pytest
     pool, gates = main_pool
     name = "".join(char if char.isalnum() else "-" for char in request.node.name.lower())[:60]
     made = Site(pool, destination, name, gates)
+    destination.be_well()
     wait_until_acquainted(pool)
     yield made
     for fault in (gates.parent / "faults").iterdir():
         fault.unlink()
-    destination.resume()
+    destination.be_well()
     keep_logs(request, [pool])
     for ad in pool.jobs("true", ["ClusterId", "ProcId"]):  # DAGs submit jobs of their own
         pool.rm(f"{ad['ClusterId']}.{ad['ProcId']}")

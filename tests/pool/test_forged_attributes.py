@@ -126,8 +126,8 @@ queue
     dag = site.pool.submit_dag("alice", script, files={"job.sh": JOB, "a.sub": text})
     history = site.pool.wait(lambda: site.pool.history(dag), timeout_s=240, what="the DAG to end")
     assert history and history["ExitCode"] == 0
-    node = site.pool.history(f"{dag.cluster + 1}.0")
-    assert node and node["StageOutState"] == "Delivered"
+    node = site.wait_left(f"{dag.cluster + 1}.0")
+    assert node["StageOutState"] == "Delivered"
     assert node["TransferOutputStats"]["STAGEOUTFilesCountLastRun"] == 1
 
 

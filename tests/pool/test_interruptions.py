@@ -14,9 +14,18 @@ pytestmark = pytest.mark.pool
 
 Act = Callable[[Any, Any], None]
 
+#: A starter writes it when it is asked to end its job in its own time.
+_HEARD = "ShutdownGraceful all jobs."
+
 
 def _vacate(site: Any, job: Any) -> None:
+    """A transfer that ends before the starter has heard of it makes a job that has run once, and rightly so."""
+    node, slot = _slot_of(site, job)
+    told = node.log(f"StarterLog.{slot}").count(_HEARD)
     site.pool.vacate(job)
+    site.pool.wait(
+        lambda: node.log(f"StarterLog.{slot}").count(_HEARD) > told, timeout_s=60, what=f"the starter of {job} to hear"
+    )
 
 
 def _vacate_fast(site: Any, job: Any) -> None:
@@ -41,10 +50,15 @@ def _kill_shadow(site: Any, job: Any) -> None:
             os.kill(process.pid, signal.SIGKILL)
 
 
+def _slot_of(site: Any, job: Any) -> tuple[Any, str]:
+    """Return the execute point and the name of the slot that a job runs in."""
+    name, _, host = str(site.pool.q(job, ["RemoteHost"])["RemoteHost"]).partition("@")
+    return next(ep for ep in site.pool.eps if host.split(".")[0] == ep.name), name
+
+
 def _kill_starter(site: Any, job: Any) -> None:
-    slot = str(site.pool.q(job, ["RemoteHost"])["RemoteHost"])
-    name, _, host = slot.partition("@")
-    node = next(ep for ep in site.pool.eps if host.split(".")[0] == ep.name)
+    node, name = _slot_of(site, job)
+    slot = f"{name}@{node.name}"
     killed = [p for p in node.processes() if p.is_named("starter") and name in p.argv]
     assert killed, f"no starter of {slot} among {[p.argv for p in node.processes()]}"
     for process in killed:
