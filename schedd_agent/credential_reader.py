@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from stageout.core.config import ConfigError, Settings
+from stageout.core.config import Settings, condor_ids
 from stageout.wire.handoff import MAX_CREDENTIAL_BYTES, is_service
 
 
@@ -136,7 +136,7 @@ def open_reader(settings: Settings) -> CredentialReader:
     direct = LocalCredentialReader(Path(told) if told else None)
     if os.geteuid() != 0:
         return direct
-    uid, gid = _condor_ids(settings)
+    uid, gid = condor_ids(settings)
     ours, theirs = socket.socketpair()
     if os.fork() == 0:
         ours.close()
@@ -170,15 +170,3 @@ def _answer(reader: LocalCredentialReader, line: bytes) -> dict[str, str]:
         return {"no": str(no)}
     except (ValueError, OSError) as problem:
         return {"no": f"the access point cannot read it ({type(problem).__name__})"}
-
-
-def _condor_ids(settings: Settings) -> tuple[int, int]:
-    told = settings.condor("CONDOR_IDS")
-    try:
-        if told:
-            uid, _, gid = told.partition(".")
-            return int(uid), int(gid)
-        entry = pwd.getpwnam("condor")
-    except (ValueError, KeyError):
-        raise ConfigError(f"CONDOR_IDS = {told}: write UID.GID of the user condor, or make that user") from None
-    return entry.pw_uid, entry.pw_gid

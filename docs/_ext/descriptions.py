@@ -163,6 +163,7 @@ EVENTS: dict[str, str] = {
     "knob-renamed": "A former name of a knob is set. Write the new name, which the line gives.",
     "setting-ignored": "A setting has a name that nothing reads, or no effect before a restart. The text says which.",
     "master-lost": "condor_master has ended; the daemon ends, too.",
+    "master-not-told": "The daemon cannot tell condor_master that it is alive, and tries again twice a minute. The daemon works, but `IsReady` of `condor_who` stays false, and after `NOT_RESPONDING_TIMEOUT` the master may start the daemon again. The line has the fault; the log of the master names a user whom `ALLOW_DAEMON` does not let in.",
     "metrics-opened": "The port for Prometheus is open.",
     "metrics-open-failed": "The port for Prometheus cannot be opened, and the daemon runs without it. Correct what the line names and run `condor_reconfig`.",
     "attribute-skipped": "An ad has an attribute with bytes that are not UTF-8. The daemon reads the ad without it; the manager leaves out the slot of such a job. Ask the owner of the ad or job to correct the attribute.",

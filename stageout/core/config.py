@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import pwd
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Union
@@ -855,6 +856,22 @@ class Settings:
         value = _parse(knob, text.strip())
         _check(knob, text, value)
         return value
+
+
+def condor_ids(settings: Settings) -> tuple[int, int]:
+    """Uid and gid of the user condor, as whom HTCondor's daemons work below a root master.
+
+    :raises ConfigError: ``CONDOR_IDS`` does not say it, and there is no such user.
+    """
+    told = settings.condor("CONDOR_IDS")
+    try:
+        if told:
+            uid, _, gid = told.partition(".")
+            return int(uid), int(gid)
+        entry = pwd.getpwnam("condor")
+    except (ValueError, KeyError):
+        raise ConfigError(f"CONDOR_IDS = {told}: write UID.GID of the user condor, or make that user") from None
+    return entry.pw_uid, entry.pw_gid
 
 
 def checked_path(name: str, text: str, doc: str = "") -> str:

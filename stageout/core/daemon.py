@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 from stageout import __version__
-from stageout.core import log
+from stageout.core import log, master
 from stageout.core.config import (
     ConfigError,
     Settings,
@@ -178,6 +178,7 @@ def run(
         if command is not None:
             return command(settings)
         metrics_settings(settings, program.metrics)
+        silence_s = 0 if is_alone(options) or not master.has_master() else master.silence_s(settings, program.subsystem)
         make = prepare(settings, load)
         path = open_log(program, options, settings)
     except StageoutError as problem:
@@ -189,7 +190,7 @@ def run(
     try:
         reopen_log = functools.partial(open_log, program, options)
         published = MetricsServer(program.name, program.metrics, settings)
-        asyncio.run(supervise(make, reopen_log, 0 if is_alone(options) else parent, published))
+        asyncio.run(supervise(make, reopen_log, 0 if is_alone(options) else parent, published, silence_s))
     except (StageoutError, OSError, sqlite3.Error) as problem:
         return _fail(program, problem, path is None)
     except Exception:
@@ -244,11 +245,13 @@ async def supervise(
     reopen_log: Callable[[Settings], object] = lambda settings: None,
     parent: int = 0,
     published: MetricsServer | None = None,
+    silence_s: int = 0,
 ) -> None:
     """Serve with signals, until the service ends.
 
     :param reopen_log: is called with new settings. :param parent: pid of condor_master, with which the daemon ends;
-        0: there is none. :param published: the daemon's metrics. :raises StageoutError: the service cannot start.
+        0: there is none. :param published: the daemon's metrics. :param silence_s: after which condor_master is to kill
+        the daemon; 0: it is not told that the daemon is alive. :raises StageoutError: the service cannot start.
     """
     loop = asyncio.get_running_loop()
     asked, ready = asyncio.Event(), asyncio.Event()
@@ -263,6 +266,8 @@ async def supervise(
         ready.set()
 
     beside = [loop.create_task(_reload_on_request(service, reopen_log, published, ready, asked))]
+    if silence_s:
+        beside.append(loop.create_task(_tell_master(ready, silence_s)))
     if parent:
         beside.append(loop.create_task(_end_with(parent, service)))
     try:
@@ -272,6 +277,12 @@ async def supervise(
         if published:
             await published.close()
     log.event("daemon-stopped")
+
+
+async def _tell_master(ready: asyncio.Event, silence_s: int) -> None:
+    """Tell condor_master that the daemon is alive, from when it is ready."""
+    await ready.wait()
+    await master.keep_telling(silence_s)
 
 
 async def _reload_on_request(

@@ -127,6 +127,9 @@ class Fake:
     sees_all: bool = True
     unreadable_for: tuple[str, ...] = ()
     refusals: dict[str, str] = field(default_factory=dict)
+    who: str = (
+        '  IsReady = true\n  MASTER = "Alive"\n  NumHung = 0\n  STAGEOUT_AGENT = "Alive"\n  STAGEOUT_AGENT_PID = 58\n'
+    )
 
     def greet(self, host: str, port: int, key: str) -> float:
         if isinstance(self.others, Exception):
@@ -145,6 +148,8 @@ class Fake:
         return mapping_settings(self.values)
 
     def run(self, argv: Sequence[str], timeout_s: float, user: str = "") -> Ran:
+        if argv[0] == "condor_who":
+            return Ran(0, self.who, 0.1)
         assert argv[1:] in (["-classad"], ["--help"]) and timeout_s <= 20
         if user in self.unreadable_for:
             return Ran(-1, f"[Errno 13] Permission denied: '{argv[0]}'", 0.0)

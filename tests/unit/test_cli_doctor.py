@@ -619,6 +619,21 @@ def test_roles_are_seen(roles: list[Role], daemons: str, uid: int) -> None:
     assert report.roles_of(machine) == roles
 
 
+@pytest.mark.parametrize(
+    ("said", "level", "words"),
+    [
+        ("  IsReady = true", Level.OK, "counts all daemons as alive"),
+        ('  IsReady = false\n  SANDBOX_MANAGER = "Startup"\n  STARTD_State = "Ready"', Level.WARN, "MANAGER (Startup)"),
+        ('  IsReady = false\n  SCHEDD_AGENT = "Hung"', Level.WARN, "SCHEDD_AGENT (Hung)"),
+        ("no master here\n", Level.UNCHECKED, "no master here"),
+        ("", Level.UNCHECKED, "exit status 0"),
+    ],
+)  # fmt: skip
+def test_daemons_of_which_the_master_has_not_heard_are_named(said: str, level: Level, words: str) -> None:
+    (found,) = config.daemons_alive(Fake(who=said))
+    assert (found.level, words in found.text) == (level, True), found
+
+
 def test_a_pilot_serves_its_own_user() -> None:
     machine = Fake(manager=ClassAd({"Manager": "m", "Uid": 1000}))
     machine.files["/var/lib/condor/execute"] = seen_file(uid=1000)

@@ -161,6 +161,17 @@ def test_on_a_terminal_and_the_end_of_condor_master(node: Node, tmp_path: Path) 
     assert not node.text
 
 
+def test_a_master_that_cannot_be_told_is_logged_and_the_daemon_works(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONDOR_INHERIT", "1 <127.0.0.1:9>")
+    with node.running() as process:
+        wait_for(lambda: " master-not-told problem=" in node.text, "the warning")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(_LIMIT_S) == 0
+    assert " daemon-stopped" in node.text and " daemon-started" in node.text
+
+
 def test_a_wrong_setting_ends_it_for_good(node: Node) -> None:
     node.configure(MAX_NUM_SUBSYS_LOG="few")
     done = subprocess.run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import PurePath
@@ -75,6 +76,9 @@ AGENT_IN_SPOOL = (
 )  # fmt: skip
 _DAEMON_SETTINGS = ("", "_LOG", "_DEBUG", "_USERID", "_ENVIRONMENT", "_ARGS", "_LOCAL_NAME")
 _ALIKE = 0.85
+#: Seconds for which condor_who waits for daemons that are starting.
+_WHO_S = 3
+_STATE_OF_DAEMON = re.compile(r'^\s*(\w+) = "?(\w+)"?\s*$', re.M)
 #: Of every name that is looked at: comparing all of HTCondor's thousand would take a while.
 _BEGINNING = "STA"
 
@@ -166,6 +170,22 @@ def misplaced_daemons(machine: Machine) -> Iterator[Finding]:
             )
     if not strange:
         yield ok("role", "no daemon of stageout runs here without the daemon that it serves")
+
+
+def daemons_alive(machine: Machine) -> Iterator[Finding]:
+    """Check that condor_master has heard of every daemon lately: ``IsReady`` of condor_who, for which others wait."""
+    ran = machine.run(["condor_who", f"-wait:{_WHO_S}", "IsReady"], _WHO_S + _CLASSAD_TIMEOUT_S)
+    states = dict(_STATE_OF_DAEMON.findall(ran.output))
+    silent = [f"{name} ({state})" for name, state in states.items() if state in ("Startup", "Hung", "Dead")]
+    if "IsReady" not in states:
+        said = (ran.output.strip().splitlines() or [f"exit status {ran.status}"])[-1]
+        yield unchecked("daemons-alive", f"condor_who does not tell the states of the daemons: {said}")
+    elif silent:
+        text = f"condor_master has not heard that these daemons are alive: {', '.join(silent)}"
+        remedy = "wait a minute after a start; then look for master-not-told in the daemon's log, or for its last error"
+        yield warn("daemons-alive", text, remedy)
+    else:
+        yield ok("daemons-alive", "condor_master counts all daemons as alive")
 
 
 def _daemon(machine: Machine, program: str, name: str, remedy: str) -> Iterator[Finding]:
@@ -505,7 +525,7 @@ def _is_attribute(line: str) -> bool:
         return False
 
 
-COMMON = (version, settings, misplaced_daemons)
+COMMON = (version, settings, misplaced_daemons, daemons_alive)
 ACCESS_POINT = (
     agent_daemon,
     transforms,

@@ -1,0 +1,119 @@
+"""Tell condor_master that a daemon is alive, with the message that HTCondor's own daemons send.
+
+A master that has never heard of a daemon believes that it is still starting: ``IsReady`` of ``condor_who`` stays false,
+and a daemon that hangs is never restarted. From the first message on the master kills a daemon that has been silent for
+the time that the message names (HTCondor's manual, ``NOT_RESPONDING_TIMEOUT``).
+
+A process of its own sends the message, because HTCondor's bindings hold the interpreter while they wait. Only the event
+loop starts it, so that a loop that stands still is silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+
+from stageout.core import log
+from stageout.core.children import module_command
+from stageout.core.config import ConfigError, Settings, condor_ids, condor_settings
+
+_TIMEOUT = "NOT_RESPONDING_TIMEOUT"
+_TIMEOUT_S = 3600
+#: No work in an event loop takes that long, not even on a machine that swaps: a shorter time-out kills healthy daemons.
+_TIMEOUT_MIN_S = 300
+_SEND_S = 60.0
+_AGAIN_S = 30.0
+
+
+def silence_s(settings: Settings, subsystem: str) -> int:
+    """Seconds of silence after which the master kills a daemon.
+
+    What is set for this daemon counts as it is; the setting for all daemons counts as five minutes at least.
+
+    :raises ConfigError: the settings of HTCondor's name no number.
+    """
+    for name, least_s in ((f"{subsystem}_{_TIMEOUT}", 1), (_TIMEOUT, _TIMEOUT_MIN_S)):
+        text = settings.condor(name).strip()
+        if text:
+            if not text.isdecimal():
+                raise ConfigError(f"{name} = {text}: write a whole number of seconds")
+            return max(int(text), least_s)
+    return _TIMEOUT_S
+
+
+def has_master(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return True when condor_master, or another daemon of HTCondor, has started this process."""
+    return "CONDOR_INHERIT" in environment
+
+
+async def keep_telling(timeout_s: int) -> None:
+    """Tell the master again and again that this process is alive. :param timeout_s: of :func:`silence_s`."""
+    told = True
+    while True:
+        problem = await _tell(timeout_s)
+        if problem and told:
+            log.warn("master-not-told", problem=problem)
+        told = not problem
+        await asyncio.sleep(timeout_s / 3 if told else _AGAIN_S)
+
+
+async def _tell(timeout_s: int) -> str:
+    """Send one message. Return why it failed, or ""."""
+    command = module_command("stageout.core.master", str(os.getpid()), str(timeout_s))
+    pipe = asyncio.subprocess.PIPE
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+        )
+    except OSError as problem:
+        return str(problem)
+    try:
+        output, _ = await asyncio.wait_for(child.communicate(), _SEND_S)
+    except asyncio.TimeoutError:
+        return f"no answer within {_SEND_S:.0f} s"
+    finally:
+        if child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+    lines = output.decode(errors="replace").split("\n")
+    return "" if child.returncode == 0 else " ".join(lines).strip()[-500:] or f"exit status {child.returncode}"
+
+
+def main() -> int:
+    """Send one message for the process of the command line.
+
+    HTCondor's own daemons authenticate as the user condor, the only one whom older masters let say it.
+    """
+    import htcondor2
+
+    pid, timeout_s = int(sys.argv[1]), int(sys.argv[2])
+    problem = ""
+    for is_condor in (True, False) if os.geteuid() == 0 else (False,):
+        try:
+            with _as_condor() if is_condor else contextlib.nullcontext():
+                htcondor2.send_alive(pid=pid, timeout=timeout_s)
+            return 0
+        except Exception as fault:
+            problem = str(fault)
+    print(problem)
+    return 1
+
+
+@contextlib.contextmanager
+def _as_condor() -> Iterator[None]:
+    uid, gid = condor_ids(condor_settings(""))
+    os.setegid(gid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
