@@ -32,6 +32,7 @@ from stageout.core.classads import ClassAdSyntaxError, unparse_ad
 from stageout.core.clock import Clock
 from stageout.core.config import Settings
 from stageout.core.ending import end, outlast
+from stageout.core.sockets import listen_at
 from stageout.core.synchronous import FAILED, NotTaken, sentence_of
 from stageout.wire import handoff as wire
 from stageout.wire.custody import REFUSALS_SHOWN, RefusalReport, Run
@@ -141,7 +142,7 @@ class Intake:
         """Listen. On return plugins can connect. :raises SpoolError: the socket cannot be made."""
         self._path = socket_path
         try:
-            self._listener = _listen(socket_path)
+            self._listener = listen_at(socket_path, 0o666 if os.geteuid() == 0 else 0o600)
         except OSError as problem:
             raise SpoolError(f"cannot listen on {socket_path}: {problem}; is STAGEOUT_SPOOL writable?") from None
         self._listen_again(self._listener)
@@ -483,24 +484,3 @@ def _check_consent(facts: RunFacts, offer: _Offer, encrypted: bool) -> None:
             raise Refused("a destination URL holds bytes that are not UTF-8", "TooMany") from None
         if size_bytes > _MOST_URL_BYTES:
             raise Refused(f"a destination URL has {size_bytes} bytes, more than {_MOST_URL_BYTES}", "TooMany")
-
-
-def _listen(path: Path) -> socket.socket:
-    """A listening socket at ``path``, however long, that appears with its final mode or not at all."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        aside = f".{path.name}.{os.getpid()}"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(aside, dir_fd=directory)
-        listener.bind(f"/proc/self/fd/{directory}/{aside}")
-        os.chmod(aside, 0o666 if os.geteuid() == 0 else 0o600, dir_fd=directory)
-        listener.listen(1024)
-        listener.setblocking(False)
-        os.rename(aside, path.name, src_dir_fd=directory, dst_dir_fd=directory)
-    except BaseException:
-        listener.close()
-        raise
-    finally:
-        os.close(directory)
-    return listener

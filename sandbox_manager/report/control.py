@@ -20,6 +20,7 @@ from sandbox_manager.report.flows import flow_reports
 from sandbox_manager.report.reporter import file_report, sandbox_report
 from sandbox_manager.rules import last_attempt_at
 from sandbox_manager.sandbox import Sandbox
+from stageout.core.sockets import listen_at
 from stageout.wire.handoff import FILES_PER_FRAME, BadMessage, decode_body, encode_frame
 
 _PATIENCE_S = 30.0
@@ -53,9 +54,8 @@ class Control:
     async def start(self, path: Path) -> None:
         """Listen. :raises OSError: the socket cannot be made."""
         self._path = path
-        path.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._client, path=str(path))
-        path.chmod(0o666)
+        # Not start_unix_server: that looks at the address of the socket, which names a directory that is closed again.
+        self._server = await asyncio.start_server(self._client, sock=listen_at(path, 0o666))
 
     async def stop(self) -> None:
         """Answer nobody any more."""

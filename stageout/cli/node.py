@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from stageout.cli.exits import CommandError, Unavailable
 from stageout.core.classads import ClassAd
 from stageout.core.config import Settings
+from stageout.core.sockets import connect_to
 from stageout.wire.control import StreamsReport
 from stageout.wire.custody import FileReport, FlowReport, Report, SandboxReport, ServerReport
 from stageout.wire.handoff import BadMessage, receive_frame, send_frame
@@ -144,7 +145,7 @@ def _ask(path: Path, question: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Frames of the answer, each with the uid of who answers; "end", "metrics" and "streams" are the last ones."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(_TIMEOUT_S)
-        sock.connect(str(path))
+        connect_to(sock, path)
         _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         send_frame(sock, question)
         while True:

@@ -22,6 +22,7 @@ from sandbox_manager.report.collector import CollectorError
 from stageout.core.clock import SystemClock
 from stageout.core.config import Settings
 from stageout.core.signing import SigningKey
+from stageout.core.sockets import connect_to
 from stageout.wire.custody import (
     MANAGER_AD,
     Action,
@@ -161,7 +162,7 @@ class Served:
         answers = []
         with socket.socket(socket.AF_UNIX) as talk:
             talk.settimeout(10)
-            talk.connect(str(self.run_dir / "control"))
+            connect_to(talk, self.run_dir / "control")
             send_frame(talk, question)
             while True:
                 answers.append(receive_frame(talk))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import stat
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from doctor_machine import (
 
 from stageout.cli.doctor import alone, config, node, report
 from stageout.cli.doctor.config import AGENT_IN_SPOOL
-from stageout.cli.doctor.findings import Finding, Level, Ran, Role, Unseen, names_of
+from stageout.cli.doctor.findings import Finding, Level, Machine, Ran, Role, Unseen, names_of
 from stageout.cli.doctor.machine import ThisMachine
 from stageout.cli.doctor.pilot import pilot_end
 from stageout.cli.main import main
@@ -572,6 +573,17 @@ def test_the_status_of_a_service() -> None:
         server.shutdown()
     with pytest.raises(OSError):
         asked(url, "secret")
+
+
+def test_no_fault_of_the_system_ends_the_doctor() -> None:
+    """Not even one that no check expects."""
+
+    def manager(machine: Machine) -> Iterator[Finding]:
+        raise OSError(errno.ENAMETOOLONG, "File name too long", "/a/b")
+        yield
+
+    (found,) = report.run_checks([manager], Fake())
+    assert found.level is Level.UNCHECKED and "File name too long: '/a/b'" in found.text
 
 
 def test_a_planned_restart_with_output_at_risk() -> None:

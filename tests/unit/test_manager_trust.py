@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import stat
 import struct
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,8 @@ from daemon_site import AGENT_KEY, accepted, in_thread, served
 from manager_site import SCHEDD, Site, made, run
 
 from sandbox_manager.daemon import KEY_FILE
+from stageout.cli.node import manager_facts
+from stageout.core.config import mapping_settings
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
 from stageout.wire.custody import Action, AgentNotice, Order, OrderSheet, notice_ad, orders_ad
@@ -123,6 +128,23 @@ def test_an_order_that_was_carried_out_is_not_played_back(site: Site) -> None:
             assert not paused()
 
     run(story())
+
+
+def test_a_spool_may_have_a_path_that_is_too_long_for_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory of a pilot often has."""
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+
+    async def story(site: Site) -> None:
+        async with served(site) as node:
+            settings = mapping_settings({"STAGEOUT_SPOOL": str(node.run_dir.parent), "EXECUTE": "/x"})
+            facts = await in_thread(lambda: manager_facts(settings))
+            assert facts["Uid"] == os.geteuid() and facts["Manager"]
+            assert stat.S_IMODE((node.run_dir / "control").stat().st_mode) == 0o666
+
+    with made() as site:
+        run(story(site))
 
 
 def test_the_control_socket_keeps_few_clients(site: Site) -> None:

@@ -139,7 +139,7 @@ def _examine_one(check: Check, machine: Machine) -> list[Finding]:
     problem = None
     try:
         found.extend(check(machine))
-    except (Unseen, ConfigError, PermissionError, FileNotFoundError) as reason:
+    except (Unseen, ConfigError, OSError) as reason:
         problem = reason
     names = names_of(check)
     missing = [name for name in names if not any(item.name == name for item in found)]
