@@ -54,6 +54,8 @@ _STATE_INTERVAL_S = 5.0
 #: Free bytes of the spool's filesystem below which the node takes no new jobs: enough for the hand-offs of those that
 #: run. It takes jobs again when twice as many are free.
 _LOW_FREE_BYTES = 4 * LEAST_FREE_BYTES
+#: A smaller filesystem never has the room at which a node takes jobs again.
+_USABLE_BYTES = 2 * _LOW_FREE_BYTES
 _HEARTBEAT_S = 30
 _PAUSE_PER_REPORT = 10
 #: States of output whose owner waits for it. Access points must soon notice that its node is gone.
@@ -416,7 +418,12 @@ class Reporter:
         return (limits.active + limits.depth) * limits.cpus
 
     def _has_room(self, percent: float, free_bytes: int) -> bool:
-        """Tell whether the node takes new jobs, with hysteresis. :param percent: fullness of the spool."""
+        """Tell whether the node takes new jobs, with hysteresis. :param percent: fullness of the spool.
+
+        A filesystem that is too small for any output keeps no job away: deliveries make no room on it.
+        """
+        if self._spool.total_bytes() < _USABLE_BYTES:
+            return True
         if self._accepting:
             return percent < self._high and free_bytes >= _LOW_FREE_BYTES
         return percent <= self._low and free_bytes >= 2 * _LOW_FREE_BYTES

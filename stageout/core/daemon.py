@@ -251,7 +251,7 @@ async def supervise(
 
     :param reopen_log: is called with new settings. :param parent: pid of condor_master, with which the daemon ends;
         0: there is none. :param published: the daemon's metrics. :param silence_s: after which condor_master is to kill
-        the daemon; 0: it is not told that the daemon is alive. :raises StageoutError: the service cannot start.
+        the daemon; 0: nobody tells it that the daemon is alive. :raises StageoutError: the service cannot start.
     """
     loop = asyncio.get_running_loop()
     asked, ready = asyncio.Event(), asyncio.Event()

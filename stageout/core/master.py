@@ -31,7 +31,7 @@ _AGAIN_S = 30.0
 def silence_s(settings: Settings, subsystem: str) -> int:
     """Seconds of silence after which the master kills a daemon.
 
-    What is set for this daemon counts as it is; the setting for all daemons counts as five minutes at least.
+    A time of this daemon counts as it is; one of all daemons counts as five minutes at least.
 
     :raises ConfigError: the settings of HTCondor's name no number.
     """
@@ -55,7 +55,7 @@ async def keep_telling(timeout_s: int) -> None:
     while True:
         problem = await _tell(timeout_s)
         if problem and told:
-            log.warn("master-not-told", problem=problem)
+            log.warn("master-tell-failed", problem=problem)
         told = not problem
         await asyncio.sleep(timeout_s / 3 if told else _AGAIN_S)
 

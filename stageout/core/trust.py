@@ -297,6 +297,11 @@ _SCRATCH: tuple[Source, ...] = (
         "The name is written into the plugin's own result. Settings there change the own transfer only.",
     ),
     Source(
+        Kind.SCRATCH, ("StageOutSpool",), (_PLUGIN,), f"the starter, in `.machine.ad`; {_JOB_USER}",
+        "The own output is transferred synchronously, or goes to a process of the same user. A listener of other users "
+        "than root, the startd's and the job's own gets nothing.",
+    ),
+    Source(
         Kind.SCRATCH, ("Url", "LocalFileName", "PluginData", "StageOutDestination"), (_PLUGIN,),
         f"the starter or the manager, in the plugin's input; {_JOB_USER} while the job has its slot",
         "The plugin opens the files with the rights of the job's user. A hand-off of a file of another user is "
@@ -407,6 +412,10 @@ _ANSWERS: tuple[Source, ...] = (
          "UnknownOutput", "SpoolProblem", "StageOutBytesAtRisk", "StageOutManager"),
         (_COMMAND,), "the manager, at the socket below its spool, which belongs to it alone",
         "The commands show them. Nothing else is decided from them.",
+    ),
+    Source(
+        Kind.ANSWER, ("IsReady",), (_COMMAND,), "condor_master, through `condor_who`",
+        "The doctor names daemons, or does not.",
     ),
 )  # fmt: skip
 

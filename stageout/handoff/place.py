@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+#: Of a machine's ad so much is read.
+_AD_BYTES = 1 << 20
+_SPOOL = b'\nStageOutSpool = "'
+
 
 class Place:
     """A job's directories and its manager's socket.
@@ -12,6 +16,9 @@ class Place:
     :param scratch: the job's scratch directory. :param execute: HTCondor's EXECUTE.
     :param run: directory of the manager's sockets.
     :raises ValueError: STAGEOUT_SPOOL is relative, so a job's own directory could stand for it.
+
+    The spool is beside EXECUTE, or where the environment or the machine's ad says. The job may write either, and so
+    the files go to a listener of root, of the startd's user or of the job's own only (:mod:`.connection`).
     """
 
     __slots__ = ("execute", "run", "scratch")
@@ -19,10 +26,20 @@ class Place:
     def __init__(self, scratch: str, execute: str) -> None:
         self.scratch = scratch
         self.execute = execute
-        spool = os.environ.get("STAGEOUT_SPOOL") or os.path.join(execute, "..", "stageout")  # noqa: PTH118 - no pathlib
+        spool = os.environ.get("STAGEOUT_SPOOL") or _told(scratch) or f"{execute}/../stageout"
         if not spool.startswith("/"):
-            raise ValueError(f"STAGEOUT_SPOOL = {spool}: write an absolute path into STARTD_ENVIRONMENT")
+            raise ValueError(f"STAGEOUT_SPOOL = {spool}: write an absolute path into the configuration of the node")
         self.run = os.path.join(spool, "run")  # noqa: PTH118
+
+
+def _told(scratch: str) -> str:
+    """STAGEOUT_SPOOL as the machine's ad has it; "" when it is not there."""
+    try:
+        with open(f"{scratch}/.machine.ad", "rb") as stream:
+            _, found, rest = b"\n".join((b"", stream.read(_AD_BYTES))).partition(_SPOOL)
+    except OSError:
+        return ""
+    return os.fsdecode(rest.partition(b'"')[0]) if found else ""
 
 
 def find(local_path: str) -> Place | None:

@@ -64,7 +64,10 @@ def test_output_that_waits_for_a_server_that_is_down_goes_elsewhere(places: tupl
     site.destination.stop()
     job = site.submit()
     site.wait_state(job, "RetryWait", timeout_s=90)
-    assert "redirect accepted" in site.stageout("redirect", str(job), new.url(f"late/{job}")).stdout
+    ask = ("redirect", str(job), new.url(f"late/{job}"))
+    site.pool.wait(  # a file that is being tried at this moment is refused
+        lambda: "redirect accepted" in site.stageout(*ask, check=False).stdout, what="the request to be accepted"
+    )
     past = site.wait_left(job)
     assert (past["StageOutState"], past["NumShadowStarts"]) == ("Delivered", 1)
     for name in ("out1", "out2"):

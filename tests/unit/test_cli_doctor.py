@@ -85,6 +85,10 @@ def test_a_check_reports_the_same_names_whether_it_can_run_or_not() -> None:
             assert seen == wanted, spoil
 
 
+def tiny_disk(machine: Fake) -> None:
+    machine.total_free = (12 << 20, 11 << 20)
+
+
 def values(**changes: str) -> Callable[[Fake], None]:
     return lambda machine: machine.values.update(changes)
 
@@ -277,6 +281,18 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("spool-place", Level.FAIL, "inside SPOOL", values(STAGEOUT_SPOOL="/var/lib/condor/spool")),
     ("spool-place", Level.FAIL, "inside LOG", values(STAGEOUT_SPOOL="/var/log/condor/a/b")),
     ("spool-known", Level.FAIL, "look into /var/lib/condor/stageout", values(STAGEOUT_SPOOL="/data/stageout")),
+    (
+        "spool-known",
+        Level.FAIL,
+        "look into /var/lib/condor/stageout",
+        values(STAGEOUT_SPOOL="/data/stageout", StageOutSpool='"/data/stageout"', STARTD_ATTRS="Other"),
+    ),
+    (
+        "space",
+        Level.FAIL,
+        "12.0 MB, too little for any output",
+        tiny_disk,
+    ),
     ("spool-filesystem", Level.WARN, "copy", file("/var/lib/condor/stageout", seen_file(device=2))),
     ("spool-filesystem", Level.UNCHECKED, "not there yet", no_file("/var/lib/condor/stageout")),
     ("spool-filesystem", Level.WARN, "jobs' directories are other", values(STARTD_ENFORCE_DISK_LIMITS="true")),
@@ -629,6 +645,19 @@ def test_roles_are_seen(roles: list[Role], daemons: str, uid: int) -> None:
     machine.values["DAEMON_LIST"] = daemons
     machine.files["/var/lib/condor/execute"] = seen_file(uid=uid)
     assert report.roles_of(machine) == roles
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        values(STAGEOUT_SPOOL="/data/s", StageOutSpool='"/data/s"', STARTD_ATTRS="X, StageOutSpool"),
+        values(STAGEOUT_SPOOL="/data/s", STARTD_ENVIRONMENT='"STAGEOUT_SPOOL=/data/s"'),
+    ],
+)
+def test_spools_that_plugins_find(found: Callable[[Fake], None]) -> None:
+    machine = Fake()
+    found(machine)
+    assert [item.level for item in node.spool_known(machine)] == [Level.OK]
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_a_master_that_cannot_be_told_is_logged_and_the_daemon_works(
 ) -> None:
     monkeypatch.setenv("CONDOR_INHERIT", "1 <127.0.0.1:9>")
     with node.running() as process:
-        wait_for(lambda: " master-not-told problem=" in node.text, "the warning")
+        wait_for(lambda: " master-tell-failed problem=" in node.text, "the warning")
         process.send_signal(signal.SIGTERM)
         assert process.wait(_LIMIT_S) == 0
     assert " daemon-stopped" in node.text and " daemon-started" in node.text

@@ -143,6 +143,24 @@ def test_files_are_copied_to_another_filesystem(tmp_path: Path) -> None:
         subprocess.run(["rm", "-rf", str(spool)], check=True)
 
 
+@pytest.mark.parametrize("spool_name", ["spool", "a spool with spaces"])
+def test_the_machines_ad_names_the_spool(spool_name: str, tmp_path: Path) -> None:
+    spool = Path(f"/tmp/stageout-told-{os.getpid()}") / spool_name
+    spool.parent.mkdir()
+    site = Site(one_user=not ROOT, spool=spool)
+    try:
+        site.start()
+        scratch = site.scratch()
+        write_files(scratch, site.user, {"a": b"a"})
+        assert not site.offer(scratch, ["a"]).accepted
+        (scratch / ".machine.ad").write_text(f'Arch = "X86_64"\nStageOutSpool = "{spool}"\nTotalCpus = 8\n')
+        answer = site.offer(scratch, ["a"])
+        assert answer.accepted, answer.reason
+    finally:
+        site.close()
+        subprocess.run(["rm", "-rf", str(spool.parent)], check=True)
+
+
 def test_paths_longer_than_a_socket_address() -> None:
     base = Path("/tmp") / f"stageout-long-{os.getpid()}"
     deep = base.joinpath(*["x" * 60] * 4)

@@ -239,6 +239,18 @@ def test_a_full_disk_stops_new_jobs_until_there_is_room(site: Site, monkeypatch:
     run(story())
 
 
+def test_a_filesystem_too_small_for_output_keeps_no_job_away(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Spool, "free_bytes", lambda self: 10 << 20)
+    monkeypatch.setattr(Spool, "total_bytes", lambda self: 12 << 20)
+
+    async def story() -> None:
+        async with served(site) as node:
+            (answer,) = await in_thread(lambda: node.ask(op="metrics"))
+            assert answer["metrics"]["StageOutAccept"] is True
+
+    run(story())
+
+
 def test_without_a_manager_a_node_takes_work_as_any_other() -> None:
     assert "StageOutAccept = true" in slots_of({}, 0)
     old = {"figures": {"StageOutAccept": False, "StageOutHeartbeat": 1000}}

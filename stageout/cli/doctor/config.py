@@ -52,6 +52,7 @@ _CHIRP_SWITCHES = ("ENABLE_CHIRP", "ENABLE_CHIRP_DELAYED")
 _SHOWN_NAMES = 3
 #: Macros of the fragments that no program of ours reads.
 MACROS = (
+    "STAGEOUTSPOOL",  # of the machine's ad
     "STAGEOUT_BIN", "STAGEOUT_DEFAULT", "STAGEOUT_RETRY_METHODS", "STAGEOUT_RETRY_LIMIT",
 )  # fmt: skip
 
@@ -182,7 +183,7 @@ def daemons_alive(machine: Machine) -> Iterator[Finding]:
         yield unchecked("daemons-alive", f"condor_who does not tell the states of the daemons: {said}")
     elif silent:
         text = f"condor_master has not heard that these daemons are alive: {', '.join(silent)}"
-        remedy = "wait a minute after a start; then look for master-not-told in the daemon's log, or for its last error"
+        remedy = "wait a minute after a start; then look for master-tell-failed in the log of the daemon"
         yield warn("daemons-alive", text, remedy)
     else:
         yield ok("daemons-alive", "condor_master counts all daemons as alive")

@@ -6,12 +6,14 @@ import stat
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, reports_as, unchecked, warn
+from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, reports_as, unchecked, warn, words
 from stageout.core.config import KNOBS
 from stageout.core.units import size
 
 _MB = 1024 * 1024
 _REPORTS_MISSED = 3
+#: As the manager has it: half of it must be free when it takes output again.
+_USABLE_BYTES = 128 * _MB
 _REBOOT_SIGNS = {
     "/run/systemd/shutdown/scheduled": "a shutdown is scheduled",
     "/run/nologin": "a shutdown is under way",
@@ -39,11 +41,14 @@ def spool_place(machine: Machine) -> Iterator[Finding]:
 def spool_known(machine: Machine) -> Iterator[Finding]:
     """Check that plugins find the spool. They do not read HTCondor's configuration, which would cost every job time."""
     spool, beside = spool_path(machine), machine.real(f"{machine.settings.condor('EXECUTE')}/../stageout")
-    told = machine.settings.condor("STARTD_ENVIRONMENT")
-    if spool == beside or f"STAGEOUT_SPOOL={machine.settings.text('STAGEOUT_SPOOL')}" in told:
+    text = machine.settings.text("STAGEOUT_SPOOL")
+    in_ad = machine.settings.condor("StageOutSpool") == f'"{text}"' and "stageoutspool" in words(
+        machine.settings.condor("STARTD_ATTRS").lower()
+    )
+    if spool == beside or in_ad or f"STAGEOUT_SPOOL={text}" in machine.settings.condor("STARTD_ENVIRONMENT"):
         yield ok("spool-known", "plugins find the spool")
     else:
-        remedy = f'set STARTD_ENVIRONMENT = "STAGEOUT_SPOOL={spool}" and restart the startd'
+        remedy = "take over StageOutSpool and STARTD_ATTRS from 20-stageout-ep.conf, and restart the startd"
         yield fail("spool-known", f"plugins look into {beside}: every transfer is synchronous", remedy)
 
 
@@ -113,6 +118,10 @@ def space(machine: Machine) -> Iterator[Finding]:
     total, free = _filesystem(machine)
     quota = machine.settings.count("STAGEOUT_SPOOL_QUOTA_MB") * _MB or total // 2
     is_default = not machine.settings.count("STAGEOUT_SPOOL_QUOTA_MB")
+    if total < _USABLE_BYTES:
+        remedy = "put STAGEOUT_SPOOL and EXECUTE on a larger one; until then every transfer is synchronous"
+        yield fail("space", f"the spool's filesystem has {size(total)}, too little for any output", remedy)
+        return
     if quota > total:
         yield fail("space", f"the quota of {size(quota)} is above the disk's {size(total)}", "lower the quota")
         return

@@ -1,23 +1,41 @@
-"""condor_master knows that the daemons are alive, and starts one again that hangs."""
+"""What an administrator sets for the daemons, and what condor_master hears from them."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.pool.conftest import QUICK_AP, QUICK_EP
+from tests.harness.destination import Destination
+from tests.pool.conftest import QUICK_AP, QUICK_EP, Site
 
 pytestmark = pytest.mark.pool
+
+_ELSEWHERE = "STAGEOUT_SPOOL = $(LOCAL_DIR)/a spool\n"
+_HUNG = "SANDBOX_MANAGER_NOT_RESPONDING_TIMEOUT = 20\n"
 
 
 @pytest.fixture(scope="module")
 def pool_alone(stageout_pools: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     settings = {"version": request.param, "execute_points": 1, "ap_config": QUICK_AP}
-    with stageout_pools(**settings, ep_config=f"{QUICK_EP}SANDBOX_MANAGER_NOT_RESPONDING_TIMEOUT = 20\n") as pool:
+    with stageout_pools(**settings, ep_config=f"{QUICK_EP}{_ELSEWHERE}{_HUNG}") as pool:
         yield pool
+
+
+@pytest.mark.oldest_condor_too
+def test_the_spool_alone_is_moved(pool_alone: Any, destination: Destination) -> None:
+    site = Site(pool_alone, destination, f"elsewhere-{pool_alone.version}", Path("/nowhere"))
+    job = site.submit()
+    past = site.wait_left(job, timeout_s=90)
+    assert (past["StageOutState"], past.get("StageOutSynchronousCode")) == ("Delivered", None)
+    site.check_delivered(job)
+    place = pool_alone.eps[0].home / "a spool"
+    assert (place / "ledger/ledger.sqlite").exists()
+    slots = pool_alone.startd_ads()
+    assert all("StageOutAccept" in ad and ad["StageOutSpool"] == str(place) for ad in slots), slots
 
 
 @pytest.mark.oldest_condor_too
