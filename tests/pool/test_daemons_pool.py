@@ -1,4 +1,4 @@
-"""What an administrator sets for the daemons, and what condor_master hears from them."""
+"""condor_master hears from the daemons, and plugins find a spool that an administrator has moved."""
 
 from __future__ import annotations
 
