@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import sqlite3
 import sys
@@ -31,6 +32,7 @@ from sandbox_manager.report.reporter import Reporter
 from sandbox_manager.report.trust import AgentKeys, OrderVerifier, read_listed
 from sandbox_manager.rules import read_rules
 from sandbox_manager.scheduling.grants import Grants
+from sandbox_manager.scheduling.own_lease import OwnLease
 from sandbox_manager.scheduling.policy_client import PolicyClient, address_of
 from sandbox_manager.transfer.front_ends import FrontEnds
 from sandbox_manager.transfer.handover import METHOD
@@ -67,13 +69,15 @@ _FAST_S = 1.0
 class Dependencies:
     """The manager's dependencies; tests bring their own.
 
-    :param read: returns the settings, anew on a reconfiguration.
+    :param read: returns the settings, anew on a reconfiguration. :param evaluate: evaluates an expression in the
+        machine's ad; it blocks.
     """
 
     read: Callable[[], Settings]
     collector: Collector
     clock: Clock
     identity: Callable[[Settings], Identifier]
+    evaluate: Callable[[str], object] = lambda expression: None
 
 
 class Daemon:
@@ -98,6 +102,7 @@ class Daemon:
         self._fast = False
         self._drain: Drain | None = None
         self._pipeline: Pipeline | None = None
+        self._own_lease: OwnLease | None = None
         self._metrics: ManagerMetrics | None = None
         self._loading_plugins = asyncio.Lock()
 
@@ -131,6 +136,9 @@ class Daemon:
         await pipeline.recover()
         self._tell_missing(pipeline)
         await self._know_keys(ledger, pipeline)
+        own_lease = OwnLease(
+            pipeline.scheduler.leases, lambda: self._rules, dependencies.evaluate, pipeline.store.changed.set
+        )
         gate = OrderVerifier(manager.name, manager.key, self._agents, self._keys)
         reporter = Reporter(
             pipeline, self.spool, dependencies.collector, dependencies.clock, settings, condor_uid(), key
@@ -150,12 +158,13 @@ class Daemon:
         await control.start(run / SOCKET_NAME)
         await intake.start(run / socket_name(settings.condor("EXECUTE")))
         pipeline.resume_syncs()
-        self._pipeline = pipeline
+        self._pipeline, self._own_lease = pipeline, own_lease
         self._metrics = ManagerMetrics(pipeline, reporter, intake.counters, self.spool.free_bytes)
         started(manager=manager.name, key=manager.key, spool=self.spool.root)
         work = [
             self._supervise("move", pipeline.run),
             self._supervise("leases", pipeline.scheduler.keep_leases),
+            self._supervise("own-lease", own_lease.run),
             self._supervise("orders", orders.run),
             self._supervise("report", reporter.run),
             self._supervise("credentials", fetcher.run),
@@ -258,6 +267,8 @@ class Daemon:
         self._front_ends.forget()
         if self._pipeline is not None:
             self._pipeline.new_rules(rules)
+            if self._own_lease is not None:
+                await self._own_lease.look()
             await self._renew_plugins(self._pipeline)
         return settings
 
@@ -307,12 +318,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = daemon.command_line(PROGRAM).parse_args(argv)
     name = options.local_name
 
+    @functools.cache
+    def startd() -> StartdProcess:
+        return StartdProcess(name)
+
     def identity(settings: Settings) -> Identifier:
-        slots = SlotTable(StartdProcess(name), settings.number("STAGEOUT_STARTD_TIMEOUT"))
+        slots = SlotTable(startd(), settings.number("STAGEOUT_STARTD_TIMEOUT"))
         return Identity(slots, name)
 
     def prepare(_: Settings, load: daemon.Load) -> Callable[[], Daemon]:
-        return lambda: Daemon(Dependencies(load, CollectorProcess(name), SystemClock(), identity))
+        return lambda: Daemon(
+            Dependencies(
+                load, CollectorProcess(name), SystemClock(), identity, lambda expression: startd().evaluate(expression)
+            )
+        )
 
     return daemon.run(PROGRAM, options, prepare)
 

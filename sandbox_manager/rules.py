@@ -88,6 +88,7 @@ class Rules:
     :param quota_bytes: of the spool, 0: half of its filesystem. :param lifetime_s: of one call of a plugin, at most.
     :param is_pilot: the spool goes away when HTCondor stops. :param pilot_end: wall clock, 0 when it is not known.
     :param pilot_grace_s: from the signal to stop until the last report.
+    :param never_returns: expression over the machine's ad. :param short_lease_s: of a node for which it is true.
     """
 
     limits: Limits
@@ -105,6 +106,8 @@ class Rules:
     pilot_grace_s: float
     renewal_interval_s: float
     accounts: tuple[Account, ...] = ()
+    never_returns: str = "false"
+    short_lease_s: int = 900
 
 
 def read_rules(settings: Settings) -> Rules:
@@ -142,6 +145,8 @@ def read_rules(settings: Settings) -> Rules:
         pilot_end=settings.count("STAGEOUT_PILOT_END"),
         pilot_grace_s=settings.number("STAGEOUT_PILOT_GRACE"),
         accounts=read_accounts(settings.text("STAGEOUT_ACCOUNTS")),
+        never_returns=settings.text("STAGEOUT_NEVER_RETURNS"),
+        short_lease_s=settings.count("STAGEOUT_SHORT_LEASE"),
     )
 
 

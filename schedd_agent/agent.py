@@ -55,8 +55,16 @@ from stageout.core.durable import step
 from stageout.core.failures import Failure, FailureLog
 from stageout.core.metrics import Readings
 from stageout.core.signing import SigningKey
-from stageout.core.states import FREED, State
-from stageout.wire.custody import Action, AgentNotice, JobKey, notice_ad, orders_ad
+from stageout.core.states import ENDS, FREED, State
+from stageout.wire.custody import (
+    Action,
+    AgentNotice,
+    JobKey,
+    SilentManager,
+    notice_ad,
+    orders_ad,
+    silence_of_lost_s,
+)
 
 #: Seconds for the edits of one pass. Runs that end meanwhile wait for their orders.
 _EDIT_BUDGET_S = 4.0
@@ -65,6 +73,8 @@ _REFUSALS = 3
 _SHOWN = 10
 #: Most jobs in the notice that have left the queue while a node has their output.
 _LEFT_SHOWN = 200
+#: Most owners of output on a silent node in the notice.
+_OWNERS_SHOWN = 3
 #: Users whose jobs with another name are logged, and characters of such a name.
 _REFUSED_USERS, _NAME_CHARS = 1000, 100
 _AFTER_CONFIRMATION = frozenset(
@@ -132,6 +142,7 @@ class Agent:
     _refused_users: set[str] = field(init=False, default_factory=set)
     _foreign: list[str] = field(init=False, default_factory=list)
     _left: dict[JobKey, list[str]] = field(init=False, default_factory=dict)
+    _silent: dict[str, list[str]] = field(init=False, default_factory=dict)
     _problem: str = ""
 
     def __post_init__(self) -> None:
@@ -199,7 +210,12 @@ class Agent:
         return {job: [self._as_ended(item) for item in items] for job, items in reported.items()}
 
     def _is_gone(self, manager: str) -> bool:
-        return self.liveness.has_ended(manager) or self.liveness.silent_s(manager) >= self.limits.lease_s
+        return self.liveness.has_ended(manager) or self.liveness.silent_s(manager) >= self._patience_s(manager)
+
+    def _patience_s(self, manager: str) -> float:
+        """Return the seconds of silence after which a manager sends nothing more."""
+        promised_s = self.report_table.promised_s.get(manager)
+        return min(self.limits.lease_s, silence_of_lost_s(promised_s)) if promised_s else self.limits.lease_s
 
     def _as_ended(self, item: ReportedSandbox) -> ReportedSandbox:
         if item.sandbox.state in _FINAL_WITHOUT_PILOT or not self.liveness.has_ended(item.manager):
@@ -268,6 +284,7 @@ class Agent:
     def _decide_all(self, jobs: Mapping[JobKey, Job], reported: Mapping[JobKey, Sequence[ReportedSandbox]]) -> None:
         keys = jobs.keys() | reported.keys()
         self._attempts.clear()
+        self._silent.clear()
         self._keep_only(keys)
         self._ask_history([key for key in reported if key not in jobs])
         self._foreign = self._foreign_output(jobs, reported)
@@ -332,10 +349,31 @@ class Agent:
                 self._undecided[key] = repr(problem)
             return []
         self._undecided.pop(key, None)
+        self._note_silence(given)
         attempt = failed_attempt(given) if self.output_watch else None
         if job and attempt:
             self._attempts.append((job, attempt))
         return effects
+
+    def _note_silence(self, given: DecisionInput) -> None:
+        """Note the silent managers that hold output of a job in the queue, with the job's owner."""
+        job = given.job
+        if job is None or not job.has_final_handoff or job.ad_state.state in (*ENDS, State.HANDED_OVER):
+            return
+        for manager in given.absent_s:
+            if self.liveness.silent_s(manager) > self.report_table.silent_after_s(manager):
+                self._silent.setdefault(manager, []).append(job.user)
+
+    def _silent_managers(self) -> list[SilentManager]:
+        """Return the silent managers for the notice, those with the most output first."""
+        most = sorted(self._silent.items(), key=lambda item: -len(item[1]))[:_SHOWN]
+        return [
+            SilentManager(
+                name_of(manager), int(silent_s := self.liveness.silent_s(manager)), len(users),
+                max(0, int(self._patience_s(manager) - silent_s)), tuple(sorted(set(users))[:_OWNERS_SHOWN]),
+            )
+            for manager, users in most
+        ]  # fmt: skip
 
     def _watch_output(self, plans: Iterable[tuple[Job, Sequence[Effect]]]) -> None:
         """Watch the clusters of jobs that this pass marks as delivered: after that they may leave the queue."""
@@ -458,6 +496,7 @@ class Agent:
             self.liveness.start_waiting(key, run)
         record = with_report_keys(record, reported)
         managers = record.managers if record else ()
+        previous_managers = self._previous_managers(key, recorded_run or run)
         has_flocked = job is None or job.has_flocked
         if job and record:
             self._refuse_unrecorded(key.name, record, reported)
@@ -471,7 +510,11 @@ class Agent:
             reported=tuple(reported),
             absent_s={manager: self.liveness.absent_s(manager, key, run, has_flocked) for manager in managers},
             waited_s=self.liveness.waited_s(key, run, has_flocked),
-            previous_managers=self._previous_managers(key, recorded_run or run),
+            previous_managers=previous_managers,
+            patience_s={
+                manager: self._patience_s(manager)
+                for manager in {*managers, *(previous.manager for previous in previous_managers)}
+            },
             edited_s_ago=now_s - self._edited_at_s.get(key, float("-inf")),
             dag=self._dag_ends.get(job.dag, DagEnd.UNKNOWN) if job else DagEnd.UNKNOWN,
             done=self.order_outbox.done(key),
@@ -575,6 +618,7 @@ class Agent:
             self.report_table.numbers,
             self.report_table.busy(),
             self.report_table.unleased(),
+            self.report_table.promised_s,
         )
         if not sheets:
             return
@@ -595,6 +639,7 @@ class Agent:
         facts["history_problem"] = self.file_recorder.problem if self.file_recorder else ""
         facts["left"] = dict(self.counts.left_output)
         facts["left_jobs"] = [[key.name, key.owner] for key in islice(self._left, _LEFT_SHOWN)]
+        facts["silent"] = self._silent_managers()
         facts["misnamed"] = self._misnamed
         facts["foreign"] = self._foreign[:_SHOWN]
         (number,) = self.numbers.take(1)

@@ -221,7 +221,7 @@ def _fence_other_runs(
     """Yield orders about sandboxes that do not belong to the final run."""
     if job.has_final_handoff and record is not None:
         for previous, silent_s in _previous_managers(given, own):
-            if silent_s < limits.lease_s and not _has_stopped(given, previous):
+            if silent_s < _patience_s(given, previous.manager, limits) and not _has_stopped(given, previous):
                 yield SendOrder(previous.manager, Action.SUPERSEDE, previous.run)
     for item in given.reported:
         sandbox = item.sandbox
@@ -238,6 +238,11 @@ def _fence_other_runs(
         elif job.ended and not _may_be_unnamed(job, record) and not _is_confirmed(given, item.manager, sandbox.number):
             # The final run did not report this hand-off: its plugin uploaded the files itself.
             yield SendOrder(item.manager, Action.CONFIRM, sandbox.number, (), 0, job.priority)
+
+
+def _patience_s(given: DecisionInput, manager: str, limits: DecisionLimits) -> float:
+    """Return the seconds without a report after which a manager sends nothing more."""
+    return given.patience_s.get(manager, limits.lease_s)
 
 
 def _previous_managers(given: DecisionInput, own: Sandboxes) -> Iterator[tuple[PreviousRunManager, float]]:
@@ -273,7 +278,7 @@ def _is_fenced(given: DecisionInput, job: Job, record: RunRecord, own: Sandboxes
         if item not in own and item.sandbox.state not in FREED and not _may_be_own(given, item, record, own):
             return False
     return all(
-        silent_s >= limits.lease_s or _has_stopped(given, previous)
+        silent_s >= _patience_s(given, previous.manager, limits) or _has_stopped(given, previous)
         for previous, silent_s in _previous_managers(given, own)
     )
 
@@ -459,7 +464,7 @@ def _loss_reason(given: DecisionInput, record: RunRecord, own: Sandboxes, limits
             return f"output deleted at {item.manager_name} for a newer run that did not come to count"
     for ticket in record.tickets:
         silent_s = given.absent_s.get(ticket.manager, 0.0)
-        if silent_s >= limits.lease_s and not _has_ended_in(own, ticket):
+        if silent_s >= _patience_s(given, ticket.manager, limits) and not _has_ended_in(own, ticket):
             return f"nothing was heard of the output at {ticket.manager_name} for {silent_s:.0f} s"
     return ""
 

@@ -378,6 +378,7 @@ class DecisionInput:
     :param reported: sandboxes of the job in managers' reports.
     :param absent_s: manager -> seconds without a report of this run. :param waited_s: seconds since this run's end.
     :param previous_managers: managers of earlier runs -> seconds without a report.
+    :param patience_s: manager -> seconds without a report after which it sends nothing more; the lease for others.
     :param edited_s_ago: seconds since the agent's last edit of the job.
     :param done: acknowledged orders about the job: (manager, action, run number).
     :param requests_done: acknowledged redirects: (manager, run number, request).
@@ -393,6 +394,7 @@ class DecisionInput:
     absent_s: Mapping[str, float] = field(default_factory=dict)
     waited_s: float = 0.0
     previous_managers: Mapping[PreviousRunManager, float] = field(default_factory=dict)
+    patience_s: Mapping[str, float] = field(default_factory=dict)
     edited_s_ago: float = float("inf")
     dag: DagEnd = DagEnd.UNKNOWN
     done: frozenset[tuple[str, Action, int]] = frozenset()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from schedd_agent.model import SendOrder, key_of, manager_identity, name_of
@@ -141,18 +142,25 @@ class OrderOutbox:
         return OrderSheet(self._agent, "", 0, series=self._numbers.series).numbering
 
     def due(
-        self, now_s: float, wall_s: float, heard: Mapping[str, int], busy: Set[str], unleased: Set[str] = frozenset()
-    ) -> list[OrderSheet]:
+        self, now_s: float, wall_s: float, heard: Mapping[str, int], busy: Set[str], unleased: Set[str] = frozenset(),
+        promised_s: Mapping[str, int] = MappingProxyType({}),
+    ) -> list[OrderSheet]:  # fmt: skip
         """Return the sheets to publish now: changed ones, and those whose ads or leases would expire.
 
         Managers are identities.
 
         :param heard: manager -> number of its newest report. :param busy: managers that hold output.
         :param unleased: managers that send nothing before they get a sheet, for example after a restart.
+        :param promised_s: manager -> lease that it gives itself, of those that do.
         """
-        refresh_s = min(REFRESH_S, self.lease_s / 6) if self.lease_s else REFRESH_S
         needed = {key.manager for key in self._open} | busy
-        old = {name for name in needed if now_s - self._published.get(name, float("-inf")) >= refresh_s}
+
+        def is_old(manager: str) -> bool:
+            leases_s = [lease_s for lease_s in (self.lease_s, promised_s.get(manager, 0)) if lease_s]
+            refresh_s = min([REFRESH_S, *(lease_s / 6 for lease_s in leases_s)])
+            return now_s - self._published.get(manager, float("-inf")) >= refresh_s
+
+        old = set(filter(is_old, needed))
         return [
             self._sheet(manager, wall_s, heard.get(manager, 0)) for manager in sorted(self._changed | old | unleased)
         ]

@@ -31,6 +31,8 @@ from stageout.wire.custody import (
 )
 
 _REFUSALS_KEPT = 100
+#: Seconds of silence of a manager whose report has expired.
+NO_REPORT_SILENT_S = 120
 _STORE_INTERVAL_S = 60.0
 _NUMBERS_KEPT = 20_000
 
@@ -95,6 +97,7 @@ class ReportTable:
     _heard: set[str] = field(default_factory=set)
     _latest: dict[tuple[str, Run], SandboxReport] = field(default_factory=dict)
     _disputed: frozenset[str] = frozenset()
+    _promised_s: dict[str, int] = field(default_factory=dict)
 
     def update(self, ads: Iterable[Mapping[str, Any]]) -> list[Report]:
         """Replace all reports by those in the collector's ads. Return the new ones."""
@@ -130,7 +133,26 @@ class ReportTable:
         sandboxes = tuple(self._latest_state(identity, sandbox) for sandbox in report.sandboxes)
         self._reports[identity] = replace(report, sandboxes=sandboxes)
         self.newest.put(identity, report.number)
+        self._promise(identity, report.lease_s if report.key else 0)
         return True
+
+    def _promise(self, identity: str, lease_s: int) -> None:
+        """Keep the promise of the newest report, also when its ad has expired. One that is forgotten is long."""
+        self._promised_s.pop(identity, None)
+        if lease_s > 0:
+            self._promised_s[identity] = lease_s
+            while len(self._promised_s) > _NUMBERS_KEPT:
+                del self._promised_s[next(iter(self._promised_s))]
+
+    def silent_after_s(self, identity: str) -> int:
+        """Return the seconds without a newer report after which an identity counts as silent."""
+        report = self._reports.get(identity)
+        return report.silent_after_s if report else NO_REPORT_SILENT_S
+
+    @property
+    def promised_s(self) -> Mapping[str, int]:
+        """Return the leases that identities have promised to keep, of those that have."""
+        return self._promised_s
 
     def _find_disputed(self, present: set[str], refused: list[tuple[Mapping[str, Any], BadPayload]]) -> frozenset[str]:
         """Log refused reports. Return the names in which more than one key signs."""

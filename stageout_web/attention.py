@@ -89,7 +89,8 @@ def _silent_nodes(pool: Pool) -> Iterator[Matter]:
         total = node.total()
         title = f"{node.host} sent no report for {duration(pool.now_at - node.heard_at)}."
         action = (
-            "See whether the node is up. Its output is taken for lost after `STAGEOUT_LEASE`, and the jobs run again."
+            "See whether the node is up. Its output is taken for lost after `STAGEOUT_LEASE` at the latest, and the "
+            "jobs run again."
         )
         yield Matter(title, action, "node", {"name": node.name}, total.waiting + total.moving + total.trouble)
 

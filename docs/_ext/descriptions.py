@@ -248,6 +248,8 @@ EVENTS: dict[str, str] = {
     "sandbox-manager/grant-expired": "A grant of the policy service ended without a renewal. The node's own limits apply to that server.",
     "sandbox-manager/grant-lost": "The policy service no longer knows the lease of this node. The manager asks for a new one.",
     "lease-expired": "The manager has stopped sending for the access point in the line, because that access point acknowledged no report for too long. Sending resumes after the next acknowledgement.",
+    "own-lease-changed": "The lease that this node gives itself (`STAGEOUT_NEVER_RETURNS`) is now `seconds` long; 0: as long as access points allow.",
+    "machine-query-failed": "`STAGEOUT_NEVER_RETURNS` cannot be evaluated. The last value counts. See whether the startd answers and the knob is a ClassAd expression.",
     "lease-renewed": "The access point has acknowledged a report again; sending resumes.",
     "deletion-refused": "An access point ordered the deletion of output that is not at its end. The manager keeps it.",
     "report-failed": "The manager cannot make its report and refuses hand-offs. Follow the line; the manager tries again every ten seconds.",

@@ -38,20 +38,52 @@ _THREADS = 2
 
 def ask_startd(settings: Settings) -> Callable[[], Sequence[SlotAd]]:
     """A function that asks the startd of this node for its slots (blocking, some ms)."""
-    default = str(Path(settings.condor("LOG")) / ".startd_address")
-    address_file = Path(settings.condor("STARTD_ADDRESS_FILE", default))
     projection = [*SLOT_ATTRIBUTES, *JOB_ATTRIBUTES]
     skipped = SkippedAttributes()
 
     def ask() -> list[SlotAd]:
-        import htcondor2
-
-        # Read each time: a startd that was started again may have another address.
-        address = address_file.read_text().splitlines()[0]
-        ads = htcondor2.Collector(address).query(htcondor2.AdType.Startd, projection=projection)
-        return readable_slots(ads, projection, skipped.add)
+        return readable_slots(_slots(settings, projection), projection, skipped.add)
 
     return ask
+
+
+def _slots(settings: Settings, projection: list[str]) -> list[Any]:
+    """Ask the startd of this node for its slots. :param projection: none for whole ads."""
+    import htcondor2
+
+    # Read each time: a startd that was started again may have another address.
+    default = str(Path(settings.condor("LOG")) / ".startd_address")
+    address = Path(settings.condor("STARTD_ADDRESS_FILE", default)).read_text().splitlines()[0]
+    found: list[Any] = htcondor2.Collector(address).query(htcondor2.AdType.Startd, projection=projection)
+    return found
+
+
+def ask_about_machine(settings: Settings) -> Callable[[str], object]:
+    """A function that evaluates an expression in the machine's ad, as the startd has it (blocking, some ms)."""
+
+    def ask(expression: str) -> object:
+        return value_in_machine(_slots(settings, []), expression, settings.condor("STARTD_JOB_ATTRS"))
+
+    return ask
+
+
+def value_in_machine(slots: Iterable[Any], expression: str, job_attributes: str) -> object:
+    """Evaluate an expression in the ad of the machine's first slot; None without a slot.
+
+    Attributes that jobs can write into that ad count for nothing.
+
+    :param slots: changed here. :param job_attributes: STARTD_JOB_ATTRS: names with spaces or commas between.
+    """
+    import classad2
+
+    whole = [ad for ad in slots if not ad.get("DynamicSlot")]
+    if not whole:
+        return None
+    machine = min(whole, key=lambda ad: int(ad.get("SlotID", 0)))
+    of_jobs = {name.lower() for name in (*JOB_ATTRIBUTES, *job_attributes.replace(",", " ").split())}
+    for name in [name for name in machine if name.lower() in of_jobs]:
+        del machine[name]
+    return classad2.ExprTree(expression).eval(machine)
 
 
 def readable_slots(ads: Iterable[Mapping[str, Any]], projection: Sequence[str], on_skipped: OnSkipped) -> list[SlotAd]:

@@ -2,7 +2,8 @@
 
 HTCondor's bindings hold the interpreter while they wait for the network: a startd that hangs would hold up the whole
 manager, not only the thread that asks it. Run as ``python -m sandbox_manager.intake.startd_process LOCAL_NAME`` this
-module is the child: a line on stdin is the question, a line of JSON on stdout the answer.
+module is the child: a line on stdin is the question, a line of JSON on stdout the answer. An empty line asks for the
+slots, any other is an expression.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Any
 
-from sandbox_manager.intake.startd import SlotAd, ask_startd
+from sandbox_manager.intake.startd import SlotAd, ask_about_machine, ask_startd
 from stageout.core.children import module_command
 from stageout.core.config import condor_settings
 from stageout.core.sockets import readable
@@ -41,19 +43,29 @@ class StartdProcess:
 
     def __call__(self) -> Sequence[SlotAd]:
         """All slots. :raises StartdError: no answer, or an error for one."""
+        slots: list[SlotAd] = self._answer("", "slots")
+        return slots
+
+    def evaluate(self, expression: str) -> object:
+        """Value of an expression in the machine's ad; None when it has none.
+
+        :raises StartdError: no answer, or an error for one.
+        """
+        return self._answer(" ".join(expression.split()), "value")
+
+    def _answer(self, question: str, name: str) -> Any:
         with self._turn:
             if self._child.poll() is not None:
                 self._child = self._start()
             try:
-                line = self._query(self._child)
+                line = self._query(self._child, question)
             except (OSError, StartdError):
                 self._end()
                 raise
         answer = json.loads(line)
         if "error" in answer:
             raise StartdError(answer["error"])
-        slots: list[SlotAd] = answer["slots"]
-        return slots
+        return answer[name]
 
     def close(self) -> None:
         """End the child."""
@@ -70,9 +82,9 @@ class StartdProcess:
                 with contextlib.suppress(OSError):
                     pipe.close()
 
-    def _query(self, child: subprocess.Popen[bytes]) -> bytes:
+    def _query(self, child: subprocess.Popen[bytes], question: str) -> bytes:
         assert child.stdin is not None and child.stdout is not None
-        child.stdin.write(b"\n")
+        child.stdin.write(f"{question}\n".encode())
         child.stdin.flush()
         if not readable([child.stdout.fileno()], self._timeout_s):
             raise StartdError(f"it did not answer within {self._timeout_s:g} s")
@@ -87,10 +99,12 @@ def main() -> int:
     # The bindings may print; what they print must not look like an answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    ask = ask_startd(condor_settings(sys.argv[1] if len(sys.argv) > 1 else ""))
-    for _ in sys.stdin:
+    settings = condor_settings(sys.argv[1] if len(sys.argv) > 1 else "")
+    ask, evaluate = ask_startd(settings), ask_about_machine(settings)
+    for line in sys.stdin:
+        question = line.strip()
         try:
-            answer: dict[str, object] = {"slots": ask()}
+            answer: dict[str, object] = {"value": evaluate(question)} if question else {"slots": ask()}
         except Exception as problem:
             answer = {"error": str(problem) or type(problem).__name__}
         print(json.dumps(answer, default=str), file=answers, flush=True)

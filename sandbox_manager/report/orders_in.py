@@ -17,6 +17,8 @@ from stageout.core.states import State
 _CONFIRMATION_SOON_S = 600.0
 _REST_FACTOR = 6.0
 _REST_MAX_S = 60.0
+#: Of a lease, which comes with the orders.
+_LEASE_SHARE = 1 / 6
 
 
 class OrderReader:
@@ -70,9 +72,10 @@ class OrderReader:
         since_at = self._clock.wall_s() - _CONFIRMATION_SOON_S
         boxes = self._pipeline.store.registry.by_id.values()
         waits = any(box.state is State.ACCEPTED and box.accepted_at > since_at for box in boxes)
-        if waits or self._pipeline.scheduler.leases.missing():
+        leases = self._pipeline.scheduler.leases
+        if waits or leases.missing():
             return interval_s
-        return max(interval_s, min(_REST_FACTOR * interval_s, _REST_MAX_S))
+        return max(interval_s, leases.interval_s(min(_REST_FACTOR * interval_s, _REST_MAX_S), _LEASE_SHARE))
 
     async def _apply(self, ads: Sequence[Mapping[str, object]]) -> None:
         store = self._pipeline.store

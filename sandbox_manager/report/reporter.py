@@ -326,7 +326,7 @@ class Reporter:
         await self._pipeline.runner.plugins_ended()
         self._began_s = self._clock.monotonic_s()  # that wait is no work
         pipeline, leases = self._pipeline, self._pipeline.scheduler.leases
-        leases.reported(number)
+        lease_s = leases.reported(number)
         boxes = sorted(pipeline.store.registry.by_id.values(), key=lambda box: (box.files_left == 0, -box.error_code))
         sandboxes = await self._sandboxes(boxes)
         report = Report(
@@ -335,6 +335,7 @@ class Reporter:
             tuple(pipeline.scheduler.breakers.troubles()[:SERVERS_SHOWN]), leases.unleased(), leases.ends_in_s,
             tuple(flow_reports(pipeline)), pipeline.rules.limits.cpus, self._places, pipeline.admission.used_bytes,
             pipeline.admission.quota_bytes, 1, tuple(self.refusals), math.ceil(self._next_in_s()),
+            lease_s,
         )  # fmt: skip
         return report_ad(report, self._key, sandboxes)
 

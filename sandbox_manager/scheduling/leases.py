@@ -4,6 +4,9 @@ An agent that hears nothing of a manager for STAGEOUT_LEASE gives its output up 
 that the agent cannot hear must have stopped by then, or old output could arrive after new. The agent says which report
 of the manager it has read; for a while after the making of *that* report the manager may send. No clocks are compared:
 the time between the two counts against the manager, however long the messages took.
+
+A node that never comes back gives itself a shorter lease. Its reports promise it, and the agent of a report waits only
+so long.
 """
 
 from __future__ import annotations
@@ -30,11 +33,13 @@ class Leases:
     A schedd whose agent asks for no lease needs none.
 
     :param clock: its monotonic one counts. :param asleep_s: seconds for which that stood still with the machine, and
-        the access points' did not.
+        the access points' did not. :param own_s: the most that the next report promises; 0: what the agents allow.
     """
 
     clock: Clock
     asleep_s: Callable[[], float] = lambda: 0.0
+    own_s: int = 0
+    _promised_s: int = 0
     _made_s: dict[int, float] = field(default_factory=dict)
     _lease_s: dict[str, float] = field(default_factory=dict)
     _until_s: dict[str, float] = field(default_factory=dict)
@@ -47,11 +52,25 @@ class Leases:
         rows = db.execute("SELECT name, value FROM meta WHERE name LIKE ?", (f"{_META}%",))
         self._lease_s = {name[len(_META) :]: float(value) for name, value in rows}
 
-    def reported(self, number: int) -> None:
-        """A report with this number is being made."""
-        self._made_s[number] = self._now_s()
+    def reported(self, number: int) -> int:
+        """Note that a report with this number is being made. Return the lease that it promises; 0 for none.
+
+        With another promise, words about earlier reports give no lease any more: the agent may have read this one.
+        """
+        now_s = self._now_s()
+        if self.own_s != self._promised_s:
+            self._promised_s = self.own_s
+            self._made_s.clear()
+            ends_s = now_s + self._bounded(float("inf"))
+            self._until_s = {schedd: min(until_s, ends_s) for schedd, until_s in self._until_s.items()}
+        self._made_s[number] = now_s
         while len(self._made_s) > _REPORTS_KEPT:
             del self._made_s[next(iter(self._made_s))]
+        return self._promised_s
+
+    def _bounded(self, lease_s: float) -> float:
+        """Return a lease that an agent gives, bounded by what the reports promise."""
+        return min(lease_s, self._promised_s or lease_s)
 
     def want(self, db: sqlite3.Connection, schedd: str, lease_s: float) -> None:
         """Remember it, before anything that it confirms is sent."""
@@ -63,7 +82,7 @@ class Leases:
         self._lease_s[schedd] = lease_s
         made_s = self._made_s.get(number)
         if made_s is not None:
-            self._until_s[schedd] = max(made_s + lease_s, self._until_s.get(schedd, float("-inf")))
+            self._until_s[schedd] = max(made_s + self._bounded(lease_s), self._until_s.get(schedd, float("-inf")))
 
     def end_in(self, limit_s: float) -> None:
         """Nothing is sent after so long, whoever hears this manager: access points have its word for that."""
@@ -112,9 +131,9 @@ class Leases:
         reported_before = self._reported
         return self.unleased() != reported_before
 
-    def interval_s(self, usual_s: float) -> float:
-        """Seconds between two reports, so that no lease ends while all is well."""
-        return min([usual_s, *(lease_s / 4 for lease_s in self._lease_s.values() if lease_s)])
+    def interval_s(self, usual_s: float, share: float = 1 / 4) -> float:
+        """Seconds between two reports, so that no lease ends while all is well. :param share: of the shortest lease."""
+        return min([usual_s, *(self._bounded(lease_s) * share for lease_s in self._lease_s.values() if lease_s)])
 
     def _now_s(self) -> float:
         return self.clock.monotonic_s() + self.asleep_s()

@@ -106,7 +106,8 @@ def silence_note(manager: str) -> str:
     """A sentence about one of them of which the collector has no report that is news."""
     return (
         f"nothing was heard of {clean(manager)} for {duration(AD_LIFETIME_S)} or more: is its node up? Its output "
-        "waits there; what stays unheard of for STAGEOUT_LEASE seconds is taken for lost, and the jobs run again"
+        "waits there; what stays unheard of for STAGEOUT_LEASE seconds is taken for lost, and the jobs run again ("
+        "sooner if the node never returns)"
     )
 
 

@@ -282,6 +282,20 @@ KNOBS: dict[str, Knob] = {
             "ep",
             "File, NAME.prom, that the manager writes every 30 seconds for node_exporter; empty: none",
         ),
+        Knob(
+            "STAGEOUT_NEVER_RETURNS",
+            "false",
+            "ep",
+            "Expression over the machine's ad: the node never comes back when it is gone; its jobs soon run again then",
+        ),
+        Knob(
+            "STAGEOUT_SHORT_LEASE",
+            900,
+            "ep",
+            "Seconds for which such a node sends output after its last report that the access point has read",
+            60,
+            7200,
+        ),
         Knob("STAGEOUT_PILOT", False, "pilot", "true: the spool is deleted when HTCondor stops on the node"),
         Knob("STAGEOUT_PILOT_END", 0, "pilot", "Time at which the pilot ends, in seconds since 1970; 0: not known", 0),
         Knob(

@@ -387,7 +387,8 @@ _COLLECTOR: tuple[Source, ...] = (
         Kind.COLLECTOR,
         ("LastHeardFrom", "MyCurrentTime", "StageOutSentAt", "StageOutHeartbeat", "MonitorSelfAge", "MyAddress"),
         (_AGENT, _MANAGER, _PAGE, _COMMAND), f"the collector and the startd; {_ANY_DAEMON}",
-        "A daemon counts as heard of or as silent. Output is lost only after `STAGEOUT_LEASE` without a signed report.",
+        "A daemon counts as heard of or as silent. Output is lost only after `STAGEOUT_LEASE` without a signed report, "
+        "or after the short lease that the last signed report promises.",
     ),
     Source(
         Kind.COLLECTOR,

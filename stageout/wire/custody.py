@@ -12,6 +12,7 @@ small table of its own that no daemon of HTCondor scans: :data:`REPORTS` and :da
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hashlib
 import json
@@ -33,6 +34,9 @@ AD_LIFETIME_S = 900
 BUSY_REPORT_INTERVAL_S = 40.0
 #: Reports that are missing when a manager counts as silent, and seconds for managers that do not say when one is due.
 _REPORTS_MISSED, _SILENT_AFTER_S = 3, 660
+#: Seconds for plugins that end, and for bytes under way: on a node without network its kernel repeats them for up to
+#: 205 s, even when the plugin is gone.
+_PLUGINS_END_S, _BYTES_UNDER_WAY_S = 30.0, 240.0
 FILES_SHOWN = 50
 #: Fields that are left out of a message while they have their default value.
 _NEWER = frozenset(
@@ -42,7 +46,7 @@ _NEWER = frozenset(
         "cpu_slots", "data_slots", "spool_bytes", "spool_limit_bytes", "rate_bytes_per_s", "work_bytes_per_s", "spread",
         "limit", "tuning", "files_waiting", "bytes_waiting", "files_moving", "bytes_moving", "files_dropped",
         "bytes_dropped", "redirects", "refused", "request", "new_url", "only_file", "gives_up_at", "fallback",
-        "fallback_note", "refusals", "interval_s", "of_node",
+        "fallback_note", "refusals", "interval_s", "of_node", "lease_s",
     }
 )  # fmt: skip
 SERVERS_SHOWN = 20
@@ -325,6 +329,8 @@ class Report:
     :param redirects: 1 when the manager knows REDIRECT. Another manager cannot read an order sheet with that action.
     :param refusals: the last REFUSALS_SHOWN refused hand-offs since the manager's start.
     :param interval_s: seconds until the next report at the latest; 0: from an earlier version.
+    :param lease_s: the manager sends nothing later than so many seconds after it made the last report that the access
+        point has read, even if the access point allows more; 0: as long as the access point allows.
     """
 
     manager: str
@@ -345,11 +351,17 @@ class Report:
     redirects: int = 0
     refusals: tuple[RefusalReport, ...] = ()
     interval_s: int = 0
+    lease_s: int = 0
 
     @property
     def silent_after_s(self) -> int:
         """Age of this report, in seconds, from which its manager counts as silent."""
         return _REPORTS_MISSED * self.interval_s or _SILENT_AFTER_S
+
+
+def silence_of_lost_s(lease_s: float) -> float:
+    """Return the seconds without a report after which a manager with this lease sends nothing more, by any clock."""
+    return max(lease_s * 4 / 3, lease_s + _PLUGINS_END_S, _BYTES_UNDER_WAY_S)
 
 
 class Action(str, enum.Enum):
@@ -579,6 +591,30 @@ def left_jobs_in(notice: AgentNotice) -> frozenset[JobKey]:
     told = notice.extra.get("left_jobs")
     pairs = (pair for pair in told if isinstance(pair, list)) if isinstance(told, list) else ()
     return frozenset(JobKey(*pair) for pair in pairs if len(pair) == 2 and all(isinstance(one, str) for one in pair))
+
+
+class SilentManager(NamedTuple):
+    """A manager that an agent has not heard of for so long that its node may be gone, while output waits there.
+
+    :param name: without the key. :param silent_s: when the notice was made. :param outputs: of jobs in the queue.
+    :param lost_in_s: seconds until the jobs run again. :param owners: of the output, a few.
+    """
+
+    name: str
+    silent_s: int
+    outputs: int
+    lost_in_s: int
+    owners: tuple[str, ...]
+
+
+def silent_in(notice: AgentNotice) -> list[SilentManager]:
+    """Return the managers that the agent calls silent."""
+    told = notice.extra.get("silent")
+    found = []
+    for row in told if isinstance(told, list) else ():
+        with contextlib.suppress(IllTyped):
+            found.append(built(SilentManager, row))
+    return found
 
 
 def payload_of(ad: Mapping[str, Any]) -> str:

@@ -221,8 +221,8 @@ def _run(context: PageContext, run: _Run, pool: Pool) -> Markup:
 
 
 _SILENT = (
-    "The node sends no reports any more. The output is taken for lost after STAGEOUT_LEASE, and the job runs again. If "
-    "the node comes back before, the delivery goes on."
+    "The node sends no reports any more. The output is taken for lost after STAGEOUT_LEASE at the latest, and the job "
+    "runs again. If the node comes back before, the delivery goes on."
 )
 
 

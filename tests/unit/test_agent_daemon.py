@@ -66,6 +66,7 @@ from stageout.wire.custody import (
     read_orders,
     read_report,
     report_ad,
+    silent_in,
 )
 
 JOB = "ap#7.0#1700000000"
@@ -232,7 +233,7 @@ class Site:
 
     def report(
         self, state: State, run: int = 1, acknowledged: int = 0, key: SigningKey | None = None, place: str = "m1",
-        ends_in_s: int = 0, ticket: str = "",
+        ends_in_s: int = 0, ticket: str = "", lease_s: int = 0, interval_s: int = 0,
     ) -> None:  # fmt: skip
         """The manager (or who says so, with another key) puts its report into an ad called ``place``."""
         self.number += 1
@@ -264,6 +265,8 @@ class Site:
             0,
             (box,),
             ends_in_s=ends_in_s,
+            lease_s=lease_s,
+            interval_s=interval_s,
         )
         ad = report_ad(report, key)
         kind = {} if place == "m1" else {"MyType": "Machine", "Name": place}
@@ -450,6 +453,27 @@ def test_edits_take_a_bounded_time_and_ends_go_before_progress(site: Site, monke
     assert site.agent.has_edits_left
     site.agent._edit_all([])
     assert not site.agent.has_edits_left
+
+
+def test_a_node_that_never_comes_back_loses_its_output_after_its_short_lease(site: Site) -> None:
+    """The manager sends for 180 s, and is waited for a third longer. A sheet goes to it every 30 s."""
+    key = SigningKey(b"m" * 32)
+    site.complete(key=key.public)
+    site.report(State.MOVING, key=key, lease_s=180)
+    site.passes(48)
+    assert site.job.status == Status.COMPLETED, "235 s"
+    site.passes(2)
+    assert (site.job.status, site.job.reruns) == (Status.IDLE, 1)
+
+
+def test_an_access_point_waits_no_longer_than_its_own_lease(site: Site) -> None:
+    key = SigningKey(b"m" * 32)
+    site.complete(key=key.public)
+    site.report(State.MOVING, key=key, lease_s=7200)
+    site.passes(119)
+    assert site.job.status == Status.COMPLETED
+    site.passes(3)
+    assert (site.job.status, site.job.reruns) == (Status.IDLE, 1)
 
 
 def test_a_silent_manager_loses_its_output_only_after_the_lease(site: Site) -> None:
@@ -885,6 +909,30 @@ def left_output(site: Site) -> dict[str, float]:
     notice = max(map(read_notice, notices), key=lambda one: one.sent_at)
     assert (left_in(notice), left_jobs_in(notice)) == (found, {JOB_KEY} if found else set())
     return found
+
+
+def test_the_notice_names_silent_nodes_with_the_time_that_is_left(site: Site) -> None:
+    def silent() -> list[tuple[str, int, tuple[str, ...]]]:
+        notices = (payload_of(ad) for (kind, _), ad in site.collector.ads.items() if kind == AGENT_AD)
+        notice = max(map(read_notice, notices), key=lambda one: one.sent_at)
+        found = silent_in(notice)
+        assert all(one.silent_s + one.lost_in_s == 240 for one in found)
+        return [(one.name, one.outputs, one.owners) for one in found]
+
+    key = SigningKey(b"m" * 32)
+    site.agent.notice_interval_s = 0.0
+    site.complete(key=key.public)
+    site.report(State.MOVING, key=key, lease_s=180, interval_s=40)
+    site.passes(24)
+    assert silent() == [], "115 s"
+    site.passes(2)
+    assert silent() == [("m1", 1, (USER,))]
+    site.collector.ads.pop(("StageOutManager", "m1"))
+    site.passes(4)
+    assert silent() == [("m1", 1, (USER,))], "its ad has expired"
+    site.report(State.MOVING, key=key, lease_s=180, interval_s=40)
+    site.passes()
+    assert silent() == []
 
 
 def test_output_whose_job_has_left_the_queue_is_counted_in_metrics_and_notice(site: Site) -> None:

@@ -183,6 +183,16 @@ TABLE: list[tuple[str, DecisionInput, list[str]]] = [
     ("silent for a while", situation(job(), absent_s={"m1": 7199.0}, done=DONE), ["UpdateAdState"]),
     ("silent for too long", situation(job(), absent_s={"m1": 7200.0}, done=DONE), ["Rerun"]),
     (
+        "a node that never comes back, silent for a while",
+        situation(job(), absent_s={"m1": 239.0}, patience_s={"m1": 240.0}, done=DONE),
+        ["UpdateAdState"],
+    ),
+    (
+        "a node that never comes back, silent for too long",
+        situation(job(), absent_s={"m1": 240.0}, patience_s={"m1": 240.0}, done=DONE),
+        ["Rerun"],
+    ),
+    (
         "given up, silent for a while",
         situation(job(request="cancel"), absent_s={"m1": 7199.0}, done=DONE),
         ["UpdateAdState"],
@@ -341,6 +351,16 @@ TABLE: list[tuple[str, DecisionInput, list[str]]] = [
     (
         "an older run at a manager whose lease has ended",
         situation(job(run=2), previous_managers={PreviousRunManager("m2", 1): 7200.0}),
+        ["confirm", "UpdateAdState"],
+    ),
+    (
+        "an older run at a node that never comes back, which may still send",
+        situation(job(run=2), previous_managers={PreviousRunManager("m2", 1): 239.0}, patience_s={"m2": 240.0}),
+        ["supersede", "UpdateAdState"],
+    ),
+    (
+        "an older run at a node that never comes back, whose short lease has ended",
+        situation(job(run=2), previous_managers={PreviousRunManager("m2", 1): 240.0}, patience_s={"m2": 240.0}),
         ["confirm", "UpdateAdState"],
     ),
     (

@@ -141,6 +141,14 @@ def test_sheets_say_what_was_heard_and_keep_leases_alive(tmp_path: Path) -> None
     assert not book.due(100.0, 50.0, {"m1": 8}, set())
 
 
+def test_a_manager_with_a_short_lease_gets_sheets_more_often(tmp_path: Path) -> None:
+    book = OrderOutbox("ap", OrderNumbers(tmp_path / "number", 1.0), lease_s=5400.0)
+    for sheet in book.due(0.0, 50.0, {"m1": 7, "m2": 7}, {"m1", "m2"}):
+        book.published(sheet, 0.0)
+    assert not book.due(9.9, 50.0, {}, {"m1", "m2"}, promised_s={"m2": 60})
+    assert [one.manager for one in book.due(10.0, 50.0, {}, {"m1", "m2"}, promised_s={"m2": 60})] == ["m2"]
+
+
 def test_a_manager_without_a_lease_gets_a_sheet_at_once(tmp_path: Path) -> None:
     """A restarted manager sends nothing before it has one."""
     book = OrderOutbox("ap", OrderNumbers(tmp_path / "number", 1.0), lease_s=7200.0)
@@ -240,6 +248,27 @@ def test_the_newest_report_counts_whatever_door_it_came_through() -> None:
     assert board.acknowledged("ap") == {manager_identity("m1", KEY.public): 5}
     assert not board.update([_ad(4, _box(State.ACCEPTED, 1))])
     assert board.by_job()[JOB_KEY][0].sandbox.state == State.MOVING
+
+
+def test_the_promise_of_the_newest_report_counts_after_its_ad_has_expired() -> None:
+    board, identity = ReportTable("ap"), manager_identity("m1", KEY.public)
+
+    def say(number: int, lease_s: int) -> None:
+        board.update([report_ad(Report("m1", KEY.public, number, 1, {}, 0, lease_s=lease_s), KEY)])
+
+    say(2, 60)
+    say(1, 30)
+    board.update([])
+    assert board.promised_s == {identity: 60}
+    say(3, 0)
+    assert board.promised_s == {}
+
+
+def test_a_promise_without_a_signature_is_none() -> None:
+    board = ReportTable("ap")
+    board.update([report_ad(Report("m1", "", 1, 1, {}, 0, lease_s=60))])
+    assert list(board.numbers) == [manager_identity("m1", "")]
+    assert board.promised_s == {}
 
 
 def test_states_do_not_go_back() -> None:

@@ -340,6 +340,12 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
         "3 outputs of jobs that have left the queue: 2 failed, 1 waiting to retry",
         collector(StageOutAgent=[notice(left={"Failed": 2, "RetryWait": 1, "Nonsense": 7, "Moving": "x"})]),
     ),
+    (
+        "silent-nodes",
+        Level.WARN,
+        "manager@ep7 sent no report for 4m20s; 3 outputs of alice@x, bob@x there; their jobs run again in 15m40s",
+        collector(StageOutAgent=[notice(silent=[["manager@ep7", 250, 3, 950, ["alice@x", "bob@x"]], "nonsense"])]),
+    ),
     ("file-history", Level.FAIL, "condor_preen", values(VALID_SPOOL_FILES="stageout_agent, stageout_history")),
     ("flocking", Level.WARN, "the collector far has no notice of the agent of ap", flocks(far=[])),
     ("flocking", Level.WARN, "far: the collector does not answer", flocks()),

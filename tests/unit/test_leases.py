@@ -18,7 +18,7 @@ from sandbox_manager.scheduling.leases import Leases
 from stageout.core.config import mapping_settings
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
-from stageout.wire.custody import Action, OrderSheet
+from stageout.wire.custody import Action, OrderSheet, silence_of_lost_s
 from tests.polling import until
 
 
@@ -59,6 +59,63 @@ def test_a_lease_counts_from_the_making_of_the_report_that_was_heard() -> None:
     leases.heard("ap", 8, 100.0)
     leases.heard("ap", 7, 100.0)
     assert leases.holds("ap"), "an old word takes nothing away"
+
+
+def _short(clock: Clock, own_s: int = 100) -> Leases:
+    leases = Leases(clock)
+    leases.own_s = own_s
+    return leases
+
+
+def test_a_node_that_never_comes_back_gives_itself_a_shorter_lease() -> None:
+    clock = Clock()
+    leases = _short(clock)
+    assert leases.reported(7) == 100
+    leases.heard("ap", 7, 5400.0)
+    assert leases.interval_s(300.0) == 25.0
+    clock.now_s += 99.9
+    assert leases.holds("ap")
+    clock.now_s += 0.2
+    assert not leases.holds("ap")
+    leases.heard("brief", 7, 40.0)
+    assert not leases.holds("brief"), "the agent's lease is shorter still"
+
+
+def test_a_shorter_lease_ends_a_longer_one_that_runs() -> None:
+    """The agent that reads the report waits only as long as it promises."""
+    clock = Clock()
+    leases = Leases(clock)
+    assert leases.reported(7) == 0
+    leases.heard("ap", 7, 5400.0)
+    leases.own_s = 100
+    clock.now_s += 1000
+    assert leases.holds("ap"), "nothing is promised yet"
+    assert leases.reported(8) == 100
+    leases.heard("ap", 7, 5400.0)
+    clock.now_s += 99.9
+    assert leases.holds("ap")
+    clock.now_s += 0.2
+    assert not leases.holds("ap")
+
+
+def test_a_longer_lease_counts_from_the_report_that_takes_the_promise_back() -> None:
+    clock = Clock()
+    leases = _short(clock)
+    leases.reported(7)
+    leases.heard("ap", 7, 5400.0)
+    leases.own_s = 0
+    assert leases.reported(8) == 0
+    leases.heard("ap", 7, 5400.0)
+    clock.now_s += 100.1
+    assert not leases.holds("ap"), "the agent has read only the promise"
+    leases.heard("ap", 8, 5400.0)
+    assert leases.holds("ap")
+
+
+@pytest.mark.parametrize(("lease_s", "silence_s"), [(60, 240), (900, 1200), (7200, 9600), (190, 253.3)])
+def test_a_manager_is_waited_for_longer_than_it_sends(lease_s: int, silence_s: float) -> None:
+    """Plugins end, clocks differ, and the kernel repeats what the network did not take for up to 205 s."""
+    assert silence_of_lost_s(lease_s) == pytest.approx(silence_s, abs=0.1)
 
 
 def test_a_lease_ends_while_the_machine_is_suspended() -> None:

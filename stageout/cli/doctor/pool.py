@@ -12,9 +12,18 @@ from stageout.core.classads import ClassAd, quote
 from stageout.core.config import flocked_to
 from stageout.core.history import FILE_NAME
 from stageout.core.states import plain_word
-from stageout.core.units import count
+from stageout.core.units import count, duration
 from stageout.wire.clocks import ahead_of_collector_s
-from stageout.wire.custody import AGENT_AD, MANAGER_AD, BadPayload, left_in, payload_of, read_notice
+from stageout.wire.custody import (
+    AGENT_AD,
+    MANAGER_AD,
+    BadPayload,
+    SilentManager,
+    left_in,
+    payload_of,
+    read_notice,
+    silent_in,
+)
 
 _SKEW_WARN_S = 30
 _SKEW_BAD_S = 120
@@ -159,6 +168,37 @@ def _left_of(ad: ClassAd) -> tuple[str, dict[str, int]] | None:
     return notice.schedd, left_in(notice)
 
 
+def silent_nodes(machine: Machine) -> Iterator[Finding]:
+    """Check that no node is silent while output of jobs in the queue of this machine's schedds waits there."""
+    name, schedds = "silent-nodes", _local_schedds(machine)
+    found = [one for ad in machine.ads(f'MyType == "{AGENT_AD}"') for one in _silent_of(machine, ad, schedds)]
+    if not found:
+        yield ok(name, "no node with output of these jobs is silent")
+    for one in found[:_NAMED]:
+        owners = ", ".join(one.owners)
+        text = f"{one.name} sent no report for {duration(one.silent_s)}; {count(one.outputs, 'output')} of "
+        text += f"{owners} there; their jobs run again in {duration(one.lost_in_s)}"
+        remedy = (
+            "see whether the node is up and its manager runs: if it comes back before, the delivery goes on; if it "
+        )
+        yield warn(name, text, remedy + "never does, nothing is to be done (docs/administrator/upgrade.md)")
+    if len(found) > _NAMED:
+        yield warn(name, f"{len(found) - _NAMED} other nodes are silent", "`stageout status --all` names all of them")
+
+
+def _silent_of(machine: Machine, ad: ClassAd, schedds: list[str]) -> list[SilentManager]:
+    """Return the silent managers of a notice of one of these schedds, as of now."""
+    try:
+        notice = read_notice(payload_of(ad))
+    except BadPayload:
+        return []
+    age_s = max(0, int(machine.now()) + _collector_ahead_s(machine) - ad.integer("LastHeardFrom"))
+    return [
+        one._replace(silent_s=one.silent_s + age_s, lost_in_s=max(0, one.lost_in_s - age_s))
+        for one in silent_in(notice) if notice.schedd in schedds
+    ]  # fmt: skip
+
+
 def flocking(machine: Machine) -> Iterator[Finding]:
     """Check that the collectors of the pools to which jobs flock have a notice of this schedd's agent."""
     pools = flocked_to(machine.settings)
@@ -273,5 +313,5 @@ def synchronous(machine: Machine) -> Iterator[Finding]:
 
 
 COMMON = (collector, clock, synchronous)
-ACCESS_POINT = (agent_notice, file_history, left_output, flocking, node_clocks)
+ACCESS_POINT = (agent_notice, file_history, left_output, silent_nodes, flocking, node_clocks)
 EXECUTE_POINT = (agents_seen, leave_limits, reporting_door, slot_attributes)
