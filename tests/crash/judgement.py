@@ -11,7 +11,7 @@ from schedd_agent.model import Job, Status
 from stageout.core.states import FREED, State
 from stageout.wire.custody import Action, Order, OrderSheet
 from tests.crash.observed import FREED_CODES
-from tests.crash.parties import HOLE_S, LEASE_S, POLL_S
+from tests.crash.parties import HOLE_S, POLL_S
 from tests.crash.pool_model import (
     Execution,
     ModelReceipts,
@@ -159,7 +159,8 @@ class Judgement:
             if not other.is_over and others - {made_by.number}:
                 return f"by run {made_by.number} while run {others} is sent, too"
         heard_s = self.collector.read_s.get(f"manager@slots@{flight.node}", float("-inf"))
-        if self.world.now_s > heard_s + LEASE_S:
+        node = next(one for one in self.nodes if one.name == flight.node)
+        if self.world.now_s > heard_s + node.silence_s:
             return f"{self.world.now_s - heard_s:.0f} s after the making of the last report that was read"
         return ""
 
@@ -252,7 +253,7 @@ class Judgement:
                 looks = [since_s, *(at_s for at_s in self.collector.looks if at_s > since_s)]
                 gaps = (after - before for before, after in zip(looks, looks[1:]))
                 view_s = sum(gap for gap in gaps if gap <= HOLE_S)
-                if view_s < LEASE_S - 2 * POLL_S - 10:
+                if view_s < node.silence_s - 2 * POLL_S - 10:
                     self.world.violation(f"{job.name}: silence of {view_s:.0f} s of view was taken for loss")
 
     def _counting(self, name: str) -> Execution | None:

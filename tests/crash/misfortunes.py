@@ -32,7 +32,7 @@ _MISFORTUNES = (
     "directory_gone", "mute",
     "sync_refused",
     "names_stay", "slow_disk", "late_part", "disk_ails", "linger", "wish", "wish",
-    "odd_order", "odd_order", "kill_while_moving", "disk_full_while_moving",
+    "odd_order", "odd_order", "kill_while_moving", "disk_full_while_moving", "cable", "cable",
 )  # fmt: skip
 #: Kinds that make output wait, and orders come while it does.
 _OFTEN = ("destination_down", "destination_refuses", "wish", "odd_order")
@@ -213,6 +213,19 @@ class Misfortunes:
         self.destination.unreachable_from.add(node.name)
         self.world.after(2 * LEASE_S, lambda: self.destination.unreachable_from.discard(node.name))
         self.world.after(300, lambda: self._mis_cut_off(node, 3 * LEASE_S))
+
+    def _mis_cable(self, node: Node, later: float) -> None:
+        """A node's network is gone, mostly while a plugin sends: for less than its lease, or for longer."""
+        for_s = self.random.choice((0.4, 1.0, 1.5, 3.0)) * node.silence_s
+        if self.random.random() < 0.3:
+            self._cut_cable(node, for_s)
+        else:
+            self.at_start = lambda node, _: self._cut_cable(node, for_s)
+
+    def _cut_cable(self, node: Node, for_s: float) -> None:
+        self._mis_cut_off(node, for_s)
+        self.destination.unreachable_from.add(node.name)
+        self.world.after(for_s, lambda: self.destination.unreachable_from.discard(node.name))
 
     def _mis_agent_cut_off_long(self, node: Node, later: float) -> None:
         self._mis_agent_cut_off(node, 1.5 * LEASE_S)

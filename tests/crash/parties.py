@@ -34,6 +34,8 @@ from tests.crash.world import Killed, Process
 POLL_S = 30.0
 HOLE_S = 150.0
 LEASE_S = 1500.0
+#: Lease of nodes that never come back, and the silence after which the access point gives their output up.
+SHORT_LEASE_S, SHORT_SILENCE_S = 300.0, 400.0
 KNOBS = {
     "STAGEOUT_ORDER_INTERVAL": "30", "STAGEOUT_RETRY_INITIAL_DELAY": "20", "STAGEOUT_RETRY_MAX": "600",
     "STAGEOUT_DELIVERY_TIMEOUT": "20000", "STAGEOUT_RETENTION": "30000", "STAGEOUT_CONFIRM_TIMEOUT": "1200",
@@ -60,6 +62,7 @@ class Node:
         self.starts = 0
         self.stay_down_until_s = 0.0
         self.is_slow = False
+        self.never_returns = (sim.seed + int(name[2:])) % 3 == 0
         self.spool = f"/{name}/stageout"
         self.ledger = f"{self.spool}/ledger/ledger.sqlite"
         self.machine.databases.observer = sim.observer
@@ -68,6 +71,11 @@ class Node:
     @property
     def is_alive(self) -> bool:
         return self.process is not None and self.process.is_alive
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds of silence after which the access point gives output on this node up."""
+        return SHORT_SILENCE_S if self.never_returns else LEASE_S
 
     @property
     def admission(self) -> Any:
@@ -136,7 +144,8 @@ class Node:
         settings = mapping_settings(
             {**KNOBS, **(IMPATIENT if self.sim.trouble.impatient else {}), "EXECUTE": f"/{self.name}/execute",
              "STAGEOUT_SPOOL": self.spool, "FULL_HOSTNAME": self.name,
-             "STARTD_NAME": "slots", **(FALLS_BACK_EARLY if self.sim.seed % 4 > 1 else {})}
+             "STARTD_NAME": "slots", "STAGEOUT_NEVER_RETURNS": str(self.never_returns),
+             "STAGEOUT_SHORT_LEASE": str(int(SHORT_LEASE_S)), **(FALLS_BACK_EARLY if self.sim.seed % 4 > 1 else {})}
         )  # fmt: skip
         return Daemon(
             Dependencies(lambda: settings, ManagerCollector(self.sim.collector, self.name), self.machine,

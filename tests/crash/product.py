@@ -44,6 +44,7 @@ from tests.crash.pool_model import Destination
 from tests.crash.world import Killed, Machine, Process, World
 
 PLUGIN = "/plugins/copy_plugin"
+_KILLED_AFTER_S = 30.0
 
 
 class Threads:
@@ -113,6 +114,7 @@ class Flight:
         self.duration_s = world.random.choice((0.2, 0.2, 2.0, 2.0, 20.0, 20.0, 200.0)) * world.random.uniform(0.5, 2)
         self.tickets = frozenset(item.ticket for item in run._files)
         self._ends_s = world.now_s + self.duration_s
+        self._stop, run._mover.stop = run._mover.stop, self._stopped
         for item in run._files:
             if isinstance(item.url, DamagedText):
                 continue  # the batch gives its plugin no such file
@@ -130,10 +132,15 @@ class Flight:
         assert self._process is not None
         return self._world.now_s > self._ends_s or not self._process.is_alive
 
+    def _stopped(self) -> None:
+        """A plugin that SIGTERM does not end is killed."""
+        self._ends_s = min(self._ends_s, self._world.now_s + _KILLED_AFTER_S)
+        self._stop()
+
     def _send(self, item: Any) -> None:
         process = self._process
         assert process is not None
-        if not process.is_alive:
+        if not process.is_alive or self._world.now_s > self._ends_s:
             return
         if self._run._mover._stopped and self._world.random.random() < 0.5:
             return  # SIGTERM came in time
