@@ -290,8 +290,8 @@ class Misfortunes:
 
     def _mute_while_output_waits(self, node: Node, later: float) -> None:
         """The server of the output comes back when nothing of it may be sent any more."""
-        self._mis_destination_down(node, 1.1 * LEASE_S)
-        self.world.after(100, lambda: self._mute(node, 3 * LEASE_S))
+        self._mis_destination_down(node, node.silence_s + 150)
+        self.world.after(100, lambda: self._mute(node, 3 * node.silence_s))
 
     def _mute(self, node: Node, for_s: float) -> None:
         self.collector.mute.add(node.name)

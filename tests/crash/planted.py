@@ -25,6 +25,7 @@ import sandbox_manager.custody.fallbacks
 import sandbox_manager.custody.ledger
 import sandbox_manager.custody.recovery
 import sandbox_manager.report.reporter
+import schedd_agent.agent
 import schedd_agent.decisions
 import schedd_agent.receipts
 from sandbox_manager.custody import orders, redirects, updates
@@ -558,7 +559,7 @@ BUGS = (
     # ---- leases
     Planted(
         "a lease counts from the hearing of the report",
-        lambda: [mutated(Leases, "heard", "made_s + lease_s", "self._now_s() + lease_s")],
+        lambda: [mutated(Leases, "heard", "made_s + self._bounded", "self._now_s() + self._bounded")],
         ("mute", "destination_down"),
     ),
     Planted(
@@ -570,6 +571,16 @@ BUGS = (
         "who wants a lease is not remembered over a start",
         lambda: [mutated(Leases, "want", "if get_meta(", "if False and get_meta(")],
         ("lost_sight", "kill_manager"),
+    ),
+    Planted(
+        "a short lease is promised and not kept",
+        lambda: [mutated(Leases, "_bounded", "min(lease_s, self._promised_s or lease_s)", "lease_s")],
+        ("cable",),
+    ),
+    Planted(
+        "an access point waits less long than a short lease lasts",
+        lambda: [(schedd_agent.agent, "silence_of_lost_s", lambda lease_s: lease_s / 2)],
+        ("cable",),
     ),
     # ---- ledger
     Planted(
