@@ -273,13 +273,21 @@ def _may_be_own(given: DecisionInput, item: ReportedSandbox, record: RunRecord |
 
 
 def _is_fenced(given: DecisionInput, job: Job, record: RunRecord, own: Sandboxes, limits: DecisionLimits) -> bool:
-    """Tell whether no manager can send output of an earlier run: it has ended there, or the lease has."""
+    """Tell whether no manager can send output of an earlier run: it has ended there, or the lease has.
+
+    The last report of a manager may still be in the collector when its lease has ended.
+    """
+    silent = {
+        previous.manager
+        for previous, silent_s in given.previous_managers.items()
+        if silent_s >= _patience_s(given, previous.manager, limits)
+    }
     for item in given.reported:
-        if item not in own and item.sandbox.state not in FREED and not _may_be_own(given, item, record, own):
+        is_other = item not in own and not _may_be_own(given, item, record, own)
+        if is_other and item.manager not in silent and item.sandbox.state not in FREED:
             return False
     return all(
-        silent_s >= _patience_s(given, previous.manager, limits) or _has_stopped(given, previous)
-        for previous, silent_s in _previous_managers(given, own)
+        previous.manager in silent or _has_stopped(given, previous) for previous, _ in _previous_managers(given, own)
     )
 
 

@@ -364,6 +364,26 @@ TABLE: list[tuple[str, DecisionInput, list[str]]] = [
         ["confirm", "UpdateAdState"],
     ),
     (
+        "an older run in the last report of a node whose short lease has ended",
+        situation(
+            job(run=2),
+            seen(State.RETRY_WAIT, tickets=("t0",), manager="m2"),
+            previous_managers={PreviousRunManager("m2", 1): 240.0},
+            patience_s={"m2": 240.0},
+        ),
+        ["supersede", "confirm", "UpdateAdState"],
+    ),
+    (
+        "an older run in the last report of a node that may still send",
+        situation(
+            job(run=2),
+            seen(State.RETRY_WAIT, tickets=("t0",), manager="m2"),
+            previous_managers={PreviousRunManager("m2", 1): 239.0},
+            patience_s={"m2": 240.0},
+        ),
+        ["supersede", "supersede", "UpdateAdState"],
+    ),
+    (
         "nothing handed off in the end",
         situation(job(handed_off=0), seen(State.ACCEPTED), record=RunRecord()),
         ["confirm"],
