@@ -27,24 +27,14 @@ from tests.harness.pool import Node, Pool, Submission
 from tests.harness.pool.errors import PoolError
 from tests.pool.conftest import REFUSED_DATA, Site, open_directory, pool_settings, wait_until_acquainted
 from tests.pool.hostile import NO_WALL
-from tests.pool.storm import JOB_LEASE_S, USUAL, Misfortune, Storm
+from tests.pool.storm import USUAL, Misfortune, Storm
+from tests.pool.storm_jobs import PLAIN, ROUTE, ROUTED
 from tests.pool.test_forged_records import forged_facts, submit_forger
 from tests.pool.test_local_users import CONNECTIONS, sockets, spool_of
 
 _HOSTILE = "carol"
 _WINDOW_S = 60.0
 _SIZE_BYTES = 4 << 20
-_ROUTER = """
-DAEMON_LIST = $(DAEMON_LIST), JOB_ROUTER
-JOB_ROUTER_POLLING_PERIOD = 1
-JOB_ROUTER_ROUTE_NAMES = here
-JOB_ROUTER_ROUTE_here @=end
-  UNIVERSE vanilla
-  REQUIREMENTS WantRoute =?= true
-  SET WantRoute false
-@end
-"""
-_ROUTED = "MY.WantRoute = true\nrequirements = MY.WantRoute =?= false"
 
 
 @dataclass
@@ -64,10 +54,7 @@ class Chaos(Storm):
         is_hostile = self.has_hostile_users()
         self._attack(is_hostile)
         before = len(self.submitted)
-        if self.random.random() < 0.25:
-            self._submit_routed()
-        else:
-            super()._submit()
+        super()._submit()
         for job in self.submitted[before:]:
             self.measured[job] = time.time(), is_hostile
         self._forge(self.random.choice(self.submitted[-10:]), is_hostile)
@@ -75,12 +62,6 @@ class Chaos(Storm):
     def has_hostile_users(self) -> bool:
         """Tell whether hostile users are at work now: in every other minute."""
         return int((time.monotonic() - self._begin_s) // _WINDOW_S) % 2 == 1
-
-    def _submit_routed(self) -> None:
-        with contextlib.suppress(PoolError):
-            extra = f"{_ROUTED}\njob_lease_duration = {JOB_LEASE_S}"
-            self.site.submit("alice", ("out1",), extra=extra, env="SIZE=20000")
-            self.submitted.append(self.site.jobs[-1])
 
     def _forge(self, victim: Submission, is_hostile: bool) -> None:
         """A job of the hostile user forges a record of the victim's run; in calm minutes the same job tells no lies."""
@@ -115,8 +96,8 @@ class Chaos(Storm):
             self.site.pool.ap.run(["condor_rm", *options, _HOSTILE], check=False)
 
     def summary(self) -> str:
-        """One line with what happened, and the delay that hostile users caused."""
-        return f"{super().summary()}; {self.forged} records forged; {self._delay()}"
+        """What happened, and the delay that hostile users caused."""
+        return f"{super().summary()}\n{self.forged} records forged; {self._delay()}"
 
     def _delay(self) -> str:
         found: dict[bool, list[float]] = {True: [], False: []}
@@ -215,11 +196,13 @@ def main(argv: list[str] | None = None) -> int:
             for name in ("destination", "loot")
         )
         settings = {"version": "25.14", "execute_points": 2, "cpus": 8, "binds": (shared,), **pool_settings(shared)}
-        settings["ap_config"] += _ROUTER + NO_WALL
+        settings["ap_config"] += ROUTE + NO_WALL
         with Pool(**settings) as pool:
             wait_until_acquainted(pool)
             site = Site(pool, destination, "chaos", shared / "gates")
-            chaos = Chaos(site, jobs, chosen.minutes * 60, calm_s=8, seed=chosen.seed, kinds=KINDS, loot=loot)
+            chaos = Chaos(
+                site, jobs, chosen.minutes * 60, 8, chosen.seed, KINDS, loot, (PLAIN, ROUTED)
+            )  # fmt: skip
             wrong = ["it did not come to its end"]
             try:
                 chaos.rage()
@@ -229,7 +212,7 @@ def main(argv: list[str] | None = None) -> int:
                 if wrong:
                     pool.collect_logs(Path("test-logs/chaos"))
                 print("\n".join(wrong))
-                print(f"chaos: seed {chosen.seed}: {chaos.summary()}; {len(wrong)} wrong")
+                print(f"{chaos.summary()}\nchaos: seed {chosen.seed}: {len(wrong)} wrong")
     return 1 if wrong else 0
 
 

@@ -94,11 +94,12 @@ class Site:
         queue: str = "queue",
         options: tuple[str, ...] = (),
         destination: str | None = None,
+        script: str = JOB,
     ) -> Submission:
         """Submit a job (or several) that writes ``outputs`` and names this test's folder as its output_destination.
 
         :param place: folder below this test's, such as ``gate-NAME``. :param env: of the job, ``SIZE=10 SLEEP=3``.
-        :param destination: another output_destination; "" for none.
+        :param destination: another output_destination; "" for none. :param script: its program.
         """
         if destination is None:
             destination = self.url(place) + "/$(Cluster).$(Process)"
@@ -116,7 +117,7 @@ class Site:
             extra,
             queue,
         ]
-        job = self.pool.submit(user, "\n".join(lines), files={"job.sh": JOB}, options=list(options))
+        job = self.pool.submit(user, "\n".join(lines), files={"job.sh": script}, options=list(options))
         self.jobs.append(job)
         return job
 

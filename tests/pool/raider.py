@@ -8,24 +8,27 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from stageout.core.states import State
 from tests.harness.destination import Destination
-from tests.harness.pool import Submission
 from tests.harness.pool.errors import PoolError
 from tests.pool.conftest import Site
 from tests.pool.hostile import FORGED_RUN, FORGERIES, PROJECTION, WAYS, Attacker, Victim
+from tests.pool.storm_jobs import Workload
 
 #: Ways that take a moment only, so that a storm goes on meanwhile.
 _RAIDS = ("edit, idle", "edit, held", "edit, removed", "edit, released", "submit, procs", "submit, factory", "chirp")
 _OTHERS = 'StageOutGuard =?= true && Owner != "{user}" && (JobStatus == 4 || JobStatus == 2)'
 #: Jobs of the hostile user in the queue after which he removes all of them.
 _MOST_JOBS = 60
-#: Words of lines about a job that nothing but a forged id leads to: in a storm nobody gives up output.
-_MARKS = ("action=cancel", "action=redirect", "action=pause", f"run {FORGED_RUN} of the job", "files-redirected")
+#: Words of lines about a job -> its owner's act that leads to them. Without that it was a forged id.
+_MARKS = {
+    "action=cancel": "rm", "action=redirect": "redirect", "files-redirected": "redirect",
+    "action=pause": "", f"run {FORGED_RUN} of the job": "",
+}  # fmt: skip
 _JOB_IN_LINE = re.compile(r" job=[^# ]+#([0-9.]+)[# ]")
 
 
@@ -33,13 +36,13 @@ _JOB_IN_LINE = re.compile(r" job=[^# ]+#([0-9.]+)[# ]")
 class Raider:
     """The hostile user in a storm: again and again he forges something of a job of the others that he finds.
 
-    :param honest: the jobs that the storm has submitted. :param interval_s: seconds between two attacks.
+    :param honest: the jobs of the others. :param interval_s: seconds between two attacks.
     :ivar raids: how often, by way.
     """
 
     site: Site
     loot: Destination
-    honest: Sequence[Submission]
+    honest: Workload
     seed: int
     user: str = "carol"
     interval_s: float = 2.0
@@ -77,23 +80,24 @@ class Raider:
 
     def wrong(self) -> list[str]:
         """Return what he has reached, a line each: read, cancelled or superseded output of the others."""
-        names = {str(job) for job in self.honest}
+        asked = {str(job): job.asked for job in self.honest.jobs}
         found = [f"{path} on the server of {self.user} is another user's output" for path in self._stolen()]
-        for job in names:
+        for job, acts in asked.items():
             past: Mapping[str, Any] = self.site.pool.history(job) or {}
             state, starts = past.get("StageOutState"), past.get("NumShadowStarts") or 0
-            if state == State.CANCELLED or starts >= FORGED_RUN:
+            if (state == State.CANCELLED and "rm" not in acts) or starts >= FORGED_RUN:
                 found.append(f"{job}: StageOutState {state}, NumShadowStarts {starts}")
         for node, log in (
             (self.site.pool.ap, "ScheddAgentLog"),
             *((ep, "SandboxManagerLog") for ep in self.site.pool.eps),
         ):
             lines = (node.log(f"{log}.old") + node.log(log)).splitlines()
-            found += [line for line in lines if any(mark in line for mark in _MARKS) and _job_of(line) in names]
+            for mark, act in _MARKS.items():
+                found += [line for line in lines if mark in line and act not in asked.get(_job_of(line), {act})]
         return found
 
     def _stolen(self) -> list[str]:
-        wrote = {digest for job in self.honest for digest in self.site.wrote(job).values()}
+        wrote = self.honest.digests()
         paths = (path for path in (self.loot.home / "files").rglob("*") if path.is_file())
         return [path.name for path in paths if hashlib.sha256(path.read_bytes()).hexdigest() in wrote]
 
