@@ -67,13 +67,12 @@ class Ledger:
         self._path = path
         self._reserve = Reserve(path.with_name("reserve"))
         with _explained(path):
-            self._connection = _open(path)
             try:
-                _prepare(self._connection, path, sandboxes)
-                _make_compactable(self._connection)
-            except BaseException:
-                self._connection.close()
-                raise
+                self._connection = _opened(path, sandboxes)
+            except sqlite3.OperationalError:
+                if not self._reserve.give_up():
+                    raise
+                self._connection = _opened(path, sandboxes)
         self.commits = Histogram(DISK_BOUNDS)
         self._changes: deque[_Change] = deque()
         self._is_scheduled = False
@@ -204,6 +203,18 @@ def _text(data: bytes) -> str:
         return DamagedText(data.decode("utf-8", "backslashreplace"))
 
 
+def _opened(path: Path, sandboxes: Path | None) -> sqlite3.Connection:
+    """Open the ledger in this program's version."""
+    connection = _open(path)
+    try:
+        _prepare(connection, path, sandboxes)
+        _make_compactable(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 def _open(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
     connection.text_factory = _text
@@ -263,15 +274,20 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except (sqlite3.Error, OSError, UnicodeDecodeError) as problem:  # the last in SQLite's words about damage
         databases.find_code(problem, path)
-        raise LedgerError(f"cannot open the ledger {path}: {problem}; {_advice(problem)}") from None
+        is_full = databases.is_disk_full(problem, path)
+        error = LedgerError(f"cannot open the ledger {path}: {problem}; {_advice(problem, is_full)}")
+        error.is_temporary = is_full  # jobs share the disk, and make room when they end
+        raise error from None
 
 
-def _advice(problem: Exception) -> str:
-    if isinstance(problem, OSError) or databases.is_full(problem):
+def _advice(problem: Exception, is_full: bool) -> str:
+    if is_full:
         return (
-            "it is as it was: make room on its disk, as much again as the ledger has, see whether the disk is sound, "
-            "and start the manager again"
+            "it is as it was: make room on its disk, as much again as the ledger has; condor_master starts the manager "
+            "again"
         )
+    if isinstance(problem, OSError):
+        return "it is as it was: see whether its disk is sound, and start the manager again"
     return (
         "it is as it was; if it is damaged, put it back from a backup. If it is lost for good, move it away, and what "
         "is in sandboxes/ of the spool to unknown/: the jobs run again, and the files stay for STAGEOUT_RETENTION"

@@ -21,7 +21,7 @@ from sandbox_manager.custody.credentials import Safe
 from sandbox_manager.custody.plugin_state import PluginState
 from sandbox_manager.rules import Account
 from stageout.core import durable, log
-from stageout.core.errors import StageoutError
+from stageout.core.errors import StageoutError, is_disk_full
 from stageout.core.synchronous import NotTaken
 from stageout.movers import trees
 from stageout.wire.handoff import OfferedCredential, OfferedFile, credential_link
@@ -134,7 +134,9 @@ class Spool:
                     self._sync_names(place)
             self._private_groups = self._root_mode and self._may_have_private_groups()
         except OSError as problem:
-            raise SpoolError(f"STAGEOUT_SPOOL = {self.root}: {problem}; give it a place that can be written") from None
+            error = SpoolError(f"STAGEOUT_SPOOL = {self.root}: {problem}; give it a place that can be written")
+            error.is_temporary = is_disk_full(problem)
+            raise error from None
         for left in durable.disk.listdir(self._intake):
             self.withdraw(left)
 

@@ -8,6 +8,8 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
+from stageout.core import errors
+
 #: Another process that is just closing it, a router that is started again above all, is waited for so long.
 _BUSY_S = 0.5
 _ERROR, _READONLY, _IOERR, _FULL = 1, 8, 10, 13
@@ -28,6 +30,17 @@ def code_of(problem: sqlite3.Error) -> int:
 def is_full(problem: BaseException) -> bool:
     """Tell whether a database found no room on its disk."""
     return isinstance(problem, sqlite3.OperationalError) and code_of(problem) == _FULL
+
+
+def is_disk_full(problem: BaseException, path: Path) -> bool:
+    """Tell whether a database could not be opened because its disk is full. SQLite may call that an I/O error.
+
+    :param path: of the database.
+    """
+    if isinstance(problem, OSError):
+        return errors.is_disk_full(problem)
+    no_room = isinstance(problem, sqlite3.OperationalError) and _tried(path.parent) == _FULL
+    return no_room or is_full(problem)
 
 
 def is_read_only(problem: BaseException) -> bool:

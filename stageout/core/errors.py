@@ -9,6 +9,7 @@ the text of a message. The shape of ``TransferErrorData`` is HTCondor's (manual:
 from __future__ import annotations
 
 import enum
+import errno
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -173,6 +174,11 @@ class TransferFailure(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+
+def is_disk_full(problem: BaseException) -> bool:
+    """Tell whether a disk or a quota is full. That passes when somebody else makes room."""
+    return isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class StageoutError(Exception):

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from stageout.core.errors import StageoutError
+from stageout.core.errors import StageoutError, is_disk_full
 
 _SCHEME = "ed25519:"
 _VOUCH = "StageOutSuccessor"
@@ -133,7 +133,9 @@ def load_or_make_key(label: str, path: Path) -> SigningKey:
         except ImportError:
             raise _no_cryptography() from None
         except OSError as problem:
-            raise KeyUnusable(f"the key {path} cannot be stored: {problem}; make room and allow it") from None
+            error = KeyUnusable(f"the key {path} cannot be stored: {problem}; make room and allow it")
+            error.is_temporary = is_disk_full(problem)
+            raise error from None
     return key
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox_manager.custody.ledger import Ledger, LedgerError
 from sandbox_manager.intake.acceptance import Refusal
 from stageout.core.states import State
 from stageout.wire.custody import Action
@@ -99,6 +100,33 @@ def test_a_cancelled_run_gives_its_room_back_although_the_disk_is_full(site: Sit
             await until(lambda: not list(spool.iterdir()), "the bytes to go")
 
     run(story())
+
+
+def test_a_manager_starts_on_a_full_disk(site: Site) -> None:
+    """The manager gives up its reserve, and sends. Without the reserve it cannot start, and is started again."""
+
+    async def before() -> None:
+        async with site.manager(moving=False) as node:
+            receipts.append(await node.hand_off({"copy://h/ok/a": b"a" * 1000}))
+            await node.pipeline.run_housekeeping()
+
+    async def after() -> None:
+        async with site.manager() as node:
+            await node.confirm(*receipts)
+            await node.until_state(State.RELEASED)
+
+    receipts: list[object] = []
+    run(before())
+    assert reserve(site).exists()
+    filler = fill(site)
+    run(after())
+    assert not reserve(site).exists()
+    fill(site)
+    with pytest.raises(LedgerError, match="condor_master starts the manager again") as raised:
+        Ledger(site.base / "spool" / "ledger" / "ledger.sqlite")
+    assert raised.value.is_temporary
+    filler.unlink()
+    Ledger(site.base / "spool" / "ledger" / "ledger.sqlite").close()
 
 
 def test_without_anything_left_to_give_up_nothing_is_lost(site: Site) -> None:

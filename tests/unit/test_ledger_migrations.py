@@ -189,8 +189,9 @@ def test_on_a_full_disk_it_says_what_to_do(site: Site, monkeypatch: pytest.Monke
 
     open_ledger = module._open
     monkeypatch.setattr(module, "_open", limited)
-    with pytest.raises(LedgerError, match="make room"):
+    with pytest.raises(LedgerError, match="make room") as raised:
         Ledger(path)
+    assert raised.value.is_temporary, "condor_master starts the manager again"
     monkeypatch.undo()
     assert content(path) == before
     assert durable.disk is os

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -33,7 +34,7 @@ from sandbox_manager.report.collector import CollectorError, CollectorProcess
 from sandbox_manager.sandbox import SyncState
 from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError, mapping_settings
-from stageout.core.daemon import EXIT_NO_RESTART
+from stageout.core.daemon import EXIT_NO_RESTART, EXIT_RESTART
 from stageout.core.states import diagram
 from stageout.movers.schemes import shown_url
 from stageout.wire.custody import (
@@ -527,6 +528,19 @@ def test_a_configuration_that_cannot_be_used_is_not_started_again(
     assert done.returncode == EXIT_NO_RESTART
     assert words in done.stderr
     assert words in (site.base / "log" / "SandboxManagerLog").read_text()
+
+
+@pytest.mark.parametrize("step", ["spool-open", "manager-key"])
+@pytest.mark.parametrize(("fault", "status"), [("ENOSPC", EXIT_RESTART), ("EDQUOT", EXIT_RESTART), ("EROFS", 99)])
+def test_a_manager_whose_disk_is_full_is_started_again(site: Site, step: str, fault: str, status: int) -> None:
+    """Jobs share the disk with the spool, and make room when they end."""
+    argv = [sys.executable, "-m", "sandbox_manager.daemon"]
+    values = {**environment(site), "STAGEOUT_FAULTS": f"{step}={fault}"}
+    done = subprocess.run(
+        argv, env=values, cwd=ROOT_DIR, capture_output=True, text=True, timeout=30, check=False
+    )  # fmt: skip
+    assert done.returncode == status, done.stderr
+    assert os.strerror(getattr(errno, fault)) in (site.base / "log" / "SandboxManagerLog").read_text()
 
 
 def test_a_spool_inside_execute_is_refused(site: Site) -> None:
