@@ -216,7 +216,7 @@ class Daemon:
             mailer = mailer_of(settings, agent.name)
             agent.key = read_key(settings)  # the last that can fail
             agent.limits, agent.notice_interval_s = limits, notice_s
-            agent.order_outbox.lease_s = lease_of_managers(limits)
+            agent.order_outbox.lease_s, agent.liveness.lease_s = lease_of_managers(limits), limits.lease_s
             if agent.custody_table:
                 agent.custody_table.allowed = custodians
             if isinstance(agent.collector_client, FlockingCollectorClient):
@@ -259,7 +259,7 @@ def make_agent(settings: Settings) -> Agent:
         ),
         receipts=receipts,
         order_outbox=OrderOutbox(name, numbers, lease_of_managers(limits)),
-        liveness=LivenessTracker(hole_s=3 * settings.number("STAGEOUT_POLL_INTERVAL") + 60.0),
+        liveness=LivenessTracker(3 * settings.number("STAGEOUT_POLL_INTERVAL") + 60.0, limits.lease_s),
         clock=clock,
         limits=limits,
         numbers=numbers,

@@ -9,7 +9,8 @@ from typing import TypeVar
 from schedd_agent.model import name_of
 from stageout.wire.custody import AD_LIFETIME_S, JobKey
 
-#: Seconds after a restart of the collector in which every manager publishes again.
+#: Seconds after a restart of the collector in which every manager publishes again. A manager with output for an agent
+#: does so several times in that agent's lease.
 SETTLE_S = float(AD_LIFETIME_S)
 
 _NAMES_KEPT = 10_000
@@ -27,9 +28,9 @@ class _PoolLiveness:
     collector_age_s: float = 0.0
     settled_at_s: float = float("-inf")
 
-    def record_snapshot(self, now_s: float, collector_age_s: float, hole_s: float) -> None:
+    def record_snapshot(self, now_s: float, collector_age_s: float, hole_s: float, settle_s: float) -> None:
         if collector_age_s < self.collector_age_s:
-            self.settled_at_s = now_s + SETTLE_S
+            self.settled_at_s = now_s + settle_s
         elif self.last_look is not None and now_s - self.last_look <= hole_s:
             self.watched_s += max(0.0, now_s - max(self.last_look, self.settled_at_s))
         self.last_look, self.collector_age_s = now_s, collector_age_s
@@ -44,11 +45,12 @@ class LivenessTracker:
 
     Each pool has its own watched time. The silence of a manager is measured in the pools that have reported it.
 
-    :param hole_s: seconds between two answers that count as a gap.
+    :param hole_s: seconds between two answers that count as a gap. :param lease_s: silence that counts as a loss.
     """
 
-    def __init__(self, hole_s: float) -> None:
+    def __init__(self, hole_s: float, lease_s: float = float("inf")) -> None:
         self._hole_s = hole_s
+        self.lease_s = lease_s
         self._pools: dict[str, _PoolLiveness] = {OWN_POOL: _PoolLiveness()}
         self._pools_of: dict[str, frozenset[str]] = {}
         self._seen_jobs: dict[tuple[str, JobKey], WatchedSeconds] = {}
@@ -71,7 +73,8 @@ class LivenessTracker:
         :param shown: (manager's identity, job) of every sandbox in the reports. :param managers: identities of all
             managers that have a report. :param pool: the collector's pool.
         """
-        self._pools.setdefault(pool, _PoolLiveness()).record_snapshot(now_s, collector_age_s, self._hole_s)
+        found = self._pools.setdefault(pool, _PoolLiveness())
+        found.record_snapshot(now_s, collector_age_s, self._hole_s, min(SETTLE_S, self.lease_s))
         moment = self._moment()
         for key in shown:
             self._seen_jobs[key] = moment

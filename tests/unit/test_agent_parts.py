@@ -81,6 +81,14 @@ def test_a_hole_in_the_view_is_not_counted_and_takes_nothing_away(hole: str) -> 
     assert view.absent_s("m1", JOB_KEY, 1) == 110.0
 
 
+def test_a_short_lease_waits_for_reports_as_long_as_itself_after_a_restart_of_the_collector() -> None:
+    view = LivenessTracker(hole_s=15.0, lease_s=60.0)
+    view.start_waiting(JOB_KEY, 1)
+    for now in range(0, 200, 10):
+        view.record_snapshot(float(now), now - 50.0 if now >= 50 else 1000.0 + now, ())
+    assert view.absent_s("m1", JOB_KEY, 1) == 40.0 + (190.0 - 110.0)
+
+
 def test_a_collector_that_stumbles_now_and_then_does_not_postpone_a_loss_for_ever() -> None:
     view = LivenessTracker(hole_s=15.0)
     view.start_waiting(JOB_KEY, 1)
