@@ -96,7 +96,7 @@ class Chaos(Storm):
             self.site.pool.ap.run(["condor_rm", *options, _HOSTILE], check=False)
 
     def summary(self) -> str:
-        """What happened, and the delay that hostile users caused."""
+        """Return a table of all that happened, and the delay that hostile users caused."""
         return f"{super().summary()}\n{self.forged} records forged; {self._delay()}"
 
     def _delay(self) -> str:

@@ -188,7 +188,7 @@ class Storm:
         return [*found, *self.judge.records(), *self.judge.spooled(self._hostile)]
 
     def summary(self) -> str:
-        """What happened, and how the jobs ended: a line for each."""
+        """Return a table of all that happened, and of how the jobs ended."""
         again = sum((self.site.pool.history(job) or {}).get("NumShadowStarts", 0) > 1 for job in self.submitted)
         rows = [
             *((f"event: {name}", count) for name, count in sorted(self.deaths.items())),

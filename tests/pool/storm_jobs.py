@@ -101,7 +101,7 @@ class StormJob:
 
 
 class Run(NamedTuple):
-    """What a run has written. :param job: GlobalJobId of the job or of the copy that ran."""
+    """A file that a run has written. :param job: GlobalJobId of the job or of the copy that ran."""
 
     job: str
     number: int
