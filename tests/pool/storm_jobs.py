@@ -76,11 +76,14 @@ class Kind(NamedTuple):
 
 PLAIN = Kind("plain", 55)
 ROUTED = Kind("routed", 15, lines=_WANT_ROUTE)
-MISSING = Kind("a file is missing", 15, True, "transfer_output_files = {outputs}, nothere")
+_MISSING = "transfer_output_files = {outputs}, nothere"
+#: HTCondor itself sends that file, or the plugin does.
+MISSING = Kind("a file is missing", 10, True, f'{_MISSING}\ntransfer_output_remaps = "{{remaps}}"')
+MISSING_UPLOAD = Kind("a file of the plugin's is missing", 5, True, _MISSING)
 REFUSED = Kind(
     "stdout is refused", 15, True, 'transfer_output_remaps = "{remaps};_condor_stdout=refused://host/{mark}"'
 )
-KINDS = (PLAIN, ROUTED, MISSING, REFUSED)
+KINDS = (PLAIN, ROUTED, MISSING, MISSING_UPLOAD, REFUSED)
 
 
 @dataclass
@@ -133,7 +136,7 @@ class Workload:
         mark = self.records / f"mended-{self.random.randrange(1 << 48):x}"
         size, sleep = self.random.choice((10, 20_000, 3_000_000)), self.random.randint(0, 4)
         remaps = ";".join(f"{name}={self.site.url()}/$(Cluster).$(Process)/{name}" for name in outputs)
-        mended = mark if kind is MISSING else ""
+        mended = mark if _MISSING in kind.lines else ""
         lines = kind.lines.format(outputs=", ".join(outputs), remaps=remaps, mark=mark.name)
         with contextlib.suppress(PoolError):
             job = self.site.submit(

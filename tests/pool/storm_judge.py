@@ -101,7 +101,9 @@ class Judge:
 
     def _compare(self, job: StormJob, names: Mapping[str, set[str]]) -> Iterator[str]:
         for name, digests in names.items():
-            places = self.site.file(job, name), self.site.destination.file(f"{self.owners.elsewhere(job)}/{name}")
+            places = [self.site.file(job, name), self.site.destination.file(f"{self.owners.elsewhere(job)}/{name}")]
+            if name not in job.outputs:
+                places.append(job.submission.dir / name)
             found = [digest for path in places if (digest := _digest(path))]
             if digests.isdisjoint(found):
                 yield f"{name} is {'of another run' if found else 'missing'} at its destination"
