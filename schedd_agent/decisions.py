@@ -616,7 +616,7 @@ def _handle_loss(given: DecisionInput, job: Job, ad_state: JobAdState, limits: D
     if job.dag:
         yield from _handle_lost_dag_node(given, job, ad_state, limits)
     elif not _may_hold(job):
-        yield from _update_ad_state(given, job, replace(ad_state, reason=f"{ad_state.reason}; {_RERUN_ADVICE}"), limits)
+        yield from _show_loss(given, job, replace(ad_state, reason=f"{ad_state.reason}; {_RERUN_ADVICE}"), limits)
     elif job.status == Status.COMPLETED and job.reruns < limits.max_reruns:
         yield Rerun(JobAdState(run=job.run, reason=f"runs again: {ad_state.reason}"))
     else:
@@ -626,9 +626,15 @@ def _handle_loss(given: DecisionInput, job: Job, ad_state: JobAdState, limits: D
         yield from _hold(replace(ad_state, reason=reason), ErrorClass.UNKNOWN.code, limits)
 
 
+def _show_loss(given: DecisionInput, job: Job, ad_state: JobAdState, limits: DecisionLimits) -> Effects:
+    """Write a loss once. Its reason has the seconds of silence, which grow as long as the job is in the queue."""
+    if (job.ad_state.state, job.ad_state.run) != (ad_state.state, ad_state.run):
+        yield from _update_ad_state(given, job, ad_state, limits)
+
+
 def _handle_lost_dag_node(given: DecisionInput, job: Job, ad_state: JobAdState, limits: DecisionLimits) -> Effects:
     """Show the loss. The node does not run again: `stageout wait` in its POST script fails, and RETRY submits anew."""
-    yield from _update_ad_state(given, job, ad_state, limits)
+    yield from _show_loss(given, job, ad_state, limits)
     if (
         given.dag is not DagEnd.UNKNOWN
         and not job.stays_held

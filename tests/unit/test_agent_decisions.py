@@ -393,7 +393,7 @@ TABLE: list[tuple[str, DecisionInput, list[str]]] = [
     (
         "node, lost, its DAG ended",
         situation(job(dag=5, ad_state=JobAdState("Lost", 1)), seen(State.LOST), dag=DagEnd.ENDED),
-        ["UpdateAdState", "LeaveQueue"],
+        ["LeaveQueue"],
     ),
     ("node, its DAG removed", situation(job(dag=5), seen(State.MOVING), dag=DagEnd.REMOVED), ["Remove"]),
     (
@@ -490,6 +490,26 @@ TABLE: list[tuple[str, DecisionInput, list[str]]] = [
         ["confirm", "UpdateAdState"],
     ),
     (
+        "a part failed, the rest is lost and written, and the node stays silent",
+        situation(broken(ad_state=JobAdState("Lost", 1, "for 7200 s")), absent_s={"m1": 7260.0}, done=DONE),
+        [],
+    ),
+    (
+        "a part failed, the rest is lost and written, and the node is back",
+        situation(broken(ad_state=JobAdState("Lost", 1, "for 7200 s")), seen(State.MOVING), done=DONE),
+        ["UpdateAdState"],
+    ),
+    (
+        "node, lost and written, and its node stays silent",
+        situation(job(dag=5, ad_state=JobAdState("Lost", 1, "for 7200 s")), absent_s={"m1": 7260.0}, done=DONE),
+        [],
+    ),
+    (
+        "node, an earlier run's loss written",
+        situation(job(dag=5, run=2, ad_state=JobAdState("Lost", 1, "for 7200 s")), absent_s={"m1": 7260.0}),
+        ["confirm", "UpdateAdState"],
+    ),
+    (
         "a part failed, delivered and written",
         situation(broken(ad_state=JobAdState("Delivered", 1)), seen(State.DELIVERED)),
         ["forget"],
@@ -581,7 +601,7 @@ TABLE: list[tuple[str, DecisionInput, list[str]]] = [
             seen(State.LOST),
             dag=DagEnd.ENDED,
         ),
-        ["UpdateAdState"],
+        [],
     ),
     (
         "AP restarted, held by its owner before the run is seen to go on",
