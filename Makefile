@@ -9,7 +9,7 @@
 # make dist-test  each of them built, and installed into a clean root; needs root (WORDS="deb12": some)
 # make web     stageout_web/static: the charts' library anew; WEB=screenshots: the pictures in docs/web
 # make lock    requirements/*.txt anew, from the ranges in setup.cfg
-# make storm   daemons die for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
+# make storm   misfortunes for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
 # make overlay-storm  routers die for SECONDS=60, bits flip, disks fill
 # make mutants  changes the product in 60 places, one by one: each must make a test fail (WORDS="names")
 # make hostile a hostile user tries every way to take over the output of others, on both versions of HTCondor
