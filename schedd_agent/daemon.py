@@ -81,6 +81,18 @@ def lease_of_managers(limits: DecisionLimits) -> float:
     return 0.75 * limits.lease_s
 
 
+def pause_s(poll_s: float, pass_s: float, has_edits_left: bool, has_news: bool) -> float:
+    """Return the seconds between two passes. News and edits that are left make the pause shorter, never longer.
+
+    :param poll_s: poll interval. :param pass_s: seconds that the last pass took: with news alone, a schedd with a long
+        queue is queried less often. :param has_news: a run with receipts may have ended since the pass.
+    """
+    if has_edits_left:
+        return min(_EARLIEST_S, poll_s)
+    # HTCondor writes the record just before it marks the job as completed.
+    return min(max(_EARLIEST_S, 2 * pass_s), poll_s) if has_news else poll_s
+
+
 class Daemon:
     """The loop that runs one agent.
 
@@ -186,21 +198,20 @@ class Daemon:
         agent.credential_port = (f"https://{address}:{number}", certificate.digest)
 
     async def _pause(self, agent: Agent | None, pass_s: float) -> None:
-        """Wait for the next pass: a poll interval, or less after a run with receipts ended or when edits are left.
+        """Wait for the next pass: see :func:`pause_s`.
 
-        :param pass_s: seconds that the last pass took. A schedd with a long queue is queried less often.
+        :param pass_s: seconds that the last pass took.
         """
         loop = asyncio.get_running_loop()
         start = loop.time()
-        longest_s = _EARLIEST_S if agent is not None and agent.has_edits_left else self._poll_s
-        while not self._stop.is_set() and not self._reloaded and loop.time() - start < longest_s:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), min(_LOOK_AT_RECORDS_S, self._poll_s))
-            early = agent is not None and await self._call(agent.has_new_receipts)
-            if early and not self._stop.is_set():
-                # HTCondor writes the record just before it marks the job as completed.
-                await asyncio.sleep(max(0.0, start + max(_EARLIEST_S, 2 * pass_s) - loop.time()))
+        has_edits_left, has_news = agent is not None and agent.has_edits_left, False
+        while not self._stop.is_set() and not self._reloaded:
+            left_s = start + pause_s(self._poll_s, pass_s, has_edits_left, has_news) - loop.time()
+            if left_s <= 0:
                 return
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), min(_LOOK_AT_RECORDS_S, left_s))
+            has_news = has_news or (agent is not None and await self._call(agent.has_new_receipts))
 
     async def _call(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function)

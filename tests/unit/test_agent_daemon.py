@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from schedd_agent import agent as agent_module
 from schedd_agent.agent import Agent
 from schedd_agent.collector import CollectorError, CollectorSnapshot
-from schedd_agent.daemon import Daemon, kept_in, limits_of, main
+from schedd_agent.daemon import Daemon, kept_in, limits_of, main, pause_s
 from schedd_agent.decisions import decide
 from schedd_agent.edits import Edit
 from schedd_agent.liveness import LivenessTracker
@@ -732,6 +732,65 @@ def test_it_works_until_it_is_told_to_stop(site: Site, number: int) -> None:
     site.agent.run_pass = lambda: worked.set() or True  # type: ignore[method-assign, func-returns-value]
     _run_until(Daemon(lambda: mapping_settings(_QUICK), lambda _: site.agent), worked, number)
     assert worked.is_set()
+
+
+@pytest.mark.parametrize(
+    ("pass_s", "has_edits_left", "has_news", "expected_s"),
+    [
+        (0.1, False, False, 5.0),
+        (7.5, False, False, 5.0),
+        (0.1, False, True, 1.0),
+        (1.5, False, True, 3.0),
+        (7.5, False, True, 5.0),
+        (7.5, True, False, 1.0),
+        (7.5, True, True, 1.0),
+    ],
+)
+def test_the_pause_between_passes(pass_s: float, has_edits_left: bool, has_news: bool, expected_s: float) -> None:
+    assert pause_s(5.0, pass_s, has_edits_left, has_news) == expected_s
+
+
+@pytest.mark.parametrize("poll_s", [0.2, 1.0, 5.0, 60.0])
+@pytest.mark.parametrize("pass_s", [0.0, 0.7, 7.5, 100.0])
+def test_news_and_edits_that_are_left_never_make_the_pause_longer(poll_s: float, pass_s: float) -> None:
+    quiet_s = pause_s(poll_s, pass_s, False, False)
+    assert pause_s(poll_s, pass_s, False, True) <= quiet_s
+    assert pause_s(poll_s, pass_s, True, True) == pause_s(poll_s, pass_s, True, False) <= quiet_s
+
+
+def test_a_pass_with_edits_left_is_followed_soon_although_runs_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon sleeps as long as pause_s says, whenever the news comes."""
+    daemon = Daemon(lambda: mapping_settings({"STAGEOUT_POLL_INTERVAL": "600"}), lambda _: site.agent)
+    monkeypatch.setattr(site.agent, "has_new_receipts", lambda: True)
+
+    async def paused() -> float:
+        daemon._stop = asyncio.Event()
+        start_s = asyncio.get_running_loop().time()
+        await asyncio.wait_for(daemon._pause(site.agent, 100.0), 20)
+        return asyncio.get_running_loop().time() - start_s
+
+    site.agent.has_edits_left = True
+    assert 1.0 <= asyncio.run(paused()) < 15.0
+
+
+def test_a_stop_ends_the_pause_after_news(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = Daemon(lambda: mapping_settings({"STAGEOUT_POLL_INTERVAL": "600"}), lambda _: site.agent)
+
+    async def stopped() -> None:
+        seen, loop = asyncio.Event(), asyncio.get_running_loop()
+        daemon._stop = asyncio.Event()
+
+        def has_news() -> bool:
+            loop.call_soon_threadsafe(seen.set)
+            return True
+
+        monkeypatch.setattr(site.agent, "has_new_receipts", has_news)
+        pausing = asyncio.create_task(daemon._pause(site.agent, 100.0))
+        await seen.wait()
+        daemon.stop(fast=False)
+        await asyncio.wait_for(pausing, 10)
+
+    asyncio.run(stopped())
 
 
 def test_it_waits_for_the_schedd(site: Site) -> None:
