@@ -5,7 +5,7 @@ The agent's memory may be lost: after a restart the queue, the records and the r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -14,7 +14,8 @@ from typing import Any
 from schedd_agent.collector import CollectorClient, CollectorError
 from schedd_agent.custodians import CustodyTable
 from schedd_agent.decisions import decide, failed_attempt
-from schedd_agent.edits import edit_for
+from schedd_agent.edit_groups import apply_grouped
+from schedd_agent.edits import Edit, edit_for
 from schedd_agent.factories import FactoryLimits
 from schedd_agent.file_records import FileRecorder
 from schedd_agent.liveness import OWN_POOL, LivenessTracker
@@ -68,6 +69,8 @@ from stageout.wire.custody import (
 
 #: Seconds for the edits of one pass. Runs that end meanwhile wait for their orders.
 _EDIT_BUDGET_S = 4.0
+#: Jobs whose edits are grouped: a batch that has begun is finished, so it must be short against the budget.
+_EDITED_TOGETHER = 50
 _REFUSALS = 3
 #: Most entries of a list in the notice.
 _SHOWN = 10
@@ -130,6 +133,7 @@ class Agent:
     counts: AgentCounts = field(init=False, default_factory=AgentCounts)
     has_edits_left: bool = field(init=False, default=False)
     _edited_at_s: dict[JobKey, float] = field(default_factory=dict)
+    _due_since_s: dict[JobKey, float] = field(init=False, default_factory=dict)
     _history: dict[JobKey, HistoryRecord] = field(default_factory=dict)
     _dag_ends: dict[int, DagEnd] = field(default_factory=dict)
     _asked_at_s: dict[object, float] = field(default_factory=dict)
@@ -652,16 +656,59 @@ class Agent:
     # ---- edits ---------------------------------------------------------------------------------------------------
 
     def _edit_all(self, plans: Iterable[tuple[Job, Sequence[Effect]]]) -> None:
-        """Make edits for a limited time, ends before progress. The next pass decides on the rest again."""
-        until_s = self.clock.monotonic_s() + _EDIT_BUDGET_S
-        wanted = sorted((plan for plan in plans if plan[1]), key=lambda plan: isinstance(plan[1][-1], UpdateAdState))
+        """Make edits for a limited time: ends before progress, the oldest first. Later passes make the rest."""
+        now_s = self.clock.monotonic_s()
+        until_s = now_s + _EDIT_BUDGET_S
+        wanted = [plan for plan in plans if plan[1]]
+        self._due_since_s = {job.key: self._due_since_s.get(job.key, now_s) for job, _ in wanted}
+        wanted.sort(key=self._edit_rank)
         self.has_edits_left = False
-        for job, effects in wanted:
+        for batch in _batches(wanted):
             if self.clock.monotonic_s() > until_s:
                 self.has_edits_left = True
                 break
-            if self._edit_job(job, effects):
+            if self._edit_job(*batch[0]) if len(batch) == 1 else self._edit_batch(batch, until_s):
                 self._refused.clear()
+
+    def _edit_rank(self, plan: tuple[Job, Sequence[Effect]]) -> tuple[bool, float, int, int, int]:
+        job, effects = plan
+        return _is_progress(job, effects), self._due_since_s[job.key], job.entered_at, job.cluster, job.proc
+
+    def _edit_batch(self, batch: Sequence[tuple[Job, Sequence[Effect]]], until_s: float) -> bool:
+        """Apply effects of many jobs, those of one attribute and value together. Return False if all are refused."""
+        stopped: set[JobKey] = set()
+        for position in range(max(len(effects) for _, effects in batch)):
+            found = [(job, effects[position]) for job, effects in batch if position < len(effects)]
+            made = [(job, effect, edit_for(job, effect, self.clock.wall_s())) for job, effect in found]
+            for label in dict.fromkeys(edit.label for _, _, edit in made if edit):
+                some = [
+                    (job, effect, edit) for job, effect, edit in made
+                    if edit and edit.label == label and job.key not in stopped
+                ]  # fmt: skip
+                stopped |= self._apply_together(some, until_s)
+        for job, _ in batch:
+            if job.key not in stopped:
+                self._due_since_s.pop(job.key, None)
+        return len(stopped) < len(batch)
+
+    def _apply_together(self, some: Sequence[tuple[Job, Effect, Edit]], until_s: float) -> set[JobKey]:
+        """Make edits with the same label. Return the jobs that were refused, or that are left to the next pass."""
+        if not some:
+            return set()
+        self._edited_at_s.update((job.key, self.clock.monotonic_s()) for job, _, _ in some)
+        done = apply_grouped(
+            [edit for _, _, edit in some], self.queue.set_in, lambda: self.clock.monotonic_s() <= until_s
+        )
+        self.has_edits_left |= bool(done.left)
+        for job, effect, edit in some:
+            if edit.job_id in done.refused:
+                self._refuse(job, type(effect).__name__, str(done.refused[edit.job_id]))
+            elif edit.job_id in done.left:
+                del self._edited_at_s[job.key]
+            else:
+                self._end_effect(job, effect)
+        stopped = done.refused.keys() | done.left
+        return {job.key for job, _, edit in some if edit.job_id in stopped}
 
     def _edit_job(self, job: Job, effects: Sequence[Effect]) -> bool:
         """Apply the effects of one job in order, up to the first that is refused because the job has changed."""
@@ -672,13 +719,20 @@ class Agent:
             except QueueError as problem:
                 self._refuse(job, type(effect).__name__, str(problem))
                 return False
-            ad_state = getattr(effect, "ad_state", None)
-            state, reason = (ad_state.state, ad_state.reason) if ad_state else ("", "")
-            kind = type(effect).__name__
-            self._count_edit(job, effect)
-            log.event("job-edited", job=job.name, run=job.run, effect=kind, state=state, reason=reason)
-            self._mail_owner(job, effect)
+            self._end_effect(job, effect)
+        self._due_since_s.pop(job.key, None)
         return True
+
+    def _end_effect(self, job: Job, effect: Effect) -> None:
+        """Count, log and mail what was done, and allow orders that it allows."""
+        ad_state = getattr(effect, "ad_state", None)
+        state, reason = (ad_state.state, ad_state.reason) if ad_state else ("", "")
+        kind = type(effect).__name__
+        self._count_edit(job, effect)
+        log.event("job-edited", job=job.name, run=job.run, effect=kind, state=state, reason=reason)
+        self._mail_owner(job, effect)
+        if isinstance(effect, ClearRequest):
+            self.order_outbox.allow_again(job.key)
 
     def _count_edit(self, job: Job, effect: Effect) -> None:
         self.counts.edits[type(effect).__name__] += 1
@@ -709,8 +763,6 @@ class Agent:
         edit = edit_for(job, effect, self.clock.wall_s())
         if edit:
             self.queue.apply(edit)
-        if isinstance(effect, ClearRequest):
-            self.order_outbox.allow_again(job.key)
 
     def _log_trouble(self, problem: str) -> None:
         if problem != self._problem:
@@ -732,3 +784,29 @@ def with_report_keys(record: RunRecord | None, reported: Sequence[ReportedSandbo
             for ticket in record.tickets
         )
     )
+
+
+def _is_progress(job: Job, effects: Sequence[Effect]) -> bool:
+    """Tell whether a plan only shows output on its way. An end that no longer holds is as urgent as a new one."""
+    last = effects[-1]
+    return isinstance(last, UpdateAdState) and not {last.ad_state.state, job.ad_state.state} & ENDS
+
+
+def _batches(plans: Sequence[tuple[Job, Sequence[Effect]]]) -> Iterator[list[tuple[Job, Sequence[Effect]]]]:
+    """Yield plans whose edits share transactions, ends and progress apart, and each other plan alone."""
+    batch: list[tuple[Job, Sequence[Effect]]] = []
+    for job, effects in plans:
+        if not all(_is_groupable(job, effect) for effect in effects):
+            yield [(job, effects)]
+            continue
+        if len(batch) == _EDITED_TOGETHER or (batch and _is_progress(*batch[0]) != _is_progress(job, effects)):
+            yield batch
+            batch = []
+        batch.append((job, effects))
+    if batch:
+        yield batch
+
+
+def _is_groupable(job: Job, effect: Effect) -> bool:
+    edit = edit_for(job, effect, 0.0)
+    return edit is not None and edit.is_groupable

@@ -574,8 +574,17 @@ _PROGRESS_ORDER = {
 def _update_ad_state(given: DecisionInput, job: Job, ad_state: JobAdState, limits: DecisionLimits) -> Effects:
     # An end that no longer holds (a retry) is as urgent as a new one, because `stageout wait` reads it.
     at_once = ad_state.state != job.ad_state.state and (ad_state.state in ENDS or job.ad_state.state in ENDS)
-    if ad_state != job.ad_state and (at_once or given.edited_s_ago >= limits.edit_interval_s):
+    is_due = given.edited_s_ago >= limits.edit_interval_s and not _may_end_soon(given, job, limits)
+    if ad_state != job.ad_state and (at_once or is_due):
         yield UpdateAdState(ad_state)
+
+
+def _may_end_soon(given: DecisionInput, job: Job, limits: DecisionLimits) -> bool:
+    """Tell whether the job has just ended: small output arrives at once, and progress before would only be overwritten.
+
+    A clock that was set back delays nothing.
+    """
+    return job.ad_state.state == NOTHING_YET and abs(given.wall_s - job.entered_at) < limits.edit_interval_s / 4
 
 
 def _handle_failure(given: DecisionInput, job: Job, own: Sandboxes, limits: DecisionLimits) -> Effects:

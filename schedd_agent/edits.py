@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from schedd_agent.model import (
     HOLD_CODE,
@@ -30,6 +31,15 @@ from schedd_agent.model import (
 from stageout.core.classads import quote, unparse
 
 Pair = tuple[str, str]
+
+
+class Change(NamedTuple):
+    """An attribute with its literal. :param is_logged: event 033 in the job's log."""
+
+    name: str
+    value: str
+    is_logged: bool = False
+
 
 # LeaveJobInQueue and `stageout wait` read the last one. All other attributes are written before it.
 _LOGGED = ("StageOutReason", "StageOutState")
@@ -75,6 +85,16 @@ class Edit:
         """Return ``cluster.proc``."""
         return f"{self.cluster}.{self.proc}"
 
+    @property
+    def changes(self) -> list[Change]:
+        """Return the attributes that are written one by one, in their order."""
+        return [*(Change(*pair) for pair in self.plain), *(Change(*pair, is_logged=True) for pair in self.logged)]
+
+    @property
+    def is_groupable(self) -> bool:
+        """Tell whether other jobs may share its transactions."""
+        return not (self.atomic or self.command)
+
 
 def edit_for(job: Job, effect: Effect, wall_s: float) -> Edit | None:
     """Return the edit of an effect; None for effects that change no ad.
@@ -84,7 +104,8 @@ def edit_for(job: Job, effect: Effect, wall_s: float) -> Edit | None:
     if isinstance(effect, UpdateAdState):
         return _edit(job, "edit-progress", effect.ad_state)
     if isinstance(effect, MarkDelivered):
-        return _edit(job, "edit-delivered", effect.ad_state, more=(("StageOutStats", unparse(effect.stats)),))
+        shown = _without_new_facts(job.ad_state, effect.ad_state)
+        return _edit(job, "edit-delivered", shown, more=(("StageOutStats", unparse(effect.stats)),))
     if isinstance(effect, Hold):
         return _edit(
             job, "edit-hold", effect.ad_state, atomic=_held_state(job, effect, wall_s), command=_hold_event(job, effect)
@@ -126,6 +147,19 @@ def _edit(
         atomic=atomic,
         condition=_run_in(job, job.status),
         command=command,
+    )
+
+
+def _without_new_facts(old: JobAdState, new: JobAdState) -> JobAdState:
+    """Return the state of delivered output without facts that the ad never had: they are about the time before.
+
+    StageOutStats has the number of attempts. Each transaction costs the schedd a write to its disk.
+    """
+    return replace(
+        new,
+        attempts=new.attempts if old.attempts else 0,
+        manager=new.manager if old.manager else "",
+        keys=new.keys if old.keys else "",
     )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import subprocess
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from schedd_agent.credentials import CredentialOwner, services_of
-from schedd_agent.edits import Edit, ToolCommand
+from schedd_agent.edits import Change, Edit, ToolCommand
 from schedd_agent.factories import Factory, read_limit
 from schedd_agent.model import (
     HOLD_CODE,
@@ -42,6 +42,7 @@ from stageout.wire.typed import MOST_NUMBER
 
 _TIMEOUT_S = 60
 _IDS_AT_ONCE = 200
+_IDS_SHOWN = 3
 #: SetAttribute_PostSubmitClusterChange: an edit of the cluster's ad. The bindings have no name for it.
 _CLUSTER_CHANGE = 1 << 7
 _OF_A_CLUSTER = "(ProcId ?: -1) < 0"
@@ -103,6 +104,9 @@ class JobQueue(Protocol):
 
     def apply(self, edit: Edit) -> None:
         """Change a job. On return the change is in the schedd's log. :raises QueueError: the job is not changed."""
+
+    def set_in(self, job_ids: Sequence[str], change: Change) -> None:
+        """Set an attribute in these jobs, in one transaction. :raises QueueError: no job is changed."""
 
     def remove(self, job: Job, reason: str) -> None:
         """Remove a job, as condor_rm does. :raises QueueError: the job stays."""
@@ -307,20 +311,22 @@ class CondorJobQueue:
 
     def apply(self, edit: Edit) -> None:
         """Change a job. On return the change is in the schedd's log. :raises QueueError: the job is not changed."""
-        schedd = self._condor.Schedd()
-        flags = self._condor.TransactionFlag
         with step(edit.label):
-            try:
-                for name, value in edit.plain:
-                    schedd.edit(edit.job_id, name, value)
-                for name, value in edit.logged:
-                    schedd.edit(edit.job_id, name, value, flags=flags.ShouldLog)
-            except self._errors as problem:
-                raise QueueError(f"{edit.job_id}: {problem}") from None
+            for change in edit.changes:
+                self.set_in([edit.job_id], change)
             if edit.atomic:
                 self._edit_at_once(edit)
             if edit.command:
                 self._run_command(edit.job_id, edit.command)
+
+    def set_in(self, job_ids: Sequence[str], change: Change) -> None:
+        """Set an attribute in these jobs, in one transaction. :raises QueueError: no job is changed."""
+        flags = self._condor.TransactionFlag
+        flag = flags.ShouldLog if change.is_logged else flags.Default
+        try:
+            self._condor.Schedd().edit(list(job_ids), change.name, change.value, flags=flag)
+        except self._errors as problem:
+            raise QueueError(f"{', '.join(job_ids[:_IDS_SHOWN])}: {problem}") from None
 
     def remove(self, job: Job, reason: str) -> None:
         """Remove a job, as condor_rm does. :raises QueueError: the job stays."""

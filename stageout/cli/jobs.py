@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from stageout.cli.exits import UsageError
 from stageout.core.classads import ClassAd
 from stageout.core.dagman import is_kept_node
+from stageout.core.states import State
 from stageout.wire.custody import JobKey, is_name_of, schedd_of
 from stageout.wire.deposits import Holding, read_holdings
 
@@ -141,6 +142,8 @@ class Job:
         moved = ad.get("TransferOutputStats")
         moved = moved if isinstance(moved, ClassAd) else ClassAd()
         stats = ad.get("StageOutStats")
+        stats = stats if isinstance(stats, ClassAd) else ClassAd()
+        is_delivered = ad.text("StageOutState") == State.DELIVERED
         return cls(
             id=JobId(ad.integer("ClusterId"), ad.integer("ProcId")),
             global_id=ad.text("GlobalJobId"),
@@ -155,7 +158,7 @@ class Job:
             reason=ad.text("StageOutReason"),
             files_left=_optional(ad, "StageOutFilesLeft"),
             bytes_left=_optional(ad, "StageOutBytesLeft"),
-            attempts=ad.integer("StageOutAttempts"),
+            attempts=stats.integer("Attempts") if is_delivered else ad.integer("StageOutAttempts"),
             next_attempt_at=ad.integer("StageOutNextAttempt"),
             manager=ad.text("StageOutManager"),
             reruns=ad.integer("StageOutReruns"),
@@ -166,7 +169,7 @@ class Job:
             remove_reason=ad.text("RemoveReason"),
             completed_at=ad.integer("CompletionDate"),
             request=ad.text("StageOutRequest"),
-            stats=dict(stats) if isinstance(stats, ClassAd) else {},
+            stats=dict(stats),
             keys=frozenset(filter(None, ad.text("StageOutKeys").split(","))),
             custody=read_holdings(ad.text("StageOutCustody").split("; ")),
             left_out="" if ad.get("StageOutGuard") is True else ad.text("StageOutSynchronousCode"),

@@ -348,7 +348,8 @@ KNOBS: dict[str, Knob] = {
             "STAGEOUT_EDIT_INTERVAL",
             20,
             "ap",
-            "Seconds to wait before a job's progress is written again; ends are written at once",
+            "Seconds to wait before a job's progress is written again, and a quarter of that after its end before it "
+            "is written first; ends are written at once",
             0,
         ),
         Knob(

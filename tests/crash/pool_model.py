@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from schedd_agent.collector import CollectorError, CollectorSnapshot
-from schedd_agent.edits import Edit, ToolCommand
+from schedd_agent.edits import Change, Edit, ToolCommand
 from schedd_agent.model import USER_HOLD_CODE, DagEnd, HistoryRecord, Job, JobAdState, Status
 from schedd_agent.queue import QueueError
 from schedd_agent.receipts import Receipts
@@ -355,9 +355,9 @@ class Schedd:
             if name is None:
                 raise QueueError("no such job")
             before = self.jobs_[name]
-            for attribute, value in (*edit.plain, *edit.logged):
+            for change in edit.changes:
                 self.world.on_call_now("schedd-edit")
-                self._set(name, attribute, value)
+                self._set(name, change.name, change.value)
             job = self.jobs_[name]
             if edit.atomic:
                 self.world.on_call_now("schedd-edit")
@@ -370,6 +370,21 @@ class Schedd:
                 self._act(name, edit.command)
             self.on_edit(before, self.jobs_[name], edit)
         self.on_change(name)
+
+    def set_in(self, job_ids: Sequence[str], change: Change) -> None:
+        self._answer()
+        self.world.on_call_now("schedd-edit")
+        found = {f"{job.cluster}.{job.proc}": job for job in self.jobs_.values()}
+        if not found.keys() >= set(job_ids):
+            raise QueueError("no such job")
+        for job_id in job_ids:
+            before = found[job_id]
+            self._set(before.name, change.name, change.value)
+            if change.name == "StageOutState":
+                label = "edit-delivered" if change.value == '"Delivered"' else "edit-progress"
+                self.on_edit(before, self.jobs_[before.name], Edit(label, before.cluster, before.proc))
+        for job_id in job_ids:
+            self.on_change(found[job_id].name)
 
     def _answer(self) -> None:
         if not self.up:

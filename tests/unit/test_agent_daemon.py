@@ -20,7 +20,7 @@ from schedd_agent.agent import Agent
 from schedd_agent.collector import CollectorError, CollectorSnapshot
 from schedd_agent.daemon import Daemon, kept_in, limits_of, main, pause_s
 from schedd_agent.decisions import decide
-from schedd_agent.edits import Edit
+from schedd_agent.edits import Change, Edit
 from schedd_agent.liveness import LivenessTracker
 from schedd_agent.mail import CondorMailer, MailQueue
 from schedd_agent.metrics import LATE_S, put_pool
@@ -32,8 +32,10 @@ from schedd_agent.model import (
     DecisionLimits,
     Effect,
     HistoryRecord,
+    Hold,
     Job,
     JobAdState,
+    KeepInQueue,
     MarkDelivered,
     ReportedSandbox,
     Status,
@@ -122,6 +124,7 @@ class MemoryQueue:
     stats: dict[str, str] = field(default_factory=dict)
     refuses: bool = False
     down: bool = False
+    transactions: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
 
     def jobs(self, reported: Collection[JobKey]) -> list[Job]:
         if self.down:
@@ -143,11 +146,13 @@ class MemoryQueue:
         self.left[job.name] = HistoryRecord(Status.REMOVED, job.run)
 
     def apply(self, edit: Edit) -> None:
+        for change in edit.changes:
+            self.set_in([edit.job_id], change)
         if self.refuses:
             raise QueueError("not a queue super user")
-        name = next(name for name, job in self.found.items() if f"{job.cluster}.{job.proc}" == edit.job_id)
-        for attribute, value in (*edit.plain, *edit.logged):
-            self._set(name, attribute, value)
+        name = self._name_of(edit.job_id)
+        if name is None:
+            return
         job = self.found[name]
         if edit.atomic and f"JobStatus == {int(job.status)} && NumShadowStarts == {job.run}" not in edit.condition:
             raise QueueError("the job has moved on")
@@ -156,6 +161,21 @@ class MemoryQueue:
         if edit.command and edit.command.tool == "condor_release":
             self.found[name] = replace(self.found[name], status=Status.COMPLETED)
         self._leave(name)
+
+    def set_in(self, job_ids: Sequence[str], change: Change) -> None:
+        if self.refuses:
+            raise QueueError("not a queue super user")
+        names = [self._name_of(job_id) for job_id in job_ids]
+        self.transactions.append((tuple(job_ids), change.name))
+        for name in names:
+            if name is None:
+                raise QueueError(f"{job_ids}: no such job")
+        for name in filter(None, names):
+            self._set(name, change.name, change.value)
+            self._leave(name)
+
+    def _name_of(self, job_id: str) -> str | None:
+        return next((name for name, job in self.found.items() if f"{job.cluster}.{job.proc}" == job_id), None)
 
     def _set(self, name: str, attribute: str, text: str) -> None:
         job = self.found[name]
@@ -436,20 +456,35 @@ def test_progress_is_written_seldom_and_ends_at_once(site: Site) -> None:
     assert (site.job.status, site.job.hold_subcode) == (Status.HELD, 20072)
 
 
+def _jobs_of(*clusters: int, **facts: Any) -> list[Job]:
+    return [Job(f"ap#{cluster}.0#1", cluster, 0, Status.COMPLETED, 1, USER, **facts) for cluster in clusters]
+
+
+_DELIVERED = MarkDelivered(JobAdState("Delivered", 1, "1 file"), {})
+
+
 def test_edits_take_a_bounded_time_and_ends_go_before_progress(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that runs which end meanwhile are confirmed soon, however many jobs' progress is to be written."""
-    edited: list[tuple[str, str]] = []
+    edited: list[tuple[Sequence[str], str]] = []
 
-    def apply(edit: Edit) -> None:
-        edited.append((edit.job_id, edit.label))
-        site.clock.now_s += 3
+    def set_in(job_ids: Sequence[str], change: Change) -> None:
+        edited.append((job_ids, change.value))
+        site.clock.now_s += 1.1
 
-    monkeypatch.setattr(site.queue, "apply", apply)
-    jobs = [Job(f"ap#{number}.0#1", number, 0, Status.COMPLETED, 1, USER) for number in range(1, 5)]
+    monkeypatch.setattr(site.queue, "set_in", set_in)
+    monkeypatch.setattr(agent_module, "_EDITED_TOGETHER", 2)
     shown = JobAdState("Moving", 1)
-    plans: list[tuple[Job, list[Effect]]] = [(job, [UpdateAdState(shown)]) for job in jobs[:3]]
-    site.agent._edit_all([*plans, (jobs[3], [MarkDelivered(shown, {})])])
-    assert edited == [("4.0", "edit-delivered"), ("1.0", "edit-progress")]
+    ends = [(job, [UpdateAdState(JobAdState("Failed", 1))]) for job in _jobs_of(8, dag=3)]
+    plans: list[Any] = [(job, [UpdateAdState(shown)]) for job in _jobs_of(1, 2, 3)]
+    site.queue.found = {job.name: job for job, _ in [*plans, *ends]}
+    site.agent._edit_all([*plans, *ends])
+    assert edited == [
+        (["8.0"], "1"), (["8.0"], '"Failed"'), (["1.0", "2.0"], "1"), (["1.0", "2.0"], '"Moving"')
+    ]  # fmt: skip
+    assert site.agent.has_edits_left
+    edited.clear()
+    site.agent._edit_all([(job, [_DELIVERED]) for job in _jobs_of(*range(1, 7))])
+    assert {job_id for job_ids, _ in edited for job_id in job_ids} == {"3.0", "1.0"}, "3 was left before"
     assert site.agent.has_edits_left
     site.agent._edit_all([])
     assert not site.agent.has_edits_left
@@ -474,6 +509,69 @@ def test_an_access_point_waits_no_longer_than_its_own_lease(site: Site) -> None:
     assert site.job.status == Status.COMPLETED
     site.passes(3)
     assert (site.job.status, site.job.reruns) == (Status.IDLE, 1)
+
+
+def test_the_delivery_that_waits_longest_is_written_first(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of texts, 9 and 90 would wait behind all new jobs from 100 to 899."""
+    edited: list[str] = []
+
+    def set_in(job_ids: Sequence[str], change: Change) -> None:
+        if change.name == "StageOutState":
+            edited.extend(job_ids)
+        site.clock.now_s += 3
+
+    monkeypatch.setattr(site.queue, "set_in", set_in)
+    monkeypatch.setattr(agent_module, "_EDITED_TOGETHER", 2)
+    old, new = _jobs_of(90, 9, 100, 200), _jobs_of(10, 11, entered_at=5)
+    site.agent._edit_all([(job, [_DELIVERED]) for job in old])
+    site.agent._edit_all([(job, [_DELIVERED]) for job in [*new, *old[2:], *_jobs_of(5, entered_at=4)]])
+    site.agent._edit_all([(job, [_DELIVERED]) for job in [*new, *_jobs_of(5, entered_at=4)]])
+    site.agent._edit_all([(job, [_DELIVERED]) for job in new[1:]])
+    assert edited == ["9.0", "90.0", "100.0", "200.0", "5.0", "10.0", "11.0"]
+
+
+def test_one_pass_marks_many_jobs_as_delivered_in_few_transactions(site: Site) -> None:
+    jobs = _jobs_of(*range(1, 31))
+    site.queue.found = {job.name: job for job in jobs}
+    site.agent._edit_all([(job, [KeepInQueue(9), _DELIVERED]) for job in jobs])
+    assert not site.queue.found, "all have left the queue"
+    assert [name for _, name in site.queue.transactions] == [
+        "StageOutKeptUntil", "StageOutStats", "StageOutRun", "StageOutReason", "StageOutState"
+    ]  # fmt: skip
+    assert site.agent.counts.edits == {"KeepInQueue": 30, "MarkDelivered": 30}
+
+
+def test_a_job_that_has_left_keeps_no_other_one_from_its_edit(site: Site) -> None:
+    jobs = _jobs_of(1, 2, 3)
+    site.queue.found = {job.name: job for job in jobs if job.cluster != 2}
+    site.agent._edit_all([(job, [KeepInQueue(9), _DELIVERED]) for job in jobs])
+    assert not site.queue.found
+    assert site.agent.counts.edit_failures == 1
+    assert site.agent.counts.edits == {"KeepInQueue": 2, "MarkDelivered": 2}
+    assert [name for job_ids, name in site.queue.transactions if "2.0" in job_ids] == ["StageOutKeptUntil"] * 2
+
+
+def test_edits_that_need_a_transaction_of_their_own_stay_alone(site: Site) -> None:
+    jobs = _jobs_of(1, 2)
+    held = _jobs_of(3)[0]
+    site.queue.found = {job.name: job for job in [*jobs, held]}
+    hold = Hold(JobAdState("Failed", 1, "why"), 20072, "why")
+    site.agent._edit_all([(jobs[0], [_DELIVERED]), (held, [hold]), (jobs[1], [_DELIVERED])])
+    assert [job.status for job in site.queue.found.values()] == [Status.HELD]
+    assert (("1.0", "2.0"), "StageOutState") in site.queue.transactions
+
+
+def test_a_job_under_the_name_of_another_one_is_in_no_group(site: Site) -> None:
+    """The group goes by ids, which the queue gives; a job whose name is not its own has no plan at all."""
+    site.complete()
+    site.report(State.DELIVERED)
+    other = Job("ap#9.0#1", 9, 0, Status.COMPLETED, 1, "bob@test", handed_off=2, ad_state=JobAdState("Moving", 1))
+    forged = replace(other, name=JOB, cluster=10, user="mallory@test")
+    site.queue.found.update({other.name: other, "forged": forged})
+    site.passes(3)
+    edited = {job_id for job_ids, _ in site.queue.transactions for job_id in job_ids}
+    assert "10.0" not in edited
+    assert "7.0" in edited
 
 
 def test_a_silent_manager_loses_its_output_only_after_the_lease(site: Site) -> None:

@@ -36,6 +36,14 @@ def job(**changes: Any) -> Job:
     return Job.from_ad(ad(**changes))
 
 
+def test_attempts_of_delivered_output_are_those_of_its_figures() -> None:
+    """The agent writes nothing about the way into the ad of a job whose output is delivered already."""
+    stats = ClassAd({"Attempts": 3})
+    assert job(StageOutState="Delivered", StageOutStats=stats).attempts == 3
+    assert job(StageOutState="Moving", StageOutStats=stats, StageOutAttempts=1).attempts == 1
+    assert job(StageOutState="Delivered").attempts == 0
+
+
 @pytest.mark.parametrize(("text", "id_"), [("12", JobId(12)), ("12.0", JobId(12, 0)), ("7.13", JobId(7, 13))])
 def test_job_ids_are_read(text: str, id_: JobId) -> None:
     assert parse_job_id(text) == id_
