@@ -176,6 +176,15 @@ class Queue:
         whose = f" && User =?= {quote(root.text('User'))}" if root else ""
         return self._jobs_and_clusters(f"DAGManJobId == {dag}{whose}")
 
+    def most_post_scripts(self, dag: int) -> int | None:
+        """Return DAGMan's limit on running POST scripts of a DAG, 0 for no limit; None while it is unknown."""
+        try:
+            root = self.first_ad(JobId(dag, 0), ["ProcId", "DAGMan_MaxPostScripts"])
+        except Unavailable:
+            return None
+        found = root.get("DAGMan_MaxPostScripts") if root else None
+        return found if isinstance(found, int) and found >= 0 else None
+
     def _jobs_and_clusters(self, wanted: str) -> tuple[list[Job], list[ClassAd]]:
         options = self._htcondor.QueryOpt.IncludeClusterAd
         ads = self._ask(lambda schedd: schedd.query(wanted, list(ATTRIBUTES), opts=options))

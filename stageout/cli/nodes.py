@@ -19,6 +19,10 @@ from stageout.core.classads import ClassAd
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
+#: A pause is about a sixth of the time since the last news, so an answer is late by that share of the wait at most.
+_PAUSE_GROWTH = 1.2
+#: Most POST scripts that wait beside the leader. Each costs DAGMan's machine two processes.
+_MOST_PLACES = 10
 _LONGEST_TEXT = 500
 #: Jobs in one question to the history.
 _HISTORY_BATCH = 100
@@ -45,6 +49,56 @@ class Answers:
         aside = self._directory / f".{job}"
         aside.write_text(f"{verdict.outcome.value} {clean(verdict.text)[:_LONGEST_TEXT]}\n")
         aside.replace(self._directory / str(job))
+
+
+class Places:
+    """Places where POST scripts wait for their answers: a named pipe for each, whose lock the script holds.
+
+    Scripts without a place end, and DAGMan starts them again some seconds later.
+
+    :param directory: directory of the places, beside that of the questions.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def make(self, most_scripts: int | None) -> None:
+        """Make the places. Nodes that wait for long must not keep the POST scripts of other nodes from running.
+
+        :param most_scripts: DAGMan's limit on running POST scripts, 0 for no limit, None while unknown.
+        """
+        count = places_for(most_scripts)
+        digits = ["".join(str(digit) for digit in range(10) if digit % count == place) for place in range(count)]
+        with contextlib.suppress(OSError):
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            found = {path.name for path in self._directory.iterdir()}
+            for name in found - set(digits):
+                (self._directory / name).unlink()
+            for name in set(digits) - found:
+                os.mkfifo(self._directory / name, 0o600)
+
+    def wake(self) -> None:
+        """Let all that wait look for their answers."""
+        with contextlib.suppress(OSError):
+            for path in self._directory.iterdir():
+                _write_a_byte(path)
+
+
+def places_for(most_scripts: int | None) -> int:
+    """Return the number of places beside the leader: at most half of DAGMan's limit on running POST scripts."""
+    if most_scripts is None:
+        return 0
+    return min(_MOST_PLACES, most_scripts // 2) if most_scripts else _MOST_PLACES
+
+
+def _write_a_byte(pipe: Path) -> None:
+    """Wake the reader of a pipe. Without one, and with bytes that wait in it, there is nothing to do."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, b"\n")
+        finally:
+            os.close(descriptor)
 
 
 class SharedLook:
@@ -89,28 +143,35 @@ class SharedLook:
         return self._source.history(wanted)
 
 
-def lead(own: JobId, answers: Answers, shared: SharedLook, sleep: Callable[[float], object]) -> int:
+def lead(
+    own: JobId, answers: Answers, shared: SharedLook, sleep: Callable[[float], object], places: Places | None = None
+) -> int:
     """Answer for every node that asks until the own node has an end.
 
-    :returns: OK when the own node has an answer, whatever it says.
+    :param places: where POST scripts wait, None for no places. :returns: OK when the own node has an answer, whatever it
+        says.
     """
     watchers: dict[JobId, Watcher] = {}
+    known: set[JobId] = set()
     pause_s = _FIRST_PAUSE_S
     while True:
         wanted = answers.asked() | {own}
+        ended: set[JobId] = set()
         with contextlib.suppress(Unavailable):  # a schedd that restarts; look again
             shared.look(wanted)
-            ended: set[JobId] = set()
             for one in filter(shared.has, sorted(wanted, key=str)):
                 end = _end(watchers.setdefault(one, Watcher(shared, [one])))
                 if end is not None:
                     del watchers[one]
                     answers.give(one, end)
                     ended.add(one)
-            if own in ended:  # not before: a node without an answer asks again half a minute later, and leads then
-                return Exit.OK
+        if ended and places:
+            places.wake()  # at the end, one of the scripts that wait takes the lead
+        if own in ended:  # not before: a node without an answer asks again some seconds later, and leads then
+            return Exit.OK
+        pause_s = _FIRST_PAUSE_S if ended or wanted - known else min(pause_s * _PAUSE_GROWTH, _LONGEST_PAUSE_S)
+        known = wanted
         sleep(pause_s)
-        pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
 
 
 def _end(watcher: Watcher) -> Verdict | None:

@@ -73,12 +73,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _wait_for_dag(options: argparse.Namespace, wanted: Sequence[JobId], queue: Queue) -> int:
-    from stageout.cli.nodes import Answers, SharedLook, lead
+    from stageout.cli.nodes import Answers, Places, SharedLook, lead
 
     if len(wanted) != 1 or not options.answers:
         raise UsageError("--dag takes one JOB, and --answers with it; stageout_dag_post gives both")
     shared = SharedLook(queue, lambda: queue.jobs_of_dag(options.dag))
-    return lead(wanted[0], Answers(Path(options.answers)), shared, time.sleep)
+    places = Places(Path(f"{options.answers}.places"))
+    places.make(queue.most_post_scripts(options.dag))
+    return lead(wanted[0], Answers(Path(options.answers)), shared, time.sleep, places)
 
 
 def wait(

@@ -117,7 +117,7 @@ def test_own_post_scripts_run_after_the_delivery_and_decide(site: Any) -> None:
     """P is replaced by a later line of its own, which passes its script on; Q has a script that fails."""
     text = (
         f"JOB P node.sub\nJOB Q node.sub\n{_INCLUDE}"
-        f"SCRIPT DEFER 75 30 POST P {_POST} own.sh $NODE\nSCRIPT DEFER 75 30 POST Q {_POST} own.sh $NODE 75\n"
+        f"SCRIPT DEFER 75 5 POST P {_POST} own.sh $NODE\nSCRIPT DEFER 75 5 POST Q {_POST} own.sh $NODE 75\n"
     )
     own = '#!/bin/sh\necho "$1" >> own.log\nexit ${2:-0}\n'
     dag = _submit(site, text, {"own.sh": own})

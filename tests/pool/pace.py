@@ -1,0 +1,162 @@
+"""Measure what stage-out costs a schedd: transactions and processor time for each job, and the delay of "Delivered"."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import itertools
+import os
+import re
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.harness.destination import Destination
+from tests.harness.pool import Pool, Submission
+from tests.pool.conftest import LEAN, Site, open_directory, wait_until_acquainted
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+#: Records of the schedd's log: a new ad, an attribute, and both ends of a transaction.
+_NEW, _SET, _BEGIN, _END = "101", "103", "105", "106"
+_STOPPED_S, _EVERY_S = 2.0, 4.0
+
+
+@dataclass
+class Paced:
+    """Jobs of one kind.
+
+    :param schedd_s: processor time of the schedd for each job. :param transactions: of the agent, for each job.
+    :param late_s: seconds from each output's arrival to the edit that says so.
+    """
+
+    jobs: int
+    wall_s: float
+    schedd_s: float
+    transactions: float
+    late_s: list[float]
+
+
+def transactions_in(text: str) -> int:
+    """Return how many transactions in a schedd's log set attributes about stage-out, without those that make jobs."""
+    count, kinds, names = 0, set[str](), set[str]()
+    for line in text.splitlines():
+        kind, _, rest = line.partition(" ")
+        if kind == _BEGIN:
+            kinds, names = set(), set()
+        elif kind == _END:
+            count += _NEW not in kinds and any(name.startswith("StageOut") for name in names)
+        else:
+            kinds.add(kind)
+            names.add(rest.split(" ", 2)[1] if kind == _SET else "")
+    return count
+
+
+def edits_in(text: str) -> dict[str, float]:
+    """Return when the agent's log says that the output of each job is delivered, by ``cluster.proc``, wall clock."""
+    found = re.findall(r"^(\S+) INFO job-edited job=\S+?#([0-9.]+)#\S+ .*effect=MarkDelivered", text, re.M)
+    return {job: datetime.datetime.fromisoformat(stamp).timestamp() for stamp, job in found}
+
+
+def late_s(site: Site, jobs: Sequence[str]) -> list[float]:
+    """Return the seconds from the arrival of each job's output to the agent's edit, for jobs that have both."""
+    edited = edits_in(site.pool.ap.log("ScheddAgentLog"))
+    arrived = {job: site.file(job, "out1").stat().st_mtime for job in jobs if job in edited}
+    return [edited[job] - at_s for job, at_s in arrived.items()]
+
+
+@contextmanager
+def stopped_half_of_the_time(pool: Pool) -> Iterator[None]:
+    """Stop the schedd for 2 s of every 4."""
+    over = threading.Event()
+
+    def stop() -> None:
+        while not over.is_set():
+            pool.ap.kill("schedd", signal.SIGSTOP)
+            over.wait(_STOPPED_S)
+            pool.ap.kill("schedd", signal.SIGCONT)
+            over.wait(_EVERY_S - _STOPPED_S)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def schedd_cpu_s(pool: Pool) -> float:
+    """Return the processor time of the schedd itself, without its shadows."""
+    (pid,) = pool.ap.pids("schedd")
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def queue_log(pool: Pool) -> str:
+    """Return the schedd's log of its transactions."""
+    return (pool.ap.home / "spool" / "job_queue.log").read_text(errors="replace")
+
+
+def submit_at(site: Site, jobs: int, rate: int, extra: str = "") -> list[Submission]:
+    """Submit so many jobs, ``rate`` each second, with one small file of a size of its own each."""
+    made = []
+    for number, first in enumerate(range(0, jobs, rate)):
+        begin_s = time.monotonic()
+        count = min(rate, jobs - first)
+        made.append(site.submit(outputs=("out1",), env=f"SIZE={2000 + number}", extra=extra, queue=f"queue {count}"))
+        time.sleep(max(0.0, begin_s + 1 - time.monotonic()))
+    return made
+
+
+def run(site: Site, jobs: int, rate: int, timeout_s: float, extra: str = "") -> Paced:
+    """Run the jobs to their ends: until none waits for its program or its output."""
+    begin_s, cpu_s, written = time.monotonic(), schedd_cpu_s(site.pool), transactions_in(queue_log(site.pool))
+    made = submit_at(site, jobs, rate, extra)
+    ids = [job for one in made for job in one.ids]
+    # Completed jobs stay in the queue until the schedd looks at its jobs again.
+    left = 'JobStatus != 4 || (TransferOutputStats.STAGEOUTFilesCountLastRun ?: 0) > 0 && StageOutState =!= "Delivered"'
+    site.pool.wait(lambda: not site.pool.jobs(left, ["ClusterId"]), timeout_s=timeout_s, what="all jobs to end")
+    wall_s = time.monotonic() - begin_s
+    cpu_s, written = schedd_cpu_s(site.pool) - cpu_s, transactions_in(queue_log(site.pool)) - written
+    return Paced(jobs, wall_s, cpu_s / jobs, written / jobs, late_s(site, ids))
+
+
+def _say(title: str, found: Paced) -> None:
+    late = sorted(found.late_s)
+    text = f"{title}: {found.jobs} jobs in {found.wall_s:.0f} s, {found.schedd_s * 1000:.1f} ms of the schedd and "
+    text += f"{found.transactions:.2f} transactions of the agent for each"
+    if late:
+        text += f"; from arrival to edit {statistics.median(late):.1f} s (median), {late[-1]:.1f} s (longest)"
+    print(text, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run pairs of the same jobs, in a pool with stageout and in one without."""
+    parser = argparse.ArgumentParser("python -m tests.pool.pace", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=100, help="jobs of each run (default: %(default)s)")
+    parser.add_argument("--rate", type=int, default=5, help="jobs submitted each second (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=3, help="pairs of runs (default: %(default)s)")
+    parser.add_argument("--cpus", type=int, default=16, help="CPUs of the execute point (default: %(default)s)")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for each run (default: %(default)s)")
+    options = parser.parse_args(argv)
+    settings: dict[str, Any] = {"base_config": LEAN, "execute_points": 1, "cpus": options.cpus}
+    with open_directory("pace") as home, Destination(home) as destination:
+        for is_ours in itertools.islice(itertools.cycle((True, False)), 2 * options.pairs):
+            title = "with stageout" if is_ours else "HTCondor as it comes"
+            with Pool(**settings, stageout=is_ours) as pool:
+                if is_ours:
+                    wait_until_acquainted(pool)
+                site = Site(pool, destination, f"pace-{time.monotonic_ns()}", home)
+                _say(title, run(site, options.jobs, options.rate, options.timeout))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
