@@ -148,8 +148,8 @@ def lead(
 ) -> int:
     """Answer for every node that asks until the own node has an end.
 
-    :param places: where POST scripts wait, None for no places. :returns: OK when the own node has an answer, whatever it
-        says.
+    :param places: where POST scripts wait, None for no places.
+    :returns: OK when the own node has an answer, whatever it says.
     """
     watchers: dict[JobId, Watcher] = {}
     known: set[JobId] = set()

@@ -227,6 +227,8 @@ AGENT_FAULTS = tuple(
     for label in ("agent-number", "orders-advertise", "edit-delivered")
     for when in ("kill-before", "kill-after")
 )
+#: The agent dies at one of the transactions that edit several jobs.
+GROUP_FAULTS = ("edit-group.kill-before", "edit-group.kill-after")
 #: The agent dies at a step behind the end of a job.
 HISTORY_FAULTS = ("history-append.kill-before", "history-append.kill-after")
 
@@ -248,7 +250,8 @@ def pool_settings(directory: Path) -> dict[str, str]:
     plugins = f"FILETRANSFER_PLUGINS = $(FILETRANSFER_PLUGINS), {plugin}\n"
     return {
         "ep_config": QUICK_EP + plugins + _fault_settings("SANDBOX_MANAGER", (*MANAGER_FAULTS, REFUSED_DATA), faults),
-        "ap_config": QUICK_AP + _fault_settings("SCHEDD_AGENT", (*AGENT_FAULTS, *HISTORY_FAULTS), faults),
+        "ap_config": QUICK_AP
+        + _fault_settings("SCHEDD_AGENT", (*AGENT_FAULTS, *GROUP_FAULTS, *HISTORY_FAULTS), faults),
     }
 
 

@@ -33,7 +33,7 @@ class Paced:
     """Jobs of one kind.
 
     :param schedd_s: processor time of the schedd for each job. :param transactions: of the agent, for each job.
-    :param late_s: seconds from each output's arrival to the edit that says so.
+    :param late_s: seconds from each delivery at the manager to the edit that says so.
     """
 
     jobs: int
@@ -65,10 +65,20 @@ def edits_in(text: str) -> dict[str, float]:
 
 
 def late_s(site: Site, jobs: Sequence[str]) -> list[float]:
-    """Return the seconds from the arrival of each job's output to the agent's edit, for jobs that have both."""
+    """Return the seconds from each delivery at the manager to the agent's edit, for jobs with a record of their file.
+
+    The record has whole seconds, so each is up to a second less than this says.
+    """
     edited = edits_in(site.pool.ap.log("ScheddAgentLog"))
-    arrived = {job: site.file(job, "out1").stat().st_mtime for job in jobs if job in edited}
-    return [edited[job] - at_s for job, at_s in arrived.items()]
+    records = site.file_records(*jobs) if jobs else []
+    ended = {f"{ad['ClusterId']}.{ad['ProcId']}": float(ad["StageOutEndedAt"]) for ad in records}
+    return [edited[job] - at_s for job, at_s in ended.items() if job in edited]
+
+
+def wait_late_s(site: Site, jobs: Sequence[str]) -> list[float]:
+    """Wait until the files of all jobs are recorded, which is after their edits, and return the same."""
+    site.pool.wait(lambda: len(late_s(site, jobs)) == len(jobs), timeout_s=120, what="the records of all files")
+    return late_s(site, jobs)
 
 
 @contextmanager
@@ -125,7 +135,7 @@ def run(site: Site, jobs: int, rate: int, timeout_s: float, extra: str = "") -> 
     site.pool.wait(lambda: not site.pool.jobs(left, ["ClusterId"]), timeout_s=timeout_s, what="all jobs to end")
     wall_s = time.monotonic() - begin_s
     cpu_s, written = schedd_cpu_s(site.pool) - cpu_s, transactions_in(queue_log(site.pool)) - written
-    return Paced(jobs, wall_s, cpu_s / jobs, written / jobs, late_s(site, ids))
+    return Paced(jobs, wall_s, cpu_s / jobs, written / jobs, wait_late_s(site, ids) if written else [])
 
 
 def _say(title: str, found: Paced) -> None:
@@ -133,7 +143,7 @@ def _say(title: str, found: Paced) -> None:
     text = f"{title}: {found.jobs} jobs in {found.wall_s:.0f} s, {found.schedd_s * 1000:.1f} ms of the schedd and "
     text += f"{found.transactions:.2f} transactions of the agent for each"
     if late:
-        text += f"; from arrival to edit {statistics.median(late):.1f} s (median), {late[-1]:.1f} s (longest)"
+        text += f"; from delivery to edit {statistics.median(late):.1f} s (median), {late[-1]:.1f} s (longest)"
     print(text, flush=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.pool.conftest import AGENT_FAULTS, MANAGER_FAULTS, REFUSED_DATA
+from tests.pool.conftest import AGENT_FAULTS, GROUP_FAULTS, MANAGER_FAULTS, REFUSED_DATA
 
 pytestmark = pytest.mark.pool
 
@@ -43,6 +43,25 @@ def test_agent_dies_at(site: Any, fault: str) -> None:
     assert history["NumShadowStarts"] == 1
     site.check_delivered(job)
     assert len(site.puts(job)) == 1
+
+
+@pytest.mark.parametrize("fault", GROUP_FAULTS)
+def test_agent_dies_while_it_edits_several_jobs(site: Any, fault: str) -> None:
+    """The next agent finds some attributes of all of them, and goes on."""
+    site.destination.pause()
+    made = site.submit(outputs=("out1",), queue="queue 4")
+    for job in made.ids:
+        site.wait_state(job, "Moving", timeout_s=120)
+    armed = site.arm(fault)
+    site.destination.resume()
+    for job in made.ids:
+        history = site.wait_left(job, timeout_s=120)
+        assert (history["JobStatus"], history["NumShadowStarts"]) == (4, 1)
+        assert (history["StageOutState"], history["StageOutBytesLeft"], history["StageOutRun"]) == ("Delivered", 0, 1)
+        assert history["StageOutStats"]["Files"] == 1
+        assert site.file(job, "out1").exists()
+        assert len(site.puts(job)) == 1
+    assert not armed.exists(), "no two jobs were edited together"
 
 
 def test_output_that_the_disk_refused_is_made_again(site: Any) -> None:
