@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 from tests.harness.destination import Destination
 from tests.harness.pool import Pool, Submission
-from tests.pool.conftest import JOB, QUICK_AP, QUICK_EP, Site, open_directory, wait_until_acquainted
+from tests.pool.conftest import JOB, LEAN, QUICK_AP, QUICK_EP, Site, open_directory, wait_until_acquainted
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _INCLUDE = "INCLUDE /opt/stageout/share/stageout/stageout.dag\n"
@@ -33,9 +34,11 @@ class Watched:
     cpu_s: float = 0.0
 
 
-def dag_text(nodes: int, last_lines: str = "") -> str:
-    """Return a DAG of independent nodes."""
-    return "".join(f"JOB N{number} node.sub\n" for number in range(nodes)) + last_lines
+def dag_text(nodes: int, last_lines: str = "", length: int = 1) -> str:
+    """Return a DAG of chains of nodes. :param length: nodes of a chain; 1 for independent nodes."""
+    jobs = "".join(f"JOB N{number} node.sub\n" for number in range(nodes))
+    links = ((number, number + 1) for number in range(nodes - 1) if (number + 1) % length)
+    return jobs + "".join(f"PARENT N{one} CHILD N{other}\n" for one, other in links) + last_lines
 
 
 def node_text(site: Site, extra: str = "") -> str:
@@ -54,10 +57,10 @@ queue
 """
 
 
-def submit(site: Site, nodes: int, last_lines: str = "", extra: str = "") -> Submission:
+def submit(site: Site, nodes: int, last_lines: str = "", extra: str = "", length: int = 1) -> Submission:
     """Submit the DAG as alice."""
     files = {"job.sh": JOB, "node.sub": node_text(site, extra)}
-    return site.pool.submit_dag("alice", dag_text(nodes, last_lines), files=files)
+    return site.pool.submit_dag("alice", dag_text(nodes, last_lines, length), files=files)
 
 
 def watch(site: Site, dag: Submission, timeout_s: float) -> Watched:
@@ -117,19 +120,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the DAG without and with stageout."""
     parser = argparse.ArgumentParser("python -m tests.pool.large_dag", description=__doc__)
     parser.add_argument("--nodes", type=int, default=200, help="number of nodes (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=1, help="nodes of each chain (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=1, help="pairs of DAGs without and with (default: %(default)s)")
     parser.add_argument("--cpus", type=int, default=16, help="CPUs of the execute point (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for each DAG (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="take the short intervals of tests")
     parser.add_argument("--only", choices=("without", "with"), help="run only one of both")
     options = parser.parse_args(argv)
     failed = 0
+    kinds = (("without", "", "MY.StageOutAsync = false"), ("with", _INCLUDE, ""))
     with open_directory("large-dag") as home, Destination(home) as destination:
         settings: dict[str, Any] = {"version": "25.14", "execute_points": 1, "cpus": options.cpus}
-        with Pool(**settings, ap_config=QUICK_AP, ep_config=QUICK_EP) as pool:
+        quick = {"ap_config": QUICK_AP, "ep_config": QUICK_EP} if options.quick else {}
+        with Pool(**settings, **quick, base_config=LEAN) as pool:
             wait_until_acquainted(pool)
-            for title, last_lines, extra in (("without", "", "MY.StageOutAsync = false"), ("with", _INCLUDE, "")):
+            for pair, (title, last_lines, extra) in itertools.product(range(options.pairs), kinds):
                 if options.only in (None, title):
-                    site = Site(pool, destination, title, home)
-                    found = watch(site, submit(site, options.nodes, last_lines, extra), options.timeout)
+                    site = Site(pool, destination, f"{title}-{pair}", home)
+                    dag = submit(site, options.nodes, last_lines, extra, options.length)
+                    found = watch(site, dag, options.timeout)
                     _say(title, options.nodes, found, site)
                     failed += found.status != 0
     return 1 if failed else 0
