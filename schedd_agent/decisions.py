@@ -43,6 +43,7 @@ from schedd_agent.model import (
     name_of,
 )
 from stageout.core.errors import ErrorClass
+from stageout.core.explanations import EXPLANATIONS, RERUN_ADVICE
 from stageout.core.metrics import UNKNOWN, host_of
 from stageout.core.states import ENDS, FREED, State
 from stageout.core.units import count, size
@@ -54,27 +55,7 @@ from stageout.wire.typed import LATEST_AT, MOST_NUMBER
 Sandboxes = Sequence[ReportedSandbox]
 Effects = Iterator[Effect]
 
-_RERUN_ADVICE = "`condor_release` runs the job again"
-_RETRY_ADVICE = f"`stageout retry` sends it again, {_RERUN_ADVICE}"
-#: Conditions for a useful retry.
-_BEFORE_A_RETRY = {
-    ErrorClass.PERMISSION_DENIED: "when you may write there",
-    ErrorClass.NO_SPACE_REMOTE: "when there is room",
-    ErrorClass.QUOTA_EXCEEDED: "when there is room",
-    ErrorClass.TLS_UNTRUSTED: "when that certificate is in order",
-    ErrorClass.CREDENTIAL_REFUSED: "when the credential is a good one",
-    ErrorClass.CREDENTIAL_EXPIRED: "when the credential is renewed (one in the URL itself cannot be)",
-    ErrorClass.PLUGIN_BROKEN: "when the administrator of its node has mended that",
-}
-#: Errors of the URL itself, which stays the same for output that waits.
-_WRONG_URL = frozenset(
-    {ErrorClass.BAD_URL, ErrorClass.NAME_NOT_RESOLVED, ErrorClass.NOT_SUPPORTED, ErrorClass.CREDENTIAL_MISSING}
-)
-_URL_ADVICE = (
-    "`stageout retry` sends it to the same URL again, `stageout redirect` to another one; for a new run set "
-    f"OutputDestination with `condor_qedit`, then {_RERUN_ADVICE}"
-)
-_GONE_ADVICE = f"its bytes are no longer on the node, so `stageout retry` cannot help; {_RERUN_ADVICE}"
+_GONE_ADVICE = f"its bytes are no longer on the node, so `stageout retry` cannot help; {RERUN_ADVICE}"
 _STAYS_HELD = "the job stays held: `condor_release` runs it again and sends all files again"
 _EXECUTING = (Status.RUNNING, Status.TRANSFERRING, Status.SUSPENDED)
 _NOT_ENDED = (Status.IDLE, *_EXECUTING)
@@ -590,7 +571,7 @@ def _may_end_soon(given: DecisionInput, job: Job, limits: DecisionLimits) -> boo
 def _handle_failure(given: DecisionInput, job: Job, own: Sandboxes, limits: DecisionLimits) -> Effects:
     failed = next(item.sandbox for item in own if item.sandbox.state == State.FAILED)
     words = failed.reason or "the manager gave no reason"
-    advice = _GONE_ADVICE if failed.custody else _retry_advice(ErrorClass.from_code(failed.error_code))
+    advice = _GONE_ADVICE if failed.custody else EXPLANATIONS[ErrorClass.from_code(failed.error_code)].advice
     ad_state = replace(_summarize(job, own), state=State.FAILED.value, reason=f"{words}; {advice}")
     retrying = job.owner_request.verb in (Verb.RETRY, Verb.REDIRECT)
     if _may_hold(job) and (job.is_hold_unlogged or not retrying):
@@ -613,24 +594,16 @@ def _hold(ad_state: JobAdState, error_code: int, limits: DecisionLimits) -> Effe
     yield RestoreHoldReason(subcode, reason)
 
 
-def _retry_advice(kind: ErrorClass) -> str:
-    """Return the advice for the owner of failed output."""
-    if kind in _WRONG_URL:
-        return _URL_ADVICE
-    first = _BEFORE_A_RETRY.get(kind)
-    return f"{first}, {_RETRY_ADVICE}" if first else _RETRY_ADVICE
-
-
 def _handle_loss(given: DecisionInput, job: Job, ad_state: JobAdState, limits: DecisionLimits) -> Effects:
     if job.dag:
         yield from _handle_lost_dag_node(given, job, ad_state, limits)
     elif not _may_hold(job):
-        yield from _show_loss(given, job, replace(ad_state, reason=f"{ad_state.reason}; {_RERUN_ADVICE}"), limits)
+        yield from _show_loss(given, job, replace(ad_state, reason=f"{ad_state.reason}; {RERUN_ADVICE}"), limits)
     elif job.status == Status.COMPLETED and job.reruns < limits.max_reruns:
         yield Rerun(JobAdState(run=job.run, reason=f"runs again: {ad_state.reason}"))
     else:
         reason = (
-            f"{ad_state.reason}, again after {job.reruns} runs because of that (STAGEOUT_MAX_RERUNS); {_RERUN_ADVICE}"
+            f"{ad_state.reason}, again after {job.reruns} runs because of that (STAGEOUT_MAX_RERUNS); {RERUN_ADVICE}"
         )
         yield from _hold(replace(ad_state, reason=reason), ErrorClass.UNKNOWN.code, limits)
 

@@ -54,9 +54,15 @@ def _failed(pool: Pool) -> Iterator[Matter]:
             title = f"{count(number, 'output')}{where} lost."
             yield Matter(title, "Nothing: the agent runs these jobs again.", "jobs", {"state": "Lost"}, number)
             continue
-        happened, action = EXPLANATIONS[ErrorClass.from_code(code)]
+        explanation = EXPLANATIONS[ErrorClass.from_code(code)]
         query = {"state": State.FAILED.value, "error": str(code), "server": server}
-        yield Matter(f"{count(number, 'output')}{where} failed. {happened}", action, "jobs", query, number)
+        yield Matter(
+            f"{count(number, 'output')}{where} failed. {explanation.happened}",
+            explanation.action,
+            "jobs",
+            query,
+            number,
+        )
 
 
 def _unreachable(pool: Pool) -> Iterator[Matter]:

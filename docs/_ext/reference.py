@@ -294,8 +294,8 @@ def hold_codes(_: str) -> str:
     rows = []
     for kind in ErrorClass:
         code = HOLD_SUBCODE_BASE + kind.code
-        happened, action = EXPLANATIONS[kind]
-        rows.append([f"[**{code}**]{{#hold-{code}}}", happened, action])
+        explanation = EXPLANATIONS[kind]
+        rows.append([f"[**{code}**]{{#hold-{code}}}", explanation.happened, explanation.action])
     return _table(["sub-code", "what happened", "what to do"], rows)
 
 

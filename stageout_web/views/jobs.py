@@ -239,7 +239,8 @@ def _why(box: Box, said: SandboxReport | None, sees_names: bool, now_at: int) ->
     """Return why the output is not delivered, and the next step."""
     reason = f" {said.reason}." if said is not None and said.reason and sees_names else ""
     if box.group == TROUBLE:
-        happened, action = EXPLANATIONS[ErrorClass.from_code(box.error_code)]
+        explanation = EXPLANATIONS[ErrorClass.from_code(box.error_code)]
+        happened, action = explanation.happened, explanation.action
         if box.state == State.LOST:
             happened, action = "The output was lost.", "Nothing: the agent runs the job again."
         return join(tag("strong", happened), reason, " ", with_code(action))

@@ -696,7 +696,8 @@ def test_a_hand_off_whose_receipt_got_lost_is_dropped() -> None:
 def test_a_hold_speaks_in_the_plugins_words() -> None:
     effect, _ = decide(situation(job(), seen(State.FAILED, reason="quota exceeded", error_code=72)), LIMITS)
     assert isinstance(effect, Hold)
-    advice = "when there is room, `stageout retry` sends it again, `condor_release` runs the job again"
+    ways = "`stageout retry` sends it again, `stageout redirect` to another URL; `condor_release` runs the job again"
+    advice = f"when there is room, {ways}"
     assert (effect.subcode, effect.reason) == (20072, f"Stage-out failed: quota exceeded; {advice}; sub-code 20072")
     assert effect.ad_state.reason == f"quota exceeded; {advice}"
     assert effect.ad_state.state == "Failed"
@@ -705,7 +706,7 @@ def test_a_hold_speaks_in_the_plugins_words() -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (ErrorClass.NAME_NOT_RESOLVED, "`stageout redirect` to another one"),
+        (ErrorClass.NAME_NOT_RESOLVED, "`stageout redirect` sends it to another URL"),
         (ErrorClass.PERMISSION_DENIED, "when you may write there, `stageout retry`"),
         (ErrorClass.CREDENTIAL_EXPIRED, "when the credential is renewed"),
         (ErrorClass.UNKNOWN, "why; `stageout retry` sends it again"),

@@ -208,7 +208,10 @@ def test_names_of_events_have_one_form() -> None:
 
 def test_descriptions_are_plain() -> None:
     texts = [text for _, _, text in descriptions.ATTRIBUTES.values()]
-    texts += [*descriptions.EVENTS.values(), *(text for pair in EXPLANATIONS.values() for text in pair)]
+    texts += [
+        *descriptions.EVENTS.values(),
+        *(text for one in EXPLANATIONS.values() for text in (one.happened, one.action)),
+    ]
     texts += [text for _, _, text in descriptions.EXTRA_KNOBS.values()]
     assert [clause for text in texts for clause in [*long_clauses(text), *passed_on(text), *bare(text)]] == []
     assert [text for text in texts if not text.endswith(".")] == []
