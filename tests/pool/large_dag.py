@@ -41,12 +41,12 @@ def dag_text(nodes: int, last_lines: str = "", length: int = 1) -> str:
     return jobs + "".join(f"PARENT N{one} CHILD N{other}\n" for one, other in links) + last_lines
 
 
-def node_text(site: Site, extra: str = "") -> str:
-    """Return the submit file of all nodes."""
+def node_text(site: Site, extra: str = "", seconds: int = 0) -> str:
+    """Return the submit file of all nodes. :param seconds: time of their program."""
     return f"""
 executable = job.sh
 arguments = out1
-environment = SIZE=2000
+environment = "SIZE=2000 SLEEP={seconds}"
 transfer_output_files = out1
 output_destination = {site.url()}/$(JOB)
 log = nodes.log
@@ -57,9 +57,11 @@ queue
 """
 
 
-def submit(site: Site, nodes: int, last_lines: str = "", extra: str = "", length: int = 1) -> Submission:
+def submit(
+    site: Site, nodes: int, last_lines: str = "", extra: str = "", length: int = 1, seconds: int = 0
+) -> Submission:
     """Submit the DAG as alice."""
-    files = {"job.sh": JOB, "node.sub": node_text(site, extra)}
+    files = {"job.sh": JOB, "node.sub": node_text(site, extra, seconds)}
     return site.pool.submit_dag("alice", dag_text(nodes, last_lines, length), files=files)
 
 
@@ -121,6 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m tests.pool.large_dag", description=__doc__)
     parser.add_argument("--nodes", type=int, default=200, help="number of nodes (default: %(default)s)")
     parser.add_argument("--length", type=int, default=1, help="nodes of each chain (default: %(default)s)")
+    parser.add_argument("--seconds", type=int, default=0, help="time of a node's program (default: %(default)s)")
     parser.add_argument("--pairs", type=int, default=1, help="pairs of DAGs without and with (default: %(default)s)")
     parser.add_argument("--cpus", type=int, default=16, help="CPUs of the execute point (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for each DAG (default: %(default)s)")
@@ -137,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for pair, (title, last_lines, extra) in itertools.product(range(options.pairs), kinds):
                 if options.only in (None, title):
                     site = Site(pool, destination, f"{title}-{pair}", home)
-                    dag = submit(site, options.nodes, last_lines, extra, options.length)
+                    dag = submit(site, options.nodes, last_lines, extra, options.length, options.seconds)
                     found = watch(site, dag, options.timeout)
                     _say(title, options.nodes, found, site)
                     failed += found.status != 0

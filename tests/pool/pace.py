@@ -64,21 +64,30 @@ def edits_in(text: str) -> dict[str, float]:
     return {job: datetime.datetime.fromisoformat(stamp).timestamp() for stamp, job in found}
 
 
-def late_s(site: Site, jobs: Sequence[str]) -> list[float]:
-    """Return the seconds from each delivery at the manager to the agent's edit, for jobs with a record of their file.
+def wait_ended(site: Site, made: Sequence[Submission], timeout_s: float) -> None:
+    """Wait until no job waits for its program or its output. The schedd keeps completed jobs for a while."""
+    own = " || ".join(f"ClusterId == {one.cluster}" for one in made)
+    handed_off = "(TransferOutputStats.STAGEOUTFilesCountLastRun ?: 0) > 0"
+    left = f'({own}) && (JobStatus != 4 || {handed_off} && StageOutState =!= "Delivered")'
+    site.pool.wait(lambda: not site.pool.jobs(left, ["ClusterId"]), timeout_s=timeout_s, what="all jobs to end")
 
-    The record has whole seconds, so each is up to a second less than this says.
+
+def late_s(site: Site, made: Sequence[Submission], timeout_s: float) -> list[float]:
+    """Wait for the ends of the jobs. Return the seconds from each delivery at the manager to the agent's edit.
+
+    Jobs whose hand-off was refused are not among them. The records of files have whole seconds, so each is up to a
+    second less than this says.
     """
-    edited = edits_in(site.pool.ap.log("ScheddAgentLog"))
-    records = site.file_records(*jobs) if jobs else []
-    ended = {f"{ad['ClusterId']}.{ad['ProcId']}": float(ad["StageOutEndedAt"]) for ad in records}
-    return [edited[job] - at_s for job, at_s in ended.items() if job in edited]
+    wait_ended(site, made, timeout_s)
+    ids = [job for one in made for job in one.ids]
+    edited = {job: at_s for job, at_s in edits_in(site.pool.ap.log("ScheddAgentLog")).items() if job in ids}
 
+    def ended() -> dict[str, float] | None:
+        found = {f"{ad['ClusterId']}.{ad['ProcId']}": float(ad["StageOutEndedAt"]) for ad in site.file_records(*ids)}
+        return found if found.keys() >= edited.keys() else None
 
-def wait_late_s(site: Site, jobs: Sequence[str]) -> list[float]:
-    """Wait until the files of all jobs are recorded, which is after their edits, and return the same."""
-    site.pool.wait(lambda: len(late_s(site, jobs)) == len(jobs), timeout_s=120, what="the records of all files")
-    return late_s(site, jobs)
+    records = site.pool.wait(ended, timeout_s=120, what="the records of all files")
+    return [at_s - records[job] for job, at_s in edited.items()]
 
 
 @contextmanager
@@ -104,7 +113,7 @@ def stopped_half_of_the_time(pool: Pool) -> Iterator[None]:
 
 def schedd_cpu_s(pool: Pool) -> float:
     """Return the processor time of the schedd itself, without its shadows."""
-    (pid,) = pool.ap.pids("schedd")
+    pid = min(pool.ap.pids("schedd"))  # the others are its children for queries
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
@@ -114,28 +123,25 @@ def queue_log(pool: Pool) -> str:
     return (pool.ap.home / "spool" / "job_queue.log").read_text(errors="replace")
 
 
-def submit_at(site: Site, jobs: int, rate: int, extra: str = "") -> list[Submission]:
+def submit_at(site: Site, jobs: int, rate: int) -> list[Submission]:
     """Submit so many jobs, ``rate`` each second, with one small file of a size of its own each."""
     made = []
     for number, first in enumerate(range(0, jobs, rate)):
         begin_s = time.monotonic()
         count = min(rate, jobs - first)
-        made.append(site.submit(outputs=("out1",), env=f"SIZE={2000 + number}", extra=extra, queue=f"queue {count}"))
+        made.append(site.submit(outputs=("out1",), env=f"SIZE={2000 + number}", queue=f"queue {count}"))
         time.sleep(max(0.0, begin_s + 1 - time.monotonic()))
     return made
 
 
-def run(site: Site, jobs: int, rate: int, timeout_s: float, extra: str = "") -> Paced:
+def run(site: Site, jobs: int, rate: int, timeout_s: float) -> Paced:
     """Run the jobs to their ends: until none waits for its program or its output."""
     begin_s, cpu_s, written = time.monotonic(), schedd_cpu_s(site.pool), transactions_in(queue_log(site.pool))
-    made = submit_at(site, jobs, rate, extra)
-    ids = [job for one in made for job in one.ids]
-    # Completed jobs stay in the queue until the schedd looks at its jobs again.
-    left = 'JobStatus != 4 || (TransferOutputStats.STAGEOUTFilesCountLastRun ?: 0) > 0 && StageOutState =!= "Delivered"'
-    site.pool.wait(lambda: not site.pool.jobs(left, ["ClusterId"]), timeout_s=timeout_s, what="all jobs to end")
+    made = submit_at(site, jobs, rate)
+    wait_ended(site, made, timeout_s)
     wall_s = time.monotonic() - begin_s
     cpu_s, written = schedd_cpu_s(site.pool) - cpu_s, transactions_in(queue_log(site.pool)) - written
-    return Paced(jobs, wall_s, cpu_s / jobs, written / jobs, wait_late_s(site, ids) if written else [])
+    return Paced(jobs, wall_s, cpu_s / jobs, written / jobs, late_s(site, made, timeout_s) if written else [])
 
 
 def _say(title: str, found: Paced) -> None:
