@@ -69,8 +69,8 @@ from stageout.wire.custody import (
 
 #: Seconds for the edits of one pass. Runs that end meanwhile wait for their orders.
 _EDIT_BUDGET_S = 4.0
-#: Jobs whose edits are grouped: a batch that has begun is finished, so it must be short against the budget.
-_EDITED_TOGETHER = 50
+#: Least and most jobs whose edits are grouped. A batch that has begun is finished, so it must fit into the budget.
+_LEAST_TOGETHER, _MOST_TOGETHER = 10, 50
 _REFUSALS = 3
 #: Most entries of a list in the notice.
 _SHOWN = 10
@@ -134,6 +134,7 @@ class Agent:
     has_edits_left: bool = field(init=False, default=False)
     _edited_at_s: dict[JobKey, float] = field(default_factory=dict)
     _due_since_s: dict[JobKey, float] = field(init=False, default_factory=dict)
+    _together: int = field(init=False, default=_MOST_TOGETHER)
     _history: dict[JobKey, HistoryRecord] = field(default_factory=dict)
     _dag_ends: dict[int, DagEnd] = field(default_factory=dict)
     _asked_at_s: dict[object, float] = field(default_factory=dict)
@@ -663,7 +664,7 @@ class Agent:
         self._due_since_s = {job.key: self._due_since_s.get(job.key, now_s) for job, _ in wanted}
         wanted.sort(key=self._edit_rank)
         self.has_edits_left = False
-        for batch in _batches(wanted):
+        for batch in _batches(wanted, self._together):
             if self.clock.monotonic_s() > until_s:
                 self.has_edits_left = True
                 break
@@ -677,6 +678,7 @@ class Agent:
     def _edit_batch(self, batch: Sequence[tuple[Job, Sequence[Effect]]], until_s: float) -> bool:
         """Apply effects of many jobs, those of one attribute and value together. Return False if all are refused."""
         stopped: set[JobKey] = set()
+        start_s = self.clock.monotonic_s()
         for position in range(max(len(effects) for _, effects in batch)):
             found = [(job, effects[position]) for job, effects in batch if position < len(effects)]
             made = [(job, effect, edit_for(job, effect, self.clock.wall_s())) for job, effect in found]
@@ -689,6 +691,7 @@ class Agent:
         for job, _ in batch:
             if job.key not in stopped:
                 self._due_since_s.pop(job.key, None)
+        self._together = together_after(self._together, self.clock.monotonic_s() - start_s)
         return len(stopped) < len(batch)
 
     def _apply_together(self, some: Sequence[tuple[Job, Effect, Edit]], until_s: float) -> set[JobKey]:
@@ -792,14 +795,21 @@ def _is_progress(job: Job, effects: Sequence[Effect]) -> bool:
     return isinstance(last, UpdateAdState) and not {last.ad_state.state, job.ad_state.state} & ENDS
 
 
-def _batches(plans: Sequence[tuple[Job, Sequence[Effect]]]) -> Iterator[list[tuple[Job, Sequence[Effect]]]]:
+def together_after(count: int, took_s: float) -> int:
+    """Return how many jobs to edit together after a batch that took so long: a slow schedd gets shorter batches."""
+    if took_s > _EDIT_BUDGET_S:
+        return max(_LEAST_TOGETHER, count // 2)
+    return min(_MOST_TOGETHER, 2 * count) if took_s < _EDIT_BUDGET_S / 4 else count
+
+
+def _batches(plans: Sequence[tuple[Job, Sequence[Effect]]], most: int) -> Iterator[list[tuple[Job, Sequence[Effect]]]]:
     """Yield plans whose edits share transactions, ends and progress apart, and each other plan alone."""
     batch: list[tuple[Job, Sequence[Effect]]] = []
     for job, effects in plans:
         if not all(_is_groupable(job, effect) for effect in effects):
             yield [(job, effects)]
             continue
-        if len(batch) == _EDITED_TOGETHER or (batch and _is_progress(*batch[0]) != _is_progress(job, effects)):
+        if len(batch) == most or (batch and _is_progress(*batch[0]) != _is_progress(job, effects)):
             yield batch
             batch = []
         batch.append((job, effects))

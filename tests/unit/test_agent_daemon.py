@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from schedd_agent import agent as agent_module
-from schedd_agent.agent import Agent
+from schedd_agent.agent import Agent, together_after
 from schedd_agent.collector import CollectorError, CollectorSnapshot
 from schedd_agent.daemon import Daemon, kept_in, limits_of, main, pause_s
 from schedd_agent.decisions import decide
@@ -472,7 +472,8 @@ def test_edits_take_a_bounded_time_and_ends_go_before_progress(site: Site, monke
         site.clock.now_s += 1.1
 
     monkeypatch.setattr(site.queue, "set_in", set_in)
-    monkeypatch.setattr(agent_module, "_EDITED_TOGETHER", 2)
+    monkeypatch.setattr(agent_module, "_LEAST_TOGETHER", 2)
+    site.agent._together = 2
     shown = JobAdState("Moving", 1)
     ends = [(job, [UpdateAdState(JobAdState("Failed", 1))]) for job in _jobs_of(8, dag=3)]
     plans: list[Any] = [(job, [UpdateAdState(shown)]) for job in _jobs_of(1, 2, 3)]
@@ -521,13 +522,40 @@ def test_the_delivery_that_waits_longest_is_written_first(site: Site, monkeypatc
         site.clock.now_s += 3
 
     monkeypatch.setattr(site.queue, "set_in", set_in)
-    monkeypatch.setattr(agent_module, "_EDITED_TOGETHER", 2)
+    monkeypatch.setattr(agent_module, "_LEAST_TOGETHER", 2)
+    site.agent._together = 2
     old, new = _jobs_of(90, 9, 100, 200), _jobs_of(10, 11, entered_at=5)
     site.agent._edit_all([(job, [_DELIVERED]) for job in old])
     site.agent._edit_all([(job, [_DELIVERED]) for job in [*new, *old[2:], *_jobs_of(5, entered_at=4)]])
     site.agent._edit_all([(job, [_DELIVERED]) for job in [*new, *_jobs_of(5, entered_at=4)]])
     site.agent._edit_all([(job, [_DELIVERED]) for job in new[1:]])
     assert edited == ["9.0", "90.0", "100.0", "200.0", "5.0", "10.0", "11.0"]
+
+
+@pytest.mark.parametrize(
+    ("count", "took_s", "after"),
+    [(50, 9.0, 25), (25, 9.0, 12), (12, 9.0, 10), (10, 9.0, 10), (10, 2.0, 10), (10, 0.5, 20), (40, 0.5, 50)],
+)
+def test_a_slow_schedd_gets_short_batches(count: int, took_s: float, after: int) -> None:
+    """Orders of runs that end meanwhile wait for the batch that has begun."""
+    assert together_after(count, took_s) == after
+
+
+def test_batches_have_the_size_that_the_schedd_can_take(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    takes_s = [2.0]
+
+    def set_in(job_ids: Sequence[str], change: Change) -> None:
+        sizes.append(len(job_ids))
+        site.clock.now_s += takes_s[0]
+
+    monkeypatch.setattr(site.queue, "set_in", set_in)
+    plans: list[Any] = [(job, [_DELIVERED]) for job in _jobs_of(*range(1, 100))]
+    for took_s, size in ((2.0, 50), (2.0, 25), (0.1, 12), (0.1, 50)):
+        takes_s[0] = took_s
+        sizes.clear()
+        site.agent._edit_all(plans)
+        assert sizes[0] == size
 
 
 def test_one_pass_marks_many_jobs_as_delivered_in_few_transactions(site: Site) -> None:
