@@ -32,7 +32,7 @@ error_log {home}/error.log;
 events {{ worker_connections 256; }}
 http {{
     log_format facts escape=json '{{"time": $msec, "method": "$request_method", "path": "$uri",'
-        ' "status": $status, "bytes": $request_length, "took_s": $request_time}}';
+        ' "status": $status, "bytes": $request_length, "took_s": $request_time, "sender": "$remote_addr"}}';
     access_log {home}/access.log facts;
     client_body_temp_path {home}/body;
     proxy_temp_path {home}/unused; fastcgi_temp_path {home}/unused;
@@ -40,7 +40,7 @@ http {{
     client_max_body_size 0;
     client_body_timeout 600s;
     server {{
-        listen 127.0.0.1:{port};
+        listen {host}:{port};
         root {home}/files;
         location / {{
             {refusal}
@@ -59,11 +59,12 @@ class Destination:
     """One server and the directory behind it.
 
     :param home: its directory; files appear below ``home/files``.
-    :param port: TCP port on 127.0.0.1; a free one when 0.
+    :param port: TCP port; a free one when 0. :param host: address to listen on.
     """
 
     home: Path
     port: int = 0
+    host: str = "127.0.0.1"
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _refusal: str = field(default="", repr=False)
 
@@ -86,7 +87,7 @@ class Destination:
 
     def url(self, path: str = "") -> str:
         """Address of a path on the server."""
-        return f"http://127.0.0.1:{self.port}/{path.lstrip('/')}"
+        return f"http://{self.host}:{self.port}/{path.lstrip('/')}"
 
     def file(self, path: str) -> Path:
         """Return the server's file for ``path``."""
@@ -173,7 +174,9 @@ class Destination:
 
     def _configure(self, refusal: str) -> None:
         self._refusal = refusal
-        (self.home / "nginx.conf").write_text(_CONFIG.format(home=self.home, port=self.port, refusal=refusal))
+        (self.home / "nginx.conf").write_text(
+            _CONFIG.format(home=self.home, host=self.host, port=self.port, refusal=refusal)
+        )
 
     def _reload(self, status: int) -> None:
         assert self._process is not None
@@ -188,7 +191,7 @@ class Destination:
         import http.client
 
         try:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+            connection = http.client.HTTPConnection(self.host, self.port, timeout=5)
             connection.request("GET", "/")
             return connection.getresponse().status
         except OSError:
@@ -196,7 +199,7 @@ class Destination:
 
     def _answers(self) -> bool:
         try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            socket.create_connection((self.host, self.port), timeout=1).close()
         except OSError:
             return False
         return True

@@ -76,6 +76,7 @@ class Layout:
     :param shared: directory seen at the same path inside.
     :param hosts: text of ``/etc/hosts`` inside.
     :param binds: (path here, path inside, writable) of further directories.
+    :param own_network: a network namespace of its own, without any link.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Layout:
     shared: Path
     hosts: str
     binds: tuple[tuple[Path, str, bool], ...] = ()
+    own_network: bool = False
 
 
 def boot(image: Image, layout: Layout, keep_fds: Sequence[int] = ()) -> int:
@@ -94,6 +96,8 @@ def boot(image: Image, layout: Layout, keep_fds: Sequence[int] = ()) -> int:
         (layout.home / name).mkdir(exist_ok=True)
     log = layout.home / "boot.log"
     command = ["unshare", "-m", "-u", "-p", "--fork", "--kill-child", "--propagation", "private"]
+    if layout.own_network:
+        command.append("-n")
     with open(log, "ab") as errors:
         child = subprocess.Popen(
             [*command, "sh", "-ec", boot_script(image, layout)],
@@ -168,7 +172,7 @@ fi"""
 
 def enter(init_pid: int, argv: Sequence[str], *, uid: int = 0, gid: int = 0, cwd: str = "/") -> list[str]:
     """Command line that runs another one inside the namespaces."""
-    command = ["nsenter", "-t", str(init_pid), "-m", "-u", "-p"]
+    command = ["nsenter", "-t", str(init_pid), "-m", "-u", "-p", "-n"]
     if uid:
         command += ["-S", str(uid), "-G", str(gid)]
     return [*command, "--", "/bin/sh", "-c", 'cd "$0" && exec "$@"', cwd, *argv]

@@ -15,6 +15,7 @@ from tests.harness.pool.config import NodeConfig
 from tests.harness.pool.errors import PoolError, PoolTimeout
 from tests.harness.pool.image import Image
 from tests.harness.pool.namespace import Process
+from tests.harness.pool.network import Network
 from tests.harness.pool.waiting import wait_until
 
 CONFIG_DIR = "/etc/condor/config.d"
@@ -55,6 +56,8 @@ class Node:
     hosts: str
     binds: tuple[tuple[Path, str, bool], ...] = ()
     keep_fds: tuple[int, ...] = ()
+    network: Network | None = None
+    number: int = 0
     pid: int = 0
     born: int = 0
     _master: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -89,9 +92,11 @@ class Node:
         if self.is_up:
             return
         binds = (*self.binds, (self.config.directory, CONFIG_DIR, True))
-        layout = namespace.Layout(self.name, self.home, self.shared, self.hosts, binds)
+        layout = namespace.Layout(self.name, self.home, self.shared, self.hosts, binds, self.network is not None)
         self.pid = namespace.boot(self.image, layout, self.keep_fds)
         self.born = namespace.start_time(self.pid)
+        if self.network is not None:
+            self.network.join(self.number, self.pid)
 
     def start(self) -> None:
         """Start condor_master, and the machine when it is off."""

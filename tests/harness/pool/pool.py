@@ -25,6 +25,7 @@ from tests.harness.pool.config import DOMAIN, NodeConfig
 from tests.harness.pool.errors import PoolError
 from tests.harness.pool.image import PREFIX, find_image, image_account
 from tests.harness.pool.logs import collect
+from tests.harness.pool.network import Network
 from tests.harness.pool.node import Node, NodeSpec
 from tests.harness.pool.queries import Queries
 from tests.harness.pool.submission import (
@@ -56,6 +57,7 @@ class Pool:
     :param directory: where everything is put; a temporary directory, removed at the end, when not given.
     :param checkout: source tree of the product; found, or the installed distribution, when not given.
     :param binds: directories of this machine to be seen (writable) at the same path in all nodes.
+    :param network: in which execute points have links of their own; without one all nodes share the loopback interface.
     :param detached: leave it running when this process ends.
     """
 
@@ -73,6 +75,7 @@ class Pool:
     directory: Path | None = None
     checkout: Path | None = None
     binds: Sequence[Path] = ()
+    network: Network | None = None
     detached: bool = False
     nodes: list[Node] = field(default_factory=list, init=False)
     port: int = field(default=0, init=False)
@@ -347,8 +350,17 @@ class Pool:
         # The first name of the address is what a machine takes for its own.
         own = f"127.0.0.1 {name}\n" if spec.resolvable else ""
         hosts = f"{own}127.0.0.1 localhost {' '.join(others)}\n"
+        network, number = self.network, names.index(name)
+        if network is not None:
+            places = [network.access_point, *map(network.address, range(1, len(names)))]
+            hosts = "127.0.0.1 localhost\n" + "".join(f"{at} {one}\n" for at, one in zip(places, names))
+            own = f"NETWORK_INTERFACE = {places[number]}\nCONDOR_HOST = {network.access_point}\n"
+            node_config.write("06-network.conf", own)
         binds = ((venv, PREFIX, False), *((Path(path), str(path), True) for path in self.binds))
-        return Node(name, role, home, self.dir, self.image, spec, node_config, hosts, binds, self._held)
+        return Node(
+            name, role, home, self.dir, self.image, spec, node_config, hosts, binds, self._held,
+            network if number else None, number,
+        )  # fmt: skip
 
     def _write_config(self, target: NodeConfig, base: str, role: str, spec: NodeSpec) -> None:
         target.write("00-pool.conf", base)
