@@ -25,10 +25,11 @@ def measure(quick: bool) -> list[Figure]:
         with Pool(agent=False, manager=False, execute_points=0, binds=(home,), ap_config=quiet) as pool:
             command = ["/opt/stageout/bin/python", str(home / _PROGRAM.name), str(nodes), str(seconds)]
             done = pool.ap.run(command, user="condor", cwd="/", timeout_s=900)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, float]
+    found, unchanged = json.loads(done.stdout.splitlines()[-1])
     where = f"collector with {nodes:,} nodes x 32 slots"
     total = sum(found.values())
     return [
         Figure(f"{where}: part of one core for all stage-out", 100 * total, "%", goal=None if quick else 5.0),
-        *(Figure(f"{where}: {what}", 100 * share, "%") for what, share in found.items()),
+        *(Figure(f"{where}: {what}", 100 * share, "%") for what, share in {**found, **unchanged}.items()),
     ]

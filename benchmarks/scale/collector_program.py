@@ -1,5 +1,8 @@
 """Runs on the central manager of a pool: ``NODES SECONDS``. Prints the parts of a core that its collector needs.
 
+Reports are measured three times: while jobs end all the time, and for nodes where nothing changes, without output that
+waits and with it.
+
 The collector holds 32 slots for each node, and the product's own code sends it what the managers of all nodes and one
 agent send in so many seconds while each slot runs jobs of an hour. It does so as fast as it can: what counts is the
 processor time of the collector and of the processes that it forks.
@@ -21,6 +24,7 @@ from sandbox_manager.report.collector import CollectorProcess
 from schedd_agent.collector import CondorCollectorClient
 from stageout.core.signing import SigningKey
 from stageout.wire.custody import (
+    BUSY_REPORT_INTERVAL_S,
     Action,
     AgentNotice,
     FileReport,
@@ -44,7 +48,7 @@ _SHEETS_PER_JOB = 2
 _WAITING_S = 10
 _POLL_S = 5
 _LOOK_S, _REST_LOOK_S = 5, 30
-_REPORT_S = 300
+_REPORT_S, _BUSY_REPORT_S = 300, BUSY_REPORT_INTERVAL_S
 _NOTICE_S = 60
 _BOXES = 3
 
@@ -151,8 +155,12 @@ class Clock:
         return time.monotonic() + self.skipped_s
 
 
-async def play(nodes: int, seconds: int) -> dict[str, float]:
-    """Send everything, one kind of message after the other; returns the part of a core that each kind needs."""
+async def play(nodes: int, seconds: int) -> list[dict[str, float]]:
+    """Send everything, one kind of message after the other.
+
+    :returns: the parts of a core that each kind needs while jobs run, and those for reports of nodes where nothing
+        changes.
+    """
     watch, clock = Watch("condor_collecto"), Clock()
     collector, directory = CollectorProcess(), CondorCollectorClient(SCHEDD, clock.now_s)
     ends = nodes * SLOTS * seconds / _JOB_S
@@ -192,13 +200,20 @@ async def play(nodes: int, seconds: int) -> dict[str, float]:
         directory.publish([notice, *map(sheet, range(nodes))])
         for node in range(nodes):
             await publish(node)
-        return {
+        usual = {
             "reports of the managers": await repeat(ends * _REPORTS_PER_JOB + nodes * seconds / _REPORT_S, publish),
             "their looks for orders": await repeat(looks, messages),
             "orders of the agent": await repeat(seconds / _POLL_S, order),
             "notices of the agent": await repeat(seconds / _NOTICE_S, notify),
             "looks of the agent": await repeat(seconds / _POLL_S, look),
         }
+        unchanged = {
+            f"reports, output waits nowhere ({_REPORT_S} s)": await repeat(nodes * seconds / _REPORT_S, publish),
+            f"reports, output waits at all nodes ({_BUSY_REPORT_S:.0f} s)": await repeat(
+                nodes * seconds / _BUSY_REPORT_S, publish
+            ),
+        }
+        return [usual, unchanged]
     finally:
         await collector.close()
 
