@@ -15,6 +15,8 @@ from stageout.core import log
 
 _LITERALS = {"true": True, "false": False}
 _INTERVAL_S = 60.0
+#: The startd starts with the manager, and may answer a little later.
+_AGAIN_S = 5.0
 
 
 class OwnLease:
@@ -31,10 +33,10 @@ class OwnLease:
         self._take(_LITERALS.get(rules().never_returns.lower(), False))
 
     async def run(self) -> None:
-        """Look until cancelled. The startd may start later than the manager, and its ad may change."""
+        """Look until cancelled, because the machine's ad may change."""
         while True:
             await self.look()
-            await asyncio.sleep(_INTERVAL_S)
+            await asyncio.sleep(_AGAIN_S if self._problem else _INTERVAL_S)
 
     async def look(self) -> None:
         """Evaluate the expression. While the startd does not answer, the last value counts."""

@@ -42,6 +42,11 @@ def cut_site(stageout_pools: Any) -> Iterator[tuple[Site, Network]]:
         stageout_pools(execute_points=3, binds=(shared,), ap_config=_AP, ep_config=_EP, network=network) as pool,
     ):
         wait_until_acquainted(pool)
+        for ep in pool.eps:
+            pool.wait(
+                lambda ep=ep: f"own-lease-changed seconds={_LEASE_S}" in ep.log("SandboxManagerLog"),
+                timeout_s=60, what=f"the lease of {ep.name}",
+            )  # fmt: skip
         yield Site(pool, destination, "cut", shared), network
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from manager_site import Site, made, run
 
 from sandbox_manager.intake.startd import value_in_machine
 from sandbox_manager.rules import Rules, read_rules
+from sandbox_manager.scheduling import own_lease
 from sandbox_manager.scheduling.leases import Leases
 from sandbox_manager.scheduling.own_lease import OwnLease
 from stageout.core import log
@@ -73,6 +75,24 @@ def test_while_the_startd_is_silent_the_last_value_counts(monkeypatch: pytest.Mo
     node.answer = False
     run(node.own.look())
     assert (node.leases.own_s, node.changes) == (0, 2)
+
+
+def test_a_startd_that_starts_after_the_manager_is_soon_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_lease, "_AGAIN_S", 0.01)
+    node = Node("IsAnnex")
+    node.answer = FileNotFoundError("no address of it")
+
+    async def story() -> None:
+        task = asyncio.ensure_future(node.own.run())
+        await until(lambda: len(node.asked) > 1, node.asked)
+        node.answer = True
+        await until(lambda: node.leases.own_s == 900, node.asked)
+        asked = len(node.asked)
+        await asyncio.sleep(0.05)
+        assert len(node.asked) == asked, "it has answered"
+        task.cancel()
+
+    run(story())
 
 
 def test_a_new_length_counts() -> None:
