@@ -134,7 +134,7 @@ def _token_in(content: str) -> str:
         token = json.JSONDecoder().raw_decode(text)[0].get("access_token")
     except ValueError:
         return ""
-    return token if isinstance(token, str) else ""
+    return token.strip() if isinstance(token, str) else ""
 
 
 class Deadline:

@@ -105,7 +105,7 @@ class AdWriter:
 
     def _error_ad(self, failure: TransferFailure, item: Item) -> Ad:
         row = failure.kind.value
-        server = failure.server or host_of(item.shown_url)
+        server = self._scrubber.scrub(failure.server or host_of(item.shown_url))
         ad: Ad = {
             "ErrorType": row.error_type,
             "ErrorCode": row.code,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from stageout.plugin.urls import safe_urls_in
+from stageout.plugin.urls import HIDDEN, host_of, may_split_password, safe_urls_in, split_authority
 
 MESSAGE_CHARS = 500
-_HIDDEN = "***"
 # "Bearer eyJ0..." and "access_token = x1y2...": a value counts when it holds a digit or is long, words do not.
 _SECRET_SHAPES = re.compile(
     r"(?i)\b(?P<key>bearer|basic)\s+(?=\S*\d)[A-Za-z0-9._~+/=-]{8,}"
@@ -33,10 +32,14 @@ class Scrubber:
             self._secrets.add(secret)
 
     def learn_url(self, url: str) -> None:
-        """Never let userinfo and query of this URL out."""
+        """Never let userinfo and query of this URL out, nor what may be a part of a password."""
         rest = url.partition("://")[2]
-        head, _, query = rest.partition("?")
-        userinfo = head.partition("/")[0].rpartition("@")[0]
+        query = rest.partition("?")[2]
+        if may_split_password(url):
+            host = host_of(url)
+            self._secrets.update({host, f"port {host.rpartition(':')[2]}"} - {""})
+            self.learn(rest.rpartition("@")[0])
+        userinfo = split_authority(rest)[0].rpartition("@")[0]
         self.learn(userinfo)
         self.learn(userinfo.partition(":")[2])
         self.learn(query)
@@ -46,7 +49,7 @@ class Scrubber:
     def scrub(self, text: str) -> str:
         """The text without secrets."""
         for secret in sorted(self._secrets, key=len, reverse=True):
-            text = text.replace(secret, _HIDDEN)
+            text = text.replace(secret, HIDDEN)
         return _SECRET_SHAPES.sub(_hide, safe_urls_in(text))
 
     def message(self, text: str, limit: int = MESSAGE_CHARS) -> str:
@@ -69,8 +72,8 @@ def recordable(value: Any) -> Any:
 
 def _hide(found: re.Match[str]) -> str:
     if found["key"]:
-        return f"{found['key']} {_HIDDEN}"
-    return f"{found['name']}{found['mark']}{_HIDDEN}"
+        return f"{found['key']} {HIDDEN}"
+    return f"{found['name']}{found['mark']}{HIDDEN}"
 
 
 def one_line(text: str, limit: int = MESSAGE_CHARS) -> str:

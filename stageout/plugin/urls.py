@@ -10,6 +10,9 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.+)", re.S)
 _IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+")
 # Characters, besides letters and digits, that a URL written by a person may hold as they are.
 _AS_WRITTEN = "-._~!$&'()*+,;=:@/?#[]%"
+_HOST = re.compile(r"(\[[^\]]*\]|[^:]*):?(.*)", re.S)
+_PORT = re.compile(r"[0-9]{1,5}")
+HIDDEN = "***"
 _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
@@ -51,20 +54,42 @@ def bare_url(url: str) -> str:
     return split_scheme(url).method + mark + rest if mark else scheme
 
 
+def split_authority(rest: str) -> tuple[str, str]:
+    """Split the text behind ``://`` into the authority and the rest: path, query, fragment."""
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    return authority, rest[len(authority) :]
+
+
 def host_of(url: str) -> str:
     """Host and port of a URL, "" when it has none."""
-    rest = url.partition("://")[2]
-    return re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
+    return split_authority(url.partition("://")[2])[0].rpartition("@")[2]
 
 
 def safe_url(url: str) -> str:
-    """The URL without userinfo, query and fragment: fit for logs, result ads and messages."""
+    """The URL without userinfo, query and fragment: fit for logs, result ads and messages.
+
+    Of one in which a password may end behind the host (``user:pass#word@host``) only the scheme is left.
+    """
     scheme, mark, rest = url.partition("://")
     if not mark:
         return url
-    rest = re.split(r"[?#]", rest, maxsplit=1)[0]
-    authority, slash, path = rest.partition("/")
-    return scheme + mark + authority.rpartition("@")[2] + slash + path
+    if may_split_password(url):
+        return f"{scheme}{mark}{HIDDEN}"
+    authority, tail = split_authority(rest)
+    return scheme + mark + authority.rpartition("@")[2] + re.split(r"[?#]", tail, maxsplit=1)[0]
+
+
+def may_split_password(url: str) -> bool:
+    """Tell whether what looks like host and port may be the begin of a password with ``/``, ``?`` or ``#``."""
+    authority, tail = split_authority(url.partition("://")[2])
+    host, port = _HOST.fullmatch(authority.rpartition("@")[2]).groups()  # type: ignore[union-attr]  # matches all
+    if port and not _PORT.fullmatch(port):
+        return True
+    if "@" not in tail:
+        return False
+    is_host = "." in host or host.startswith("[") or host.lower() in ("localhost", "")
+    has_more = bool(port) or "@" in authority
+    return (not is_host and (has_more or tail[0] == "#")) or (bool(port) and tail[0] in "?#")
 
 
 def safe_urls_in(text: str) -> str:

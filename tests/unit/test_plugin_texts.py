@@ -35,7 +35,7 @@ def test_not_urls(text):
 
 
 def test_safe_url():
-    assert safe_url("svc+https://user:pw@host:80/a/b@c?token=1#f") == "svc+https://host:80/a/b@c"
+    assert safe_url("svc+https://user:pw@host.org:80/a/b@c?token=1#f") == "svc+https://host.org:80/a/b@c"
     assert safe_url("https://host?x=1") == "https://host"
     assert safe_url("/local/file?x") == "/local/file?x"
     assert host_of("https://u:p@h:1/x") == "h:1"

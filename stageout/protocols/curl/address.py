@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, quote, unquote, urljoin, urlsplit, urlunsplit
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.plugin.urls import as_written, bare_url, safe_url, split_scheme
+from stageout.plugin.urls import as_written, bare_url, safe_url, split_authority, split_scheme
 
 _WIRE_SCHEMES = {"dav": "http", "davs": "https"}
 _DEFAULT_PORTS = {"http": 80, "https": 443, "ftp": 21}
@@ -102,11 +102,16 @@ class Address:
 
         :raises TransferFailure: BAD_URL when that is no place for this protocol.
         """
-        url, user, password = _apart(urljoin(self.url, as_written(location)))
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        try:
+            url, user, password = _apart(urljoin(self.url, as_written(location)))
+            origin = origin_of(url)
+        except ValueError:
+            text = f"{self.host} redirects to a place that is not a URL"
+            raise TransferFailure(ErrorClass.BAD_URL, text, server=self.host) from None
+        if origin[0] not in ("http", "https") or not origin[1]:
             text = f"{self.host} redirects to {safe_url(url)}, which is not an http or https URL"
             raise TransferFailure(ErrorClass.BAD_URL, text, server=self.host)
-        if origin_of(url) == self.origin:
+        if origin == self.origin:
             return replace(self, url=url)
         return Address(url, self.method, user=user, password=password)
 
@@ -120,7 +125,8 @@ def origin_of(url: str) -> tuple[str, str, int]:
 def address_of(url: str) -> Address:
     """Take the URL of a request apart.
 
-    :raises TransferFailure: BAD_URL when it names no host, or no file.
+    :raises TransferFailure: BAD_REQUEST when it is malformed or names no host. The message has no part of it that may
+        belong to a password.
     """
     scheme = split_scheme(url)
     bare = as_written(bare_url(url))
@@ -128,18 +134,22 @@ def address_of(url: str) -> Address:
     try:
         wire, user, password = _apart(f"{_WIRE_SCHEMES.get(scheme.method, scheme.method)}://{rest}")
         origin_of(wire)
-    except ValueError as error:
-        raise TransferFailure(ErrorClass.BAD_URL, f"{safe_url(url)}: {error}") from None
-    parts = urlsplit(wire)
-    if scheme.method != "file" and not parts.hostname:
-        raise TransferFailure(ErrorClass.BAD_URL, f"{safe_url(url)} names no host")
+        named = bool(urlsplit(wire).hostname) or scheme.method == "file"
+    except ValueError:
+        advice = "a port is a number, and a password has %2F for /, %3F for ? and %23 for #"
+        text = f"{safe_url(url)} is malformed: {advice}"
+        raise TransferFailure(ErrorClass.BAD_REQUEST, text) from None
+    if not named:
+        raise TransferFailure(ErrorClass.BAD_REQUEST, f"{safe_url(url)} names no host")
     return Address(wire, scheme.method, scheme.service, scheme.handle, user, password)
 
 
 def _apart(url: str) -> tuple[str, str, str]:
-    """URL without userinfo and fragment, user, password."""
-    parts = urlsplit(url)
-    userinfo, _, host = parts.netloc.rpartition("@")
+    """URL without userinfo and fragment, user, password. :raises ValueError: it is malformed."""
+    scheme, mark, rest = url.partition("://")
+    authority, tail = split_authority(rest)
+    userinfo, _, host = authority.rpartition("@")  # before the rest is looked at: a password may hold a bracket
     user, _, password = userinfo.partition(":")
-    bare = urlunsplit(parts._replace(netloc=host, path=parts.path or "/", fragment=""))
+    parts = urlsplit(f"{scheme}{mark}{host}{tail}")
+    bare = urlunsplit(parts._replace(path=parts.path or "/", fragment=""))
     return bare, unquote(user), unquote(password)
