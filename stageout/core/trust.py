@@ -233,8 +233,8 @@ _JOB: tuple[Source, ...] = (
         AtSubmission.DELETED, is_protected=True,
     ),
     Source(
-        Kind.JOB, ("StageOutRetryDelay",), (_HTCONDOR,), f"{_TRANSFORM}; {_OWNER} after submission",
-        "The own job waits for another time before it runs again.",
+        Kind.JOB, ("StageOutRetryDelay",), (_HTCONDOR, _PLUGIN), f"{_TRANSFORM}; {_OWNER} after submission",
+        "The own job waits for another time before it runs again, or its failed transfers have the other exit status.",
         AtSubmission.DELETED,
     ),
 )  # fmt: skip
@@ -287,7 +287,7 @@ _SCRATCH: tuple[Source, ...] = (
     Source(
         Kind.SCRATCH,
         ("GlobalJobId", "OutputDestination", "CheckpointDestination", "OriginalOut", "OriginalErr", "Environment",
-         "ProjectName", "JobPrio", "StageOutPriority", "StageOutDeadline"),
+         "TransferInput", "StageOutRetryDelay", "ProjectName", "JobPrio", "StageOutPriority", "StageOutDeadline"),
         (_PLUGIN,), f"the starter, in `.job.ad`; {_JOB_USER}",
         "The plugin runs with the rights of the job's user: it sends the own output elsewhere, or in another way. The "
         "manager does not believe it, and asks the startd.",

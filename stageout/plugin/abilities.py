@@ -29,6 +29,8 @@ class Abilities:
     :param multi_stream_downloads: those of the methods whose downloads fetch one file over STAGEOUT_PARALLELISM
         streams, and only its first bytes when PluginData has ``sample_bytes``.
     :param deletes: those of the methods for which the plugin deletes files (``-delete``).
+    :param one_status: HTCondor's own plugin for these methods has the exit status 1 for every failure. The status 11,
+        for failures that may pass, is then kept for access points that read it.
     :raises ValueError: for a declaration that HTCondor would misread.
     """
 
@@ -42,6 +44,7 @@ class Abilities:
         "missing_requirement",
         "multi_stream_downloads",
         "multi_stream_methods",
+        "one_status",
         "parallel",
         "proxy_methods",
         "startd_attributes",
@@ -67,6 +70,7 @@ class Abilities:
         multi_stream_methods: tuple[str, ...] = (),
         multi_stream_downloads: tuple[str, ...] = (),
         deletes: tuple[str, ...] = (),
+        one_status: bool = False,
     ) -> None:
         self.methods = methods
         self.version = version
@@ -83,6 +87,7 @@ class Abilities:
         self.proxy_methods = proxy_methods
         self.multi_stream_methods = multi_stream_methods
         self.deletes = deletes
+        self.one_status = one_status
         self._check()
 
     def _check(self) -> None:

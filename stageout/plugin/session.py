@@ -73,7 +73,7 @@ class Session:
             if not self._records:
                 self._report.promise([Record(refused_item(f"{type(error).__name__} in the plugin: {error}"))])
             self._tell()
-            return RETRYABLE_STATUS
+            return self._known_status(RETRYABLE_STATUS)
 
     def _run(self) -> int:
         if self._call.problem and not self._call.outfile:
@@ -202,13 +202,23 @@ class Session:
         return made
 
     def _end(self) -> int:
-        status = exit_status([record.failure for record in self._records if record.failure])
+        status = self._known_status(exit_status([record.failure for record in self._records if record.failure]))
         if self._report.incomplete:
             self._log.add("the output file is not complete", error=self._report.incomplete)
             status = status or FAILED_STATUS
         if status:
             self._tell()
         return status
+
+    def _known_status(self, status: int) -> int:
+        """The exit status as the access point reads it: policies that know HTCondor's own plugin test its status only.
+
+        ``StageOutRetryDelay`` shows that this access point retries the job after the status 11.
+        """
+        if status != RETRYABLE_STATUS or not self._abilities.one_status or os.environ.get("STAGEOUT_MOVER"):
+            return status
+        delay_s = self._environment.ad("_CONDOR_JOB_AD").get("StageOutRetryDelay")
+        return status if isinstance(delay_s, int) and delay_s > 0 else FAILED_STATUS
 
     def _tell(self) -> None:
         """Give the log to the starter."""

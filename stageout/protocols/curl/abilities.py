@@ -26,4 +26,5 @@ ABILITIES = Abilities(
     proxy_methods=("https", "davs"),
     multi_stream_downloads=("http", "https", "dav", "davs"),
     deletes=METHODS,
+    one_status=True,
 )
