@@ -20,6 +20,8 @@ KNOBS = {
     "STAGEOUT_RETRY_BUDGET_S": "20",
 }
 NO_RETRY = {"STAGEOUT_RETRY_BUDGET_S": "0"}
+#: The job's ad at an access point that retries failed transfers (20-stageout-ap.conf).
+RETRYING = {"StageOutRetryDelay": 300}
 
 
 @dataclass

@@ -20,6 +20,7 @@ from stageout.protocols.curl.settings import Settings
 from stageout.protocols.curl.transport import Query, Transport
 from stageout.testing.starter import Wanted
 from tests.curl.interposer import Interposer, cut, status
+from tests.curl.plugin import RETRYING
 
 GIB = 1 << 30
 
@@ -102,7 +103,7 @@ def test_deadline(plugin, door, nginx):
     door.always("GET", status(503, Retry_After="30"))
     env = {"STAGEOUT_PLUGIN_LIFETIME_S": "4", "STAGEOUT_RETRY_BUDGET_S": "3600"}
     began = time.monotonic()
-    result = plugin.get(door.url("x"), env=env)
+    result = plugin.get(door.url("x"), env=env, job=RETRYING)
     assert time.monotonic() - began < 25, "not as long as the server says"
     assert result.kind in (K.SERVER_BUSY, K.DEADLINE)
     assert result.run.exit_code == 11

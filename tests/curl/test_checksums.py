@@ -31,8 +31,8 @@ OFFERS = [
     ({"Content-MD5": b64(MD5)}, {"Content-MD5": b64(hashlib.md5(b"else"))}, "md5"),
     ({"OC-Checksum": f"SHA1:{hashlib.sha1(DATA).hexdigest()}"}, {"OC-Checksum": "SHA1:" + "0" * 40}, "sha1"),
     (
-        {"x-amz-request-id": "1", "ETag": f'"{MD5.hexdigest()}"'},
-        {"x-amz-request-id": "1", "ETag": '"' + "0" * 32 + '"'},
+        {"x-amz-server-side-encryption": "AES256", "ETag": f'"{MD5.hexdigest()}"'},
+        {"x-amz-server-side-encryption": "AES256", "ETag": '"' + "0" * 32 + '"'},
         "md5",
     ),
 ]
@@ -69,6 +69,68 @@ def test_upload(plugin, door, right, wrong, name):
     result = plugin.put(door.url("sums-up"), DATA, env={"STAGEOUT_CHECKSUM_POLICY": "off"})
     assert result.ok
     assert result.verified == "size"
+
+
+OTHER_FORM = [
+    {"x-goog-hash": f"md5={b64(hashlib.md5(b'packed'))}", "x-goog-stored-content-encoding": "gzip"},
+    {"Content-MD5": b64(hashlib.md5(b"unpacked")), "Content-Encoding": "gzip"},
+    {"Digest": f"SHA-256={b64(BAD)}", "Content-Encoding": "br"},
+    {"x-amz-request-id": "1", "ETag": '"' + "0" * 32 + '"'},
+    {"x-amz-server-side-encryption": "aws:kms", "ETag": '"' + "0" * 32 + '"'},
+    {"x-amz-server-side-encryption-customer-algorithm": "AES256", "ETag": '"' + "0" * 32 + '"'},
+]
+
+
+@pytest.mark.parametrize("headers", OTHER_FORM, ids=lambda headers: ",".join(headers))
+def test_digest_of_another_form_says_nothing(plugin, door, url, headers):
+    """Of the packed form, of another coding, of the encrypted object: it may agree, and a difference is none."""
+    door.always("GET", changed(**headers))
+    assert plugin.get(url).verified == "size"
+    door.always("GET", None)
+    door.always("HEAD", changed(**headers))
+    result = plugin.put(door.url("form-up"), DATA)
+    assert result.ok
+    assert result.failures == []
+    assert door.methods().count("PUT") == 1
+
+
+def test_digest_of_another_form_may_agree(plugin, door, url):
+    door.always("GET", changed(**{"x-amz-request-id": "1", "ETag": f'"{MD5.hexdigest()}"'}))
+    assert plugin.get(url).verified == "md5"
+
+
+@pytest.mark.parametrize("code", [400, 403, 405, 500])
+def test_server_that_refuses_the_wish_for_digests(plugin, door, url, code):
+    """XRootD without checksums answers 405 to it: the file is fetched without, and a missing one is missing."""
+
+    def refusing(asked, forward):
+        wishes = any(name.startswith("want-") for name in asked.headers)
+        return status(code)(asked, forward) if wishes else forward()
+
+    for method in ("GET", "HEAD", "PUT"):
+        door.always(method, refusing)
+    assert plugin.get(url).ok
+    assert plugin.got() == DATA
+    assert plugin.get(door.url("not-there"), env=NO_RETRY).failures == [K.NOT_FOUND]
+    assert plugin.put(door.url("no-wish-up"), DATA).verified == "size"
+
+
+def test_digest_that_only_the_wish_brings(plugin, door, url):
+    """Grid storage states it when it is asked; a wrong one is noticed, one of another version is none."""
+
+    def stating(digest, **more):
+        def fault(asked, forward):
+            wish = {"Digest": f"SHA-256={b64(digest)}"} if "want-digest" in asked.headers else {}
+            return changed(**wish, **more)(asked, forward)
+
+        return fault
+
+    door.always("HEAD", stating(SHA256))
+    assert plugin.get(url).verified == "sha256"
+    door.always("HEAD", stating(BAD))
+    assert plugin.get(url, env=NO_RETRY).failures == [K.CONTENT_MISMATCH]
+    door.always("HEAD", stating(BAD, ETag='"another"'))
+    assert plugin.get(url).verified == "size"
 
 
 def test_several_digests(plugin, door, url):

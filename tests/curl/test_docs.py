@@ -10,7 +10,14 @@ from pathlib import Path
 import pycurl
 
 from stageout.core.errors import ErrorClass
-from stageout.protocols.curl.failures import CURL_CODES, FTP_REPLIES, HTTP_STATUSES, LOCAL_ERRNOS, REMOTE_ERRNOS
+from stageout.protocols.curl.failures import (
+    CURL_CODES,
+    FTP_REPLIES,
+    HTTP_STATUSES,
+    LOCAL_ERRNOS,
+    REMOTE_ERRNOS,
+    S3_CODES,
+)
 from stageout.protocols.curl.settings import Settings
 from tests.curl.beside_cases import CASES
 
@@ -27,7 +34,7 @@ def libcurl_names() -> dict[int, str]:
 def error_table() -> str:
     """One line for each class that a table of this plugin leads to."""
     names = libcurl_names()
-    lines = ["| class | HTTP | FTP | libcurl | files |", "|---|---|---|---|---|"]
+    lines = ["| class | HTTP | FTP | libcurl | files | S3 |", "|---|---|---|---|---|---|"]
     for kind in ErrorClass:
         cells = [
             ", ".join(str(code) for code, found in HTTP_STATUSES.items() if found is kind),
@@ -37,6 +44,7 @@ def error_table() -> str:
                 [errno.errorcode[code] for code, found in LOCAL_ERRNOS.items() if found is kind]
                 + [f"{errno.errorcode[code]} (far end)" for code, found in REMOTE_ERRNOS.items() if found is kind]
             ),
+            ", ".join(code for code, found in S3_CODES.items() if found is kind),
         ]
         if any(cells):
             lines.append(f"| `{kind.name}` | " + " | ".join(cells) + " |")

@@ -12,7 +12,7 @@ from stageout.core.errors import ErrorClass as K
 from stageout.protocols.curl.failures import server_words
 from stageout.testing.starter import Wanted
 from tests.curl.interposer import Drop, Early, Hold, Interposer, Reply, changed, cut, paced, status
-from tests.curl.plugin import NO_RETRY
+from tests.curl.plugin import NO_RETRY, RETRYING
 
 BIG = os.urandom(256 * 1024)
 SINGLE_STATUS = [
@@ -81,11 +81,21 @@ def test_a_page_says_nothing_twice(page, words):
     assert server_words(page, "503 Service Unavailable") == words
 
 
-@pytest.mark.parametrize(("code", "exit_code"), [(503, 11), (507, 11), (403, 1)])
-def test_exit_status(plugin, door, code, exit_code):
-    """11 tells HTCondor's policies that all of it may be tried again."""
+@pytest.mark.parametrize(
+    ("code", "job", "exit_code"),
+    [
+        (503, RETRYING, 11),
+        (507, RETRYING, 11),
+        (403, RETRYING, 1),
+        (503, {}, 1),
+        (503, {"StageOutRetryDelay": 0}, 1),
+        (503, {"StageOutRetryDelay": "soon"}, 1),
+    ],
+)
+def test_exit_status(plugin, door, code, job, exit_code):
+    """11 says that all of it may be tried again, to access points that retry; else 1, as HTCondor's own plugin."""
     door.always("PUT", status(code))
-    assert plugin.put(door.url("file"), env=NO_RETRY).run.exit_code == exit_code
+    assert plugin.put(door.url("file"), env=NO_RETRY, job=job).run.exit_code == exit_code
 
 
 def test_upload_conflict(plugin, door):

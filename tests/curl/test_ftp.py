@@ -1,4 +1,4 @@
-"""FTP: under a temporary name, size checked, then renamed."""
+"""FTP: to the final name, and the size is asked for."""
 
 from __future__ import annotations
 
@@ -55,11 +55,18 @@ def test_wrong_password(plugin, ftp):
 
 
 @pytest.mark.parametrize(
-    ("folder", "kind"), [("quota", K.QUOTA_EXCEEDED), ("nospace", K.NO_SPACE_REMOTE), ("never", K.PERMISSION_DENIED)]
+    ("folder", "kind", "words"),
+    [
+        ("quota", K.QUOTA_EXCEEDED, "Quota exceeded"),
+        ("nospace", K.NO_SPACE_REMOTE, "No space left"),
+        ("never", K.PERMISSION_DENIED, "Name not allowed"),
+    ],
 )
-def test_refused(plugin, ftp, folder, kind):
+def test_refused(plugin, ftp, folder, kind, words):
     (ftp.root / folder).mkdir()
-    assert plugin.put(ftp.url(f"{folder}/file"), DATA, env=NO_RETRY).failures == [kind]
+    result = plugin.put(ftp.url(f"{folder}/file"), DATA, env=NO_RETRY)
+    assert result.failures == [kind]
+    assert words in result.ad["TransferError"], "the server's own words"
     assert names(ftp) == []
 
 
@@ -72,9 +79,9 @@ def test_missing(plugin, ftp):
 def test_line_break_in_a_name(plugin, ftp):
     """It would be a command of its own."""
     result = plugin.put(ftp.url("a%0d%0aDELE%20b"), DATA, env=NO_RETRY)
-    assert result.failures == [K.BAD_URL]
+    assert result.failures == [K.BAD_REQUEST]
     assert names(ftp) == []
-    assert plugin.get(ftp.url("a%0d%0aDELE%20b"), env=NO_RETRY).failures == [K.BAD_URL]
+    assert plugin.get(ftp.url("a%0d%0aDELE%20b"), env=NO_RETRY).failures == [K.BAD_REQUEST]
 
 
 def test_checksum_of_the_owner(plugin, ftp):
@@ -90,4 +97,3 @@ def test_checksum_of_the_owner(plugin, ftp):
 def test_policy_required(plugin, ftp):
     result = plugin.put(ftp.url("file"), DATA, env={"STAGEOUT_CHECKSUM_POLICY": "required"})
     assert result.failures == [K.NOT_VERIFIED]
-    assert names(ftp) == []

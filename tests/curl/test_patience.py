@@ -10,7 +10,7 @@ import pytest
 from stageout.core.errors import ErrorClass as K
 from stageout.testing.starter import Wanted
 from tests.curl.interposer import Reply, changed, cut, paced, status
-from tests.curl.plugin import KNOBS, NO_RETRY
+from tests.curl.plugin import KNOBS, NO_RETRY, RETRYING
 from tests.curl.test_network import resolving, root_only
 
 DEFAULTS = dict.fromkeys(KNOBS, "")
@@ -43,7 +43,7 @@ def test_slow_download(plugin, door, nginx, size_bytes, pieces, pause_s, window_
     result = plugin.get(door.url("slow"), env={"STAGEOUT_STALL_WINDOW_S": window_s})
     assert result.ok
     assert result.failures == []
-    assert door.methods() == ["GET"]
+    assert door.methods().count("GET") == 1
 
 
 # ---- hopeless --------------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def test_error_that_stays(plugin, door, method, code):
     """HTCondor's plugin makes one attempt; a few more within seconds help where the trouble passes."""
     door.always(method, status(code))
     move = plugin.get if method == "GET" else plugin.put
-    result = move(door.url("file"), env=DEFAULTS)
+    result = move(door.url("file"), env=DEFAULTS, job=RETRYING)
     assert 2 <= door.methods().count(method) <= 8
     assert result.run.duration_s < 15
     assert result.run.exit_code == 11
@@ -71,7 +71,7 @@ def test_wait_that_does_not_fit(plugin, door):
 def test_large_upload_is_not_repeated_blindly(plugin, door, code):
     """The server has taken all of it and then refused: it comes again when HTCondor says so."""
     door.always("PUT", status(code))
-    assert plugin.put(door.url("file"), LARGE).run.exit_code == 11
+    assert plugin.put(door.url("file"), LARGE, job=RETRYING).run.exit_code == 11
     assert door.methods() == ["PUT"]
 
 
@@ -122,7 +122,7 @@ def test_upload_that_is_not_shown(plugin, door, nginx, silent):
     result = plugin.put(door.url(f"unseen{silent}"), b"data", env={"STAGEOUT_RESPONSE_TIMEOUT_S": "60"})
     assert result.ok
     assert result.verified == ""
-    assert door.methods() == ["PUT", "HEAD"]
+    assert door.methods() == ["PUT", "HEAD", "HEAD"]  # with the wish for digests and without
     assert not plugin.put(door.url("unseen"), env={"STAGEOUT_CHECKSUM_POLICY": "required", **NO_RETRY}).ok
 
 

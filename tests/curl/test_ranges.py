@@ -44,7 +44,7 @@ def test_every_range_once_over_several_connections(plugin, door, url):
     assert covered(ranges(door))
     assert not meeting.broken
     assert result.failures == []
-    assert all("if-range" in asked.headers for asked in door.asked[1:])
+    assert all("if-range" in asked.headers for asked in door.asked[1:] if asked.method == "GET")
     assert result.ad["TransferTotalBytes"] == len(DATA)
     assert result.ad["DeveloperData"]["Streams"] == 4
     assert plugin.leftovers() == ["file"]
@@ -53,7 +53,7 @@ def test_every_range_once_over_several_connections(plugin, door, url):
 def test_a_small_file_needs_one_request(plugin, door, url):
     assert plugin.get(url, env={"STAGEOUT_PARALLELISM": "4"}).ok
     assert plugin.got() == DATA
-    assert len(door.asked) == 1
+    assert door.methods().count("GET") == 1
 
 
 def test_an_empty_file(plugin, door, nginx):
@@ -115,7 +115,7 @@ def test_servers_whose_ranges_are_of_no_use(plugin, door, url, fault):
     door.next("GET", fault)
     assert plugin.get(url, env=SPLIT).ok
     assert plugin.got() == DATA
-    assert len(door.asked) <= 2
+    assert door.methods().count("GET") <= 2
 
 
 def _without_range(asked, forward):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # loaded only when something has to be tried again
     import tenacity
 
 _SLICE_S = 0.2
+_MOST_FAILURES = 100  # in a row, without progress; HTCondor's own plugin stops after 20
 _HANDSHAKE_BUDGET_S = 1.5  # enough for one more attempt
 _WRONG_COPIES = frozenset({ErrorClass.SIZE_MISMATCH, ErrorClass.CONTENT_MISMATCH})
 
@@ -51,6 +52,17 @@ class Movement(abc.ABC):
         """Called at the end, after success too."""
 
 
+def wait(task: Task, duration_s: float) -> None:
+    """Wait, at most until another file of the call has failed for good.
+
+    :raises TransferFailure: the plugin has to end.
+    """
+    end_s = time.monotonic() + duration_s
+    while (left_s := end_s - time.monotonic()) > 0 and not task.context.decided:
+        task.context.progress(task.progress.total_bytes)
+        time.sleep(min(left_s, _SLICE_S))
+
+
 class _RetryBudget:
     """The retry schedule of a file. In a data slot once: the schedule is the manager's."""
 
@@ -76,7 +88,9 @@ class _RetryBudget:
         self._since_s = self._since_s if self._failures else now_s
         self._failures += 1
         self._wait_s = self._next_wait_s(failure)
-        if in_data_slot() or self._task.context.decided or self._retries == self._most_retries:
+        if in_data_slot() or self._task.context.decided:
+            return True
+        if self._retries == self._most_retries or self._failures > _MOST_FAILURES:
             return True
         self._retries += 1
         late = now_s + self._wait_s > self._end_s(failure)
@@ -88,9 +102,9 @@ class _RetryBudget:
             return self._since_s + settings.reconnect_budget_s
         if code in HANDSHAKES:
             return self._since_s + min(settings.retry_budget_s, _HANDSHAKE_BUDGET_S)
-        if failure.kind in _WRONG_COPIES:
-            return self._since_s + settings.retry_budget_s
-        return self._begin_s + (settings.retry_budget_s if self._movement.repeatable else 0.0)
+        if not self._movement.repeatable:
+            return self._begin_s
+        return (self._since_s if failure.kind in _WRONG_COPIES else self._begin_s) + settings.retry_budget_s
 
     def _next_wait_s(self, failure: TransferFailure) -> float:
         import random
@@ -106,11 +120,9 @@ class _RetryBudget:
         """
         del duration_s  # tenacity asks for it before or after the plan is made, by version
         assert self._failure is not None
-        context, end_s = self._task.context, time.monotonic() + self._wait_s
+        context = self._task.context
         try:
-            while (left_s := end_s - time.monotonic()) > 0 and not context.decided:
-                context.progress(self._task.progress.total_bytes)
-                time.sleep(min(left_s, _SLICE_S))
+            wait(self._task, self._wait_s)
         except TransferFailure:
             context.attempt_failed(self._failure)
             raise

@@ -55,7 +55,7 @@ class _FtpDeletion(_Deletion):
     def _delete(self) -> None:
         ftp = Ftp(self._task)
         try:
-            ftp.delete(self._task.address, refusal_is_failure=True)
+            ftp.delete(self._task.address)
         except TransferFailure:
             if ftp.exists(self._task.address):
                 raise

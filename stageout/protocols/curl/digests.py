@@ -12,7 +12,7 @@ import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol, Union
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Union
 
 if TYPE_CHECKING:  # loaded only for files that are not small
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -46,7 +46,24 @@ _NAMES = {
     "crc32": "crc32",
 }
 _HEX = re.compile(r"[0-9A-Fa-f]+")
+_PLAIN_CODINGS = ("", "identity")
 _S3_MD5_TAG = re.compile(r'"?([0-9a-fA-F]{32})"?')
+
+
+class Stated(NamedTuple):
+    """Digests that an answer states: name -> value.
+
+    :param sure: of the file as this answer shows it.
+    :param perhaps: of another form of it, perhaps: these may agree, and a difference says nothing.
+    """
+
+    sure: dict[str, str] = {}  # noqa: RUF012 - never changed
+    perhaps: dict[str, str] = {}  # noqa: RUF012 - never changed
+
+    @property
+    def names(self) -> set[str]:
+        """Return the names of all of them."""
+        return {*self.sure, *self.perhaps}
 
 
 class _Running(Protocol):
@@ -159,7 +176,7 @@ def stated_by_user(text: str) -> dict[str, str]:
 
 def stated_by_server(
     headers: Mapping[str, str], whole_body: bool, about_upload: bool = False, amazon: bool = False
-) -> dict[str, str]:
+) -> Stated:
     """The digests of a file that the headers of an answer state.
 
     :param headers: names in lower case.
@@ -170,31 +187,45 @@ def stated_by_server(
     found: list[tuple[str, str]] = []
     for header in ("oc-checksum", "x-oc-checksum"):
         found += _listed(headers.get(header, ""), ":")
-    for header in ("repr-digest", "digest", "x-goog-hash"):
-        if not about_upload or header == "x-goog-hash":
+    if not about_upload:
+        for header in ("repr-digest", "digest"):
             found += _listed(headers.get(header, ""), "=")
     if whole_body and not about_upload:
         found += _listed(headers.get("content-digest", ""), "=")
         found += [("md5", headers["content-md5"])] if "content-md5" in headers else []
     for name, known in _NAMES.items():
-        found += [(known, headers[key]) for key in (f"x-checksum-{name}",) if key in headers]
-    found += _s3(headers, amazon)
-    read = ((name, read_value(name, value)) for name, value in reversed(found))
+        found += [(known, headers[f"x-checksum-{name}"])] if f"x-checksum-{name}" in headers else []
+    google = list(_listed(headers.get("x-goog-hash", ""), "="))
+    packed = headers.get("x-goog-stored-content-encoding", "").strip().lower() not in _PLAIN_CODINGS
+    own, tags = _s3(headers, amazon)
+    sure, perhaps = [*found, *own, *(() if packed else google)], [*tags, *(google if packed else ())]
+    if headers.get("content-encoding", "").strip().lower() not in _PLAIN_CODINGS and not about_upload:
+        sure, perhaps = [], [*sure, *perhaps]  # of the coded form, or of the other one: servers differ
+    return Stated(_read(sure), _read(perhaps))
+
+
+def _read(found: Iterable[tuple[str, str]]) -> dict[str, str]:
+    read = ((name, read_value(name, value)) for name, value in reversed(list(found)))
     return {name: value for name, value in read if value}
 
 
-def _s3(headers: Mapping[str, str], amazon: bool) -> Iterator[tuple[str, str]]:
-    """Checksums of S3; an ETag only where it is the MD5: not of several parts, not encrypted with a key of its own."""
+def _s3(headers: Mapping[str, str], amazon: bool) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return checksums of S3, and those that only may be some.
+
+    An ETag is the MD5 of an object of one part without a key of its own: surely so where the server says that it
+    encrypted the object with S3's own key (AES256), as Amazon always does; else only when it agrees.
+    """
+    sums: list[tuple[str, str]] = []
     if headers.get("x-amz-checksum-type", "FULL_OBJECT").upper() == "FULL_OBJECT":
-        for name in ("sha256", "sha1", "crc32"):
-            if f"x-amz-checksum-{name}" in headers:
-                yield name, headers[f"x-amz-checksum-{name}"]
+        names = ("sha256", "sha1", "crc32")
+        sums = [(name, headers[f"x-amz-checksum-{name}"]) for name in names if f"x-amz-checksum-{name}" in headers]
     amazon = amazon or any(name.startswith("x-amz-") for name in headers)
-    if not amazon and headers.get("server") not in ("AmazonS3", "MinIO"):
-        return
-    encrypted = headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
-    encrypted = encrypted or "x-amz-server-side-encryption-customer-algorithm" in headers
-    random_tag = headers.get("x-amz-storage-class", "").upper() == "EXPRESS_ONEZONE"
     tag = _S3_MD5_TAG.fullmatch(headers.get("etag", ""))
-    if tag and not encrypted and not random_tag:
-        yield "md5", tag[1]
+    if tag is None or not (amazon or headers.get("server") in ("AmazonS3", "MinIO")):
+        return sums, []
+    plain_key = headers.get("x-amz-server-side-encryption") == "AES256"
+    own_key = "x-amz-server-side-encryption-customer-algorithm" in headers
+    random_tag = headers.get("x-amz-storage-class", "").upper() == "EXPRESS_ONEZONE"
+    if plain_key and not own_key and not random_tag:
+        return [*sums, ("md5", tag[1])], []
+    return sums, [("md5", tag[1])]

@@ -7,17 +7,17 @@ import re
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.api import Outcome
 from stageout.protocols.curl.attempts import Movement
-from stageout.protocols.curl.digests import WANTED, stated_by_server, strongest
+from stageout.protocols.curl.digests import WANTED, Stated, stated_by_server, strongest
 from stageout.protocols.curl.ftp import Ftp
 from stageout.protocols.curl.http import Http
 from stageout.protocols.curl.localfile import PartFile
+from stageout.protocols.curl.servers import Habit
 from stageout.protocols.curl.task import Task
 from stageout.protocols.curl.transport import Reply
 
 CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 WHOLE = (200, 203, 204)  # the answer is the file; 204: it is empty
 _STRONG_AGE_S = 60.0
-_PLAIN_DIGESTS = ("adler32",)  # when nobody states one: for the result ad, and cheap
 
 
 class Download(Movement):
@@ -29,7 +29,7 @@ class Download(Movement):
         self._expected = task.user_digests()
         self._part = PartFile(task.path)
         self._announced_bytes: int | None = None
-        self._stated: dict[str, str] = {}
+        self._stated = Stated()
         self._most_bytes = 0
 
     @property
@@ -51,11 +51,12 @@ class Download(Movement):
         """Take data from the network."""
         self._part.write(data)
 
-    def _restart(self, stated: dict[str, str], announced_bytes: int | None) -> None:
-        self._stated = stated if not self._task.no_digests else {}
+    def _restart(self, stated: Stated, announced_bytes: int | None) -> None:
+        self._stated = stated if not self._task.no_digests else Stated()
         self._announced_bytes = announced_bytes
-        wanted = {name for name in (strongest(self._stated), strongest(self._expected)) if name}
-        self._part.restart(wanted or (() if self._task.no_digests else _PLAIN_DIGESTS))
+        likely = () if self._task.no_digests else self._task.servers.digests(self._address.origin)
+        wanted = {strongest(names) for names in (self._stated.sure, self._stated.perhaps, self._expected)} - {None}
+        self._part.restart({name for name in wanted if name} or likely)
 
     def _finish(self) -> Outcome:
         """Verify, then give the file its name."""
@@ -82,18 +83,33 @@ class Download(Movement):
             text = f"{host} announced {self._announced_bytes} bytes and sent {size_bytes}"
             raise TransferFailure(ErrorClass.SIZE_MISMATCH, text, host)
         verified = "" if self._announced_bytes is None else "size"
-        for digests, whose in ((self._stated, host), (self._expected, "the job's PluginData")):
-            name = strongest(digests)
-            if name is None:
-                continue
-            if self._part.digest(name) != digests[name]:
-                text = f"the file from {host} does not have the {name} that {whose} states"
-                raise TransferFailure(ErrorClass.CONTENT_MISMATCH, text, host, developer={"Expected": digests[name]})
+        name = strongest(self._stated.perhaps)
+        if name and self._part.digest(name) == self._stated.perhaps[name]:
             verified = name
+        verified = self._agreeing(self._stated.sure, host) or verified
+        verified = self._agreeing(self._expected, "the job's PluginData") or verified
+        if verified in ("", "size") and not self._task.no_digests:
+            verified = self._agreeing(self._asked_digests(), host) or verified
         if self._task.digest_required and verified in ("", "size"):
             text = f"{host} states no digest of this file and the checksum policy is required; give one in PluginData"
             raise TransferFailure(ErrorClass.NOT_VERIFIED, text, host)
         return verified
+
+    def _agreeing(self, digests: dict[str, str], whose: str) -> str:
+        """Return the name of the digest that agrees; "" where none is stated.
+
+        :raises TransferFailure: CONTENT_MISMATCH.
+        """
+        name = strongest(set(digests) & set(self._part.digests())) or strongest(digests)
+        if name is None or self._part.digest(name) == digests[name]:
+            return name or ""
+        host, facts = self._address.host, {"Expected": digests[name]}
+        text = f"the file from {host} does not have the {name} that {whose} states"
+        raise TransferFailure(ErrorClass.CONTENT_MISMATCH, text, host, developer=facts)
+
+    def _asked_digests(self) -> dict[str, str]:
+        """Ask the server for digests of the version that was received; it may have none."""
+        return {}
 
 
 class HttpDownload(Download):
@@ -113,13 +129,13 @@ class HttpDownload(Download):
     @property
     def _comparable(self) -> bool:
         """A date or a digest tells whether the rest is of the same version."""
-        return "last-modified" in self._headers or bool(self._stated or self._expected)
+        return "last-modified" in self._headers or bool(self._stated.sure or self._expected)
 
     def attempt(self) -> Outcome:
         """One GET, of what is still missing where that is safe."""
-        headers = () if self._task.no_digests else WANTED
+        headers: tuple[str, ...] = ()
         if self._part.size_bytes and self.resumable:
-            headers = (*headers, f"Range: bytes={self._part.size_bytes}-")
+            headers = (f"Range: bytes={self._part.size_bytes}-",)
             headers = (*headers, f"If-Range: {self._validator}") if self._validator else headers
         reply = self._http.ask("GET", self._address, headers, receiver=self)
         if reply.status not in WHOLE and reply.status != 206:
@@ -164,6 +180,34 @@ class HttpDownload(Download):
         self._validator, self._headers = "", {}
         super()._forget()
 
+    def _asked_digests(self) -> dict[str, str]:
+        """HEAD with the wish for digests: as part of the GET the wish makes some servers refuse the file."""
+        origin, servers, required = self._address.origin, self._task.servers, self._task.digest_required
+        asks = required or not servers.has(origin, Habit.STATES_NO_DIGESTS)
+        if self._address.signed or not asks:
+            return {}
+        reply = self._http.question("HEAD", self._address, WANTED)
+        stated = Stated()
+        if reply is not None and reply.status == 200:
+            stated = stated_by_server(reply.headers, whole_body=True)
+        if not stated.names:
+            servers.learn(origin, Habit.STATES_NO_DIGESTS)
+        if reply is None or not self._is_received_version(reply):
+            return {}
+        agreeing = {name: value for name, value in stated.perhaps.items() if self._part.digest(name) == value}
+        found = strongest(stated.names)
+        if found:
+            servers.learn_digest(origin, found)
+        return stated.sure or agreeing
+
+    def _is_received_version(self, reply: Reply) -> bool:
+        """Tell whether an answer is about the version that was received: length, date and tag are the same."""
+        length = reply.headers.get("content-length", str(self._part.size_bytes))
+        names = ("etag", "last-modified")
+        return length == str(self._part.size_bytes) and all(
+            reply.headers.get(name) == self._headers.get(name) for name in names
+        )
+
 
 class FtpDownload(Download):
     """Over FTP. A server has no names for versions, so nothing is continued."""
@@ -182,7 +226,7 @@ class FtpDownload(Download):
 
     def begin(self, reply: Reply) -> None:
         """Data comes."""
-        self._restart({}, None)
+        self._restart(Stated(), None)
 
 
 def strong_validator(headers: dict[str, str]) -> str:

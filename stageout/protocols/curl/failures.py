@@ -30,7 +30,7 @@ _BOILERPLATE = (
 CURL_CODES: dict[int, ErrorClass] = {
     pycurl.E_UNSUPPORTED_PROTOCOL: _K.NOT_SUPPORTED,
     pycurl.E_FAILED_INIT: _K.PLUGIN_BROKEN,
-    pycurl.E_URL_MALFORMAT: _K.BAD_URL,
+    pycurl.E_URL_MALFORMAT: _K.BAD_REQUEST,
     pycurl.E_NOT_BUILT_IN: _K.PLUGIN_BROKEN,
     pycurl.E_COULDNT_RESOLVE_PROXY: _K.NAME_LOOKUP_FAILED,
     pycurl.E_COULDNT_RESOLVE_HOST: _K.NAME_LOOKUP_FAILED,
@@ -125,6 +125,15 @@ HTTP_STATUSES: dict[int, ErrorClass] = {
 }
 _HTTP_HUNDREDS = {3: _K.BAD_URL, 4: _K.REQUEST_REJECTED, 5: _K.SERVER_ERROR}
 
+# Codes in the error answers of S3, where they say more than the status (400, 403, 409).
+S3_CODES: dict[str, ErrorClass] = {
+    "ExpiredToken": _K.CREDENTIAL_EXPIRED,
+    "OperationAborted": _K.SERVER_BUSY,
+    "RequestTimeout": _K.TIMED_OUT,
+    "SlowDown": _K.THROTTLED,
+}
+_S3_CODE = re.compile(rb"<Error>.{0,2000}?<Code>(\w{1,80})</Code>", re.DOTALL)
+
 FTP_REPLIES: dict[int, ErrorClass] = {
     421: _K.SERVER_BUSY,
     425: _K.CONNECTION_LOST,
@@ -182,9 +191,13 @@ REMOTE_ERRNOS: dict[int, ErrorClass] = {
 }
 
 
-def of_status(status: int) -> ErrorClass:
-    """Class of an HTTP status that is not a success; one that is not in the table counts as its hundred."""
-    return HTTP_STATUSES.get(status) or _HTTP_HUNDREDS.get(status // 100, _K.SERVER_ERROR)
+def of_status(status: int, body: bytes = b"") -> ErrorClass:
+    """Class of an HTTP status that is not a success; one that is not in the table counts as its hundred.
+
+    :param body: where it has a code of S3 that says more, that counts.
+    """
+    known = S3_CODES.get(s3_code(body)) or HTTP_STATUSES.get(status)
+    return known or _HTTP_HUNDREDS.get(status // 100, _K.SERVER_ERROR)
 
 
 def of_curl(code: int, ftp_reply: int = 0) -> ErrorClass:
@@ -195,6 +208,18 @@ def of_curl(code: int, ftp_reply: int = 0) -> ErrorClass:
     if code in _FTP_REFUSALS and ftp_reply in FTP_REPLIES:
         return FTP_REPLIES[ftp_reply]
     return CURL_CODES.get(code, _K.UNKNOWN)
+
+
+def s3_code(body: bytes) -> str:
+    """Return the code in an error answer of S3; "" where there is none."""
+    found = _S3_CODE.search(body)
+    return found[1].decode() if found else ""
+
+
+def ftp_words(lines: list[str]) -> str:
+    """Return the last reply of an FTP dialogue when it is a refusal, as the server wrote it; "" when it is none."""
+    last = next((line for line in reversed(lines) if line), "")
+    return server_words(last.encode("utf-8", "surrogateescape")) if last[:1] in ("4", "5") else ""
 
 
 def local_failure(error: OSError, name: str) -> TransferFailure:

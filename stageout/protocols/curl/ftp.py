@@ -10,13 +10,17 @@ import pycurl
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.protocols.curl.address import Address
-from stageout.protocols.curl.digests import LENGTHS_BYTES, read_value
+from stageout.protocols.curl.digests import LENGTHS_BYTES, Stated, read_value
+from stageout.protocols.curl.evidence import Witness
+from stageout.protocols.curl.http import ENDED, QUESTION_S
 from stageout.protocols.curl.localfile import SourceFile
 from stageout.protocols.curl.task import Task
 from stageout.protocols.curl.transport import Query, Receiver, Reply
 
 _CREATE_AND_RETRY = 2  # CURLFTP_CREATE_DIR_RETRY
 _HASH_REPLY = re.compile(r"213 (\S+) \d+-\d+ ([0-9A-Fa-f]+)\b")
+_LISTED_SIZE = re.compile(r"\s?(?:[^ ]*;)?size=([0-9]{1,18});", re.IGNORECASE)
+_REFUSED = (pycurl.E_REMOTE_FILE_NOT_FOUND, pycurl.E_FTP_COULDNT_RETR_FILE, pycurl.E_REMOTE_ACCESS_DENIED)
 _HASH_NAMES = {"SHA-512": "sha512", "SHA-256": "sha256", "SHA-1": "sha1", "MD5": "md5", "CRC32": "crc32"}
 
 
@@ -26,6 +30,7 @@ class Ftp:
     def __init__(self, task: Task) -> None:
         self._task = task
         self.facts: dict[str, Any] = {}
+        self.unanswered: TransferFailure | None = None  # why the last question brought nothing
 
     def retrieve(self, receiver: Receiver) -> Reply:
         """RETR."""
@@ -40,41 +45,55 @@ class Ftp:
         self.facts["TransferHTTPStatusCode"] = reply.status
         return reply
 
-    def look(self, address: Address, with_digest: bool) -> tuple[int | None, dict[str, str]]:
-        """Size of a file (SIZE), and its digest where the server can say it (HASH).
+    def size_and_digest(self, address: Address, with_digest: bool) -> Witness | None:
+        """Ask for the size of a file (SIZE), and for its digest (HASH).
 
-        :returns: size in bytes, None when the server does not tell; digests.
+        :returns: what the server told; None where no answer came, which ``unanswered`` explains.
+        :raises TransferFailure: the plugin has to end.
         """
         commands = [f"*HASH {address.name}"] if with_digest else []
-        reply = self._perform(address, options={pycurl.NOBODY: 1, **_after(commands)})
-        return (reply.length_bytes if reply.length_bytes >= 0 else None), _hashes(reply.lines)
+        reply = self._question(address, commands)
+        if reply is None:
+            return None
+        size_bytes = reply.length_bytes if reply.length_bytes >= 0 else None
+        silent = "" if size_bytes is not None else "it states no length"
+        return Witness("SIZE", size_bytes, Stated(_hashes(reply.lines)), silent)
 
-    def rename(self, source: Address, target: Address) -> None:
-        """RNFR, RNTO; an older file of that name is replaced."""
-        rename = [f"RNFR {source.name}", f"RNTO {target.name}"]
-        try:
-            self._command(target, rename)
-        except TransferFailure as failure:
-            if failure.developer.get("LibcurlReturnCode") != pycurl.E_QUOTE_ERROR:
-                raise
-            self._command(target, [f"*DELE {target.name}", *rename])  # some servers replace nothing by themselves
+    def listed_size(self, address: Address) -> Witness | None:
+        """Ask for the facts about a file (MLST); returns and raises as :meth:`size_and_digest`."""
+        reply = self._question(address.parent() or address, [f"*MLST {address.name}"])
+        if reply is None:
+            return None
+        found = next((found for found in map(_LISTED_SIZE.match, reply.lines) if found), None)
+        return Witness("MLST", int(found[1]) if found else None, silent="" if found else "it states no length")
 
-    def delete(self, address: Address, refusal_is_failure: bool = False) -> None:
-        """DELE. :param refusal_is_failure: else a file that stays, or is not there, is no error."""
-        self._command(address, [f"{'' if refusal_is_failure else '*'}DELE {address.name}"])
+    def delete(self, address: Address) -> None:
+        """DELE. :raises TransferFailure: refused, also when there is no such file."""
+        options = {pycurl.NOBODY: 1, **_after([f"DELE {address.name}"])}
+        self._perform(address.parent() or address, options=options)
 
     def exists(self, address: Address) -> bool:
         """Tell whether the server has a file of this name (SIZE). :raises TransferFailure: no answer."""
         try:
-            return self.look(address, with_digest=False)[0] is not None
+            return self._perform(address, options={pycurl.NOBODY: 1}).length_bytes >= 0
         except TransferFailure as failure:
             if failure.kind is ErrorClass.NOT_FOUND:
                 return False
             raise
 
-    def _command(self, address: Address, commands: list[str]) -> Reply:
-        folder = address.parent() or address
-        return self._perform(folder, options={pycurl.NOBODY: 1, **_after(commands)})
+    def _question(self, address: Address, commands: list[str]) -> Reply | None:
+        """Make a request that the transfer can do without: for seconds, and a refusal is an answer."""
+        self.unanswered = None
+        try:
+            return self._perform(address, options={pycurl.NOBODY: 1, **_after(commands)}, limit_s=QUESTION_S)
+        except TransferFailure as failure:
+            if failure.kind in ENDED:
+                raise
+            if failure.developer.get("LibcurlReturnCode") in _REFUSED:
+                return Reply()
+            self.unanswered = failure
+            self._task.context.log("a question brought no answer", place=address.shown, why=failure)
+            return None
 
     def _perform(
         self,
@@ -82,11 +101,12 @@ class Ftp:
         source: SourceFile | None = None,
         receiver: Receiver | None = None,
         options: dict[int, Any] | None = None,
+        limit_s: float = 0.0,
     ) -> Reply:
         options = dict(options or {})
         if self._task.address.user:
             options.update({pycurl.USERNAME: self._task.address.user, pycurl.PASSWORD: self._task.address.password})
-        query = Query("", address.url, source=source, receiver=receiver, options=options)
+        query = Query("", address.url, source=source, receiver=receiver, options=options, limit_s=limit_s)
         task = self._task
         task.progress.begin()
         return task.transport.perform(query, task.context, task.settings, task.progress)

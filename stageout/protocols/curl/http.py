@@ -10,14 +10,16 @@ from calendar import timegm
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pycurl
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.protocols.curl.address import Address
-from stageout.protocols.curl.failures import of_status, server_words
+from stageout.protocols.curl.failures import of_status, s3_code, server_words
 from stageout.protocols.curl.localfile import SourceFile
 from stageout.protocols.curl.proxies import proxy_in_use
+from stageout.protocols.curl.servers import Habit
 from stageout.protocols.curl.settings import positive_number
 from stageout.protocols.curl.task import Task
 from stageout.protocols.curl.transport import Query, Receiver, Reply
@@ -27,6 +29,10 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 LARGE_BYTES = 1 << 20
 _MOVES = frozenset({"GET", "PUT"})
 _PROXY_REFUSED = 407
+_EXPECTATION_FAILED = 417
+#: Seconds for a question that the transfer can do without.
+QUESTION_S = 5.0
+ENDED = (ErrorClass.DEADLINE, ErrorClass.NOT_ATTEMPTED)
 
 
 class Http:
@@ -38,6 +44,7 @@ class Http:
         self._context = task.context
         self._proxy_problem = ""
         self.facts: dict[str, Any] = {}
+        self.unanswered: TransferFailure | None = None  # why the last question brought nothing
 
     def ask(
         self,
@@ -47,26 +54,68 @@ class Http:
         source: SourceFile | None = None,
         receiver: Receiver | None = None,
         options: dict[int, Any] | None = None,
+        limit_s: float = 0.0,
+        head_only: bool = False,
+        whole_text: bool = False,
+        repeated: bool = False,
     ) -> Reply:
         """Make a request and follow redirects; an HTTP error is an answer.
 
+        :param limit_s: as in :class:`Query`, for all requests together; likewise the next ones.
+        :param repeated: the source has been sent before in this attempt.
         :raises TransferFailure: no answer, too many redirects, or no credential.
         """
         most_redirects = positive_number(self._context, "CURL_MAX_REDIRS") or _MOST_REDIRECTS
-        asked = method
+        query = Query(method, "", [], source, receiver, options or {}, limit_s, head_only, whole_text)
+        home, end_s, redirected = address, time.monotonic() + limit_s, False
         for _ in range(most_redirects + 1):
-            lines = [*headers, *self._authorisation(address), *_expect(source)]
-            query = Query(method, address.url, lines, source, receiver, options or {})
-            reply = self._perform(query, self._identity(address))
-            self._note(asked, address, reply)
+            if limit_s:
+                query.limit_s = max(0.1, end_s - time.monotonic())
+            reply = self._ask_one(query, address, headers, repeated or redirected)
+            if not limit_s:
+                self._note(method, address, reply)
             if reply.status not in _REDIRECTS or "location" not in reply.headers:
-                return reply if method == asked else replace(reply, headers={})  # those are about something else
-            if reply.status == 303 and method == "PUT":
-                method, source = "HEAD", None  # whether the file was taken stands there
+                about_it = query.method == method  # else the headers are about something else
+                return replace(reply, headers=reply.headers if about_it else {}, redirected=redirected)
+            if reply.status == 303 and query.method == "PUT":  # whether the file was taken stands there
+                query = replace(query, method="GET", source=None, head_only=True)
             address = self._elsewhere(address, reply)
+            redirected = redirected or address.url != home.url
         text = f"{self._home.host} redirects more than {most_redirects} times; check the URL"
         facts = {**self.facts, "LibcurlReturnCode": pycurl.E_TOO_MANY_REDIRECTS}
         raise TransferFailure(ErrorClass.BAD_URL, text, server=self._home.host, developer=facts)
+
+    def question(
+        self, method: str, address: Address, headers: tuple[str, ...] = (), body: dict[int, Any] | None = None
+    ) -> Reply | None:
+        """Ask for more than the transfer needs: for seconds, and the head of the answer is enough where it has no text.
+
+        :returns: None where nothing came, which means nothing; ``unanswered`` then says why.
+        :raises TransferFailure: the plugin has to end.
+        """
+        self.unanswered = None
+        try:
+            return self.ask(method, address, headers, options=body, limit_s=QUESTION_S, head_only=method == "GET")
+        except TransferFailure as failure:
+            if failure.kind in ENDED:
+                raise
+            self.unanswered = failure
+            self._context.log(f"{method} brought no answer", place=address.shown, why=failure)
+            return None
+
+    def _ask_one(self, query: Query, address: Address, headers: tuple[str, ...], repeated: bool) -> Reply:
+        """Make one request; once more where the server does not want to be asked before data is sent."""
+        servers, source = self._task.servers, query.source
+        query.url = address.url
+        lines = [*headers, *self._authorisation(address)]
+        is_asked = _asks_first(source, repeated) and not servers.has(address.origin, Habit.REFUSES_EXPECT)
+        query.headers = [*lines, *_expect(source, is_asked)]
+        reply = self._perform(query, self._identity(address))
+        if is_asked and reply.status == _EXPECTATION_FAILED:
+            servers.learn(address.origin, Habit.REFUSES_EXPECT)
+            query.headers = [*lines, "Expect:"]
+            reply = self._perform(query, self._identity(address))
+        return reply
 
     def _elsewhere(self, address: Address, reply: Reply) -> Address:
         try:
@@ -132,15 +181,18 @@ class Http:
         place = f"proxy {proxy}" if proxy else self._home.host
         text = f"{place} answered {reason} to the {deed}" + (f": {words}" if words else "")
         hint = self._proxy_problem if kind in _CREDENTIAL_KINDS and self._proxy_problem else _HINTS.get(kind, "")
+        hint = signing_advice(self._home.url, reply.status, reply.text) or hint
         if hint:
             text += f"; {hint}"
         code = pycurl.E_HTTP_RETURNED_ERROR if reply.status >= 400 else pycurl.E_REMOTE_FILE_NOT_FOUND
         facts = {**self.facts, "TransferHTTPStatusCode": reply.status, "LibcurlReturnCode": code}
+        if s3_code(reply.text):
+            facts["ServerCode"] = s3_code(reply.text)
         stage = "PostConnection" if proxy else ""
         return TransferFailure(kind, text, proxy or self._home.host, retry_after_s(reply.headers), facts, stage)
 
     def _kind(self, reply: Reply) -> ErrorClass:
-        kind = of_status(reply.status)
+        kind = of_status(reply.status, reply.text)
         if kind not in (ErrorClass.CREDENTIAL_REFUSED, ErrorClass.PERMISSION_DENIED):
             return kind
         if self._home.signature_expired or (self._home.service and self._token_expired()):
@@ -174,15 +226,42 @@ _HINTS = {
 }
 
 
+_SIGNED_HERE = ("host",)
+
+
+def signing_advice(url: str, status: int, body: bytes) -> str:
+    """Say why a signed URL cannot work, as far as the URL and the answer tell; "" where they do not."""
+    if status not in (400, 403):
+        return ""
+    if s3_code(body) == "RequestTimeTooSkewed":
+        return "the clocks of the signer and of the server differ: check the clock of the machine that signs"
+    query = {key.lower(): value for key, value in parse_qsl(urlsplit(url).query, keep_blank_values=True)}
+    if not any(key.endswith("-signature") for key in query):
+        return ""
+    names = next((value for key, value in query.items() if key.endswith("-signedheaders")), "host")
+    others = [name for name in names.lower().split(";") if name and name not in _SIGNED_HERE]
+    if others:
+        return f"the URL is signed for the header {', '.join(others)}, which is not sent: sign the URL for host alone"
+    sums = [key for key in query if key.startswith("x-amz-checksum-")]
+    if sums:
+        return f"the URL is signed for one content only ({', '.join(sums)}): sign it without a checksum"
+    return ""
+
+
 def _basic(address: Address) -> str:
     return base64.b64encode(f"{address.user}:{address.password}".encode()).decode()
 
 
-def _expect(source: SourceFile | None) -> list[str]:
-    """Ask before sending much, and do not lose a round trip over little."""
-    if source is None:
+def _expect(source: SourceFile | None, is_asked: bool) -> list[str]:
+    """Say whether to ask: libcurl does so by itself above a limit, and then knows what 417 means."""
+    if source is None or (is_asked and source.size_bytes > LARGE_BYTES):
         return []
-    return ["Expect: 100-continue"] if source.size_bytes >= LARGE_BYTES else ["Expect:"]
+    return ["Expect: 100-continue"] if is_asked else ["Expect:"]
+
+
+def _asks_first(source: SourceFile | None, repeated: bool) -> bool:
+    """Ask before sending much, or anything a second time, and do not lose a round trip over little."""
+    return source is not None and (source.size_bytes >= LARGE_BYTES or (repeated and source.size_bytes > 0))
 
 
 def retry_after_s(headers: dict[str, str]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +16,7 @@ _PIECE_BYTES = 1 << 20
 _NAME_BYTES = 200  # of a temporary name, below NAME_MAX
 _NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)  # by kernel and file systems
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MOST_SENDINGS = 2  # of a file in one attempt
 
 
 def temporary_name(name: str) -> str:
@@ -192,6 +194,7 @@ class SourceFile:
         except OSError as error:
             raise local_failure(error, path.name) from None
         self._start_bytes = start_bytes
+        self._left_bytes = math.inf
         self._file_bytes = status.st_size
         self.size_bytes = status.st_size - start_bytes if length_bytes is None else length_bytes
         self._modified_ns = status.st_mtime_ns
@@ -199,7 +202,8 @@ class SourceFile:
     def read(self, most_bytes: int) -> bytes:
         """The next piece, empty at the end.
 
-        :raises TransferFailure: SOURCE_CHANGED when the file has become shorter.
+        :raises TransferFailure: SOURCE_CHANGED when the file has become shorter; REQUEST_REJECTED when the attempt has
+            sent enough.
         """
         wanted = min(most_bytes, self.size_bytes - self._position_bytes)
         if not wanted:
@@ -210,9 +214,18 @@ class SourceFile:
             raise local_failure(error, self._path.name) from None
         if not piece:
             raise self._changed()
+        self._left_bytes -= len(piece)
+        if self._left_bytes < 0:
+            text = f"the server asks for {self._path.name} again and again; it was sent {_MOST_SENDINGS} times"
+            raise TransferFailure(ErrorClass.REQUEST_REJECTED, text)
         self._position_bytes += len(piece)
         self._digests.update(piece)
         return piece
+
+    @property
+    def is_begun(self) -> bool:
+        """Some of it has been read since it was begun."""
+        return self._position_bytes > 0
 
     @property
     def read_whole(self) -> bool:
@@ -231,6 +244,10 @@ class SourceFile:
         copied = kernel_copy(self._descriptor, descriptor, wanted, self._start_bytes + self._position_bytes)
         self._position_bytes += copied
         return copied
+
+    def begin_attempt(self) -> None:
+        """Allow the bytes of one attempt: a server may answer that it wants the file elsewhere, but not for ever."""
+        self._left_bytes = _MOST_SENDINGS * self.size_bytes
 
     def rewind(self) -> None:
         """Begin again."""

@@ -9,18 +9,22 @@ import threading
 from stageout.core.errors import ErrorClass
 
 _PATIENCE_S = 5.0
+_QUICK_S = 0.2
 _DEFINITIVE = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
 
-def lookup_failure(host: str) -> tuple[ErrorClass, str]:
-    """Class and sentence for a name that libcurl could not resolve: the resolver is asked once more for its code."""
-    code = _ask(host)
+def lookup_failure(host: str, one_attempt: bool = False) -> tuple[ErrorClass, str]:
+    """Class and sentence for a name that libcurl could not resolve: the resolver is asked once more for its code.
+
+    :param one_attempt: nobody waits long for the code.
+    """
+    code = _ask(host, _QUICK_S if one_attempt else _PATIENCE_S)
     if code in _DEFINITIVE:
         return ErrorClass.NAME_NOT_RESOLVED, f"there is no host {host} in the DNS as seen from here; check the URL"
     return ErrorClass.NAME_LOOKUP_FAILED, f"the DNS did not answer for {host}; check the node's resolver"
 
 
-def _ask(host: str) -> int | None:
+def _ask(host: str, patience_s: float) -> int | None:
     """Code of the resolver; 0 when the name now resolves, None when it takes too long."""
     answer: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -35,6 +39,6 @@ def _ask(host: str) -> int | None:
 
     threading.Thread(target=look, daemon=True).start()
     try:
-        return answer.get(timeout=_PATIENCE_S)
+        return answer.get(timeout=patience_s)
     except queue.Empty:
         return None

@@ -8,10 +8,11 @@ abort). At a server that takes the job's token, or needs none, the plugin begins
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -21,13 +22,15 @@ import pycurl
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.protocols.curl.address import Address, address_of
+from stageout.protocols.curl.digests import Stated
+from stageout.protocols.curl.evidence import Sent, Verdict, Witness
 from stageout.protocols.curl.http import Http
 from stageout.protocols.curl.localfile import SourceFile
 from stageout.protocols.curl.settings import value_of
 from stageout.protocols.curl.streams import SharedProgress, StreamProgress
 from stageout.protocols.curl.task import Task
 from stageout.protocols.curl.transport import Reply
-from stageout.protocols.curl.upload import HttpUpload, Stored
+from stageout.protocols.curl.upload import HttpUpload
 
 _LEAST_PART_BYTES = 8 << 20  # S3 takes parts of 5 MiB or more, except the last
 _MOST_PARTS = 10_000
@@ -90,6 +93,7 @@ class PartsUpload(HttpUpload):
             )
             raise TransferFailure(ErrorClass.BAD_REQUEST, f"{text}, or give a larger part_bytes")
         self._upload_id = ""
+        self._is_whole = False
         self._tags: dict[int, str] = {}
         self._sums: dict[int, bytes] = {}
         self._lock = threading.Lock()
@@ -98,25 +102,27 @@ class PartsUpload(HttpUpload):
     @property
     def milestone(self) -> int:
         """Parts that are there, and steps done."""
-        return len(self._tags) + _MOST_PARTS * int(self._step)
+        return len(self._tags) + _MOST_PARTS * super().milestone
 
     def abandon(self) -> None:
         """Tell the server to forget the parts."""
         url = self._signed.abort if self._signed else self._query(f"uploadId={quote(self._upload_id, safe='')}")
         if (self._signed and url) or self._upload_id:
-            try:
-                self._http.ask("DELETE", self._at(url))
-            except TransferFailure as failure:
-                self._task.context.log("parts of an upload stay on the server", why=failure)
+            with contextlib.suppress(TransferFailure):
+                if self._http.question("DELETE", self._at(url)) is not None:
+                    return
+            self._task.context.log("parts of an upload stay on the server")
 
-    def _send(self) -> Stored:
+    def _send(self) -> tuple[Sent, Stated]:
         if not self._signed and not self._upload_id:
             self._begin_upload()
         self._send_parts()
-        return self._complete()
+        self._is_whole = self._complete()
+        return Sent(self._source.size_bytes), Stated()
 
     def _begin_upload(self) -> None:
-        reply = self._http.ask("POST", self._at(self._query("uploads")), _XML, options={pycurl.POSTFIELDS: ""})
+        empty = {pycurl.POSTFIELDS: ""}
+        reply = self._http.ask("POST", self._at(self._query("uploads")), _XML, options=empty, whole_text=True)
         found = _UPLOAD_ID.search(reply.text)
         if not reply.success or not found:
             raise self._http.failure(reply, f"start of the upload of {self._path.name} in parts")
@@ -152,6 +158,7 @@ class PartsUpload(HttpUpload):
         start = (number - 1) * self._part_bytes
         length = min(self._part_bytes, self._source.size_bytes - start)
         source = SourceFile(self._path, ("md5",), start, length)
+        source.begin_attempt()
         try:
             reply = http.ask("PUT", self._at(self._part_url(number)), source=source)
             if not reply.success:
@@ -166,14 +173,15 @@ class PartsUpload(HttpUpload):
         with self._lock:
             self._tags[number], self._sums[number] = tag, bytes.fromhex(md5)
 
-    def _complete(self) -> Stored:
+    def _complete(self) -> bool:
+        """Put the parts together. Returns whether the object's tag shows that all of them are in it."""
         rows = (
             f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(tag)}</ETag></Part>"
             for number, tag in sorted(self._tags.items())
         )
         body = f"<CompleteMultipartUpload>{''.join(rows)}</CompleteMultipartUpload>"
         url = self._signed.complete if self._signed else self._query(f"uploadId={quote(self._upload_id, safe='')}")
-        reply = self._http.ask("POST", self._at(url), _XML, options={pycurl.POSTFIELDS: body})
+        reply = self._http.ask("POST", self._at(url), _XML, options={pycurl.POSTFIELDS: body}, whole_text=True)
         refused = _ERROR.search(reply.text)
         if not reply.success or refused:  # S3 says 200 before it knows
             if refused and reply.success:
@@ -182,7 +190,7 @@ class PartsUpload(HttpUpload):
                 raise TransferFailure(ErrorClass.SERVER_ERROR, text, self._address.host)
             raise self._http.failure(reply, f"end of the upload of {self._path.name} in parts")
         self._upload_id = ""
-        return Stored(self._source.size_bytes if self._tag_agrees(reply) else None, {})
+        return self._tag_agrees(reply)
 
     def _tag_agrees(self, reply: Reply) -> bool:
         """The object's tag is the digest of the parts' digests: then all parts are in it, in this order.
@@ -200,14 +208,11 @@ class PartsUpload(HttpUpload):
             raise TransferFailure(ErrorClass.CONTENT_MISMATCH, text, self._address.host)
         return True
 
-    def _look(self) -> Stored:
-        if self._signed:  # nothing was signed for a look
-            return Stored()
-        return super()._look()
-
-    def _check(self) -> str:
-        verified = super()._check()
-        return "size" if not verified and self._answered.size_bytes is not None else verified
+    def _witnesses(self, verdict: Verdict) -> Iterator[Witness]:
+        if self._is_whole:
+            yield Witness("the object's tag", self._source.size_bytes)
+        elif not self._signed:  # nothing was signed for a look
+            yield from super()._witnesses(verdict)
 
     def _part_url(self, number: int) -> str:
         if self._signed:

@@ -11,11 +11,10 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.api import Context, Outcome, Request, TransferProtocol
 from stageout.protocols.curl.address import Address, address_of
 from stageout.protocols.curl.attempts import Movement, run_attempts
-from stageout.protocols.curl.dav import DavUpload
 from stageout.protocols.curl.download import FtpDownload, HttpDownload
 from stageout.protocols.curl.local import LocalDownload, LocalUpload
 from stageout.protocols.curl.servers import Servers
-from stageout.protocols.curl.settings import positive_number, read_settings, value_of
+from stageout.protocols.curl.settings import for_test_url, is_test_url, positive_number, read_settings, value_of
 from stageout.protocols.curl.task import FileProgress, Task
 from stageout.protocols.curl.transport import Transport
 from stageout.protocols.curl.upload import FtpUpload, HttpUpload
@@ -24,8 +23,6 @@ _DOWNLOADS: dict[str, Callable[[Task], Movement]] = {"file": LocalDownload, "ftp
 _UPLOADS: dict[str, Callable[[Task], Movement]] = {
     "file": LocalUpload,
     "ftp": FtpUpload,
-    "dav": DavUpload,
-    "davs": DavUpload,
 }
 
 
@@ -98,4 +95,6 @@ class CurlProtocol(TransferProtocol):
         if positive_number(context, "CURL_IGNORE_HTTP_PROXY"):
             os.environ.pop("http_proxy", None)
         settings = read_settings(context, request.data)
+        if is_test_url(request, context):
+            settings = for_test_url(settings)
         return Task(request, address, context, settings, self._transport, self._servers, FileProgress(context))

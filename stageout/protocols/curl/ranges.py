@@ -9,12 +9,11 @@ the whole file over this one connection, and nothing is lost.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.api import Outcome
-from stageout.protocols.curl.digests import WANTED, stated_by_server
+from stageout.protocols.curl.digests import Stated, stated_by_server
 from stageout.protocols.curl.download import CONTENT_RANGE, WHOLE, HttpDownload, same_version, strong_validator
 from stageout.protocols.curl.http import Http
 from stageout.protocols.curl.settings import value_of
@@ -102,7 +101,8 @@ class RangedDownload(HttpDownload):
         if found is None or total < 0 or (not self._validator and int(found[2]) + 1 < end):
             raise _NoRangesError
         amazon = self._address.signed_for_amazon
-        self._restart({} if self._sample_bytes else stated_by_server(reply.headers, False, amazon=amazon), end)
+        self._headers = reply.headers
+        self._restart(Stated() if self._sample_bytes else stated_by_server(reply.headers, False, amazon=amazon), end)
         self._ranged = True
         self._missing = pieces(min(self._first_bytes, end), end, self._streams, self._first_bytes)
         self._help(self._streams - 1)
@@ -134,17 +134,16 @@ class RangedDownload(HttpDownload):
             self._got_bytes += len(data)
 
     def _begin_ranges(self) -> None:
-        headers: Sequence[str] = () if self._task.no_digests or self._sample_bytes else WANTED
         asked = f"Range: bytes=0-{self._first_bytes - 1}"
         self._first = _Fetch(self, (0, self._first_bytes))
         self._got_bytes = 0
         try:
-            reply = self._http.ask("GET", self._address, (*headers, asked), receiver=self)
+            reply = self._http.ask("GET", self._address, (asked,), receiver=self)
             if reply.status == 416:  # an empty file has no first byte
                 raise _NoRangesError
         except _NoRangesError:
             self._forget()
-            reply = self._http.ask("GET", self._address, tuple(headers), receiver=self)
+            reply = self._http.ask("GET", self._address, receiver=self)
         except TransferFailure as failure:
             self._give_up(failure)
             if self._ranged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import threading
 
 Origin = tuple[str, str, int]
@@ -11,26 +12,33 @@ Origin = tuple[str, str, int]
 USUAL_DIGESTS = ("adler32",)
 
 
+class Habit(enum.Enum):
+    """A thing about a server that spares the next file of the batch a request."""
+
+    STATES_NO_DIGESTS = "it was asked for digests, and refused or had none"
+    ANSWERS_NO_QUESTIONS = "it did not answer a question about a file in time"
+    REFUSES_EXPECT = "it refuses requests that ask before they send"
+    SHOWS_COLLECTIONS = "it answers PROPFIND of a collection, so a file that it does not find is not there"
+
+
 class Servers:
     """Facts by scheme, host and port; they only save work, so forgetting them is harmless."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._moving: dict[Origin, bool] = {}
+        self._habits: dict[tuple[Origin, Habit], bool] = {}
         self._digests: dict[Origin, tuple[str, ...]] = {}
-        self._silent: set[Origin] = set()
-        self._confirmed: set[str] = set()
         self._making: dict[Origin, threading.Lock] = {}
 
-    def moves(self, origin: Origin) -> bool | None:
-        """Tell whether a WebDAV server can MOVE; None while unknown."""
+    def has(self, origin: Origin, habit: Habit) -> bool | None:
+        """Tell whether a server has a habit; None while unknown."""
         with self._lock:
-            return self._moving.get(origin)
+            return self._habits.get((origin, habit))
 
-    def learn_moving(self, origin: Origin, moves: bool) -> None:
+    def learn(self, origin: Origin, habit: Habit, is_so: bool = True) -> None:
         """Remember it."""
         with self._lock:
-            self._moving[origin] = moves
+            self._habits[origin, habit] = is_so
 
     def digests(self, origin: Origin) -> tuple[str, ...]:
         """Return the digests to compute while a file is read for this server."""
@@ -41,26 +49,6 @@ class Servers:
         """The next files to this server need this digest and no other."""
         with self._lock:
             self._digests[origin] = (name,)
-
-    def silent(self, origin: Origin) -> bool:
-        """Tell whether a WebDAV server was asked for the checksums of a file and had none."""
-        with self._lock:
-            return origin in self._silent
-
-    def learn_silent(self, origin: Origin) -> None:
-        """Remember it."""
-        with self._lock:
-            self._silent.add(origin)
-
-    def confirmed(self, collection: str) -> bool:
-        """Tell whether a file was seen under its final name after a rename into this collection."""
-        with self._lock:
-            return collection in self._confirmed
-
-    def confirm(self, collection: str) -> None:
-        """Remember it."""
-        with self._lock:
-            self._confirmed.add(collection)
 
     def making(self, origin: Origin) -> threading.Lock:
         """Held while collections are made there: one file at a time, the others then find them."""

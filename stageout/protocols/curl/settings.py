@@ -7,11 +7,12 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from stageout.core.errors import ErrorClass, TransferFailure
-from stageout.plugin.api import Context
+from stageout.plugin.api import Context, Request
 
 
 class ChecksumPolicy(enum.Enum):
@@ -46,6 +47,29 @@ class Settings:
     split_bytes: int = 32 << 20
     reserve_space: bool = False
     checksum_policy: ChecksumPolicy = ChecksumPolicy.IF_AVAILABLE
+
+
+_TEST_S = 5.0
+_TEST_FILE, _TEST_FOLDER = "test_file", "test_file_transfer."
+
+
+def is_test_url(request: Request, context: Context) -> bool:
+    """Tell whether HTCondor tries a scheme out with ``<SCHEME>_TEST_URL``, which every start of a job waits for.
+
+    condor_starter gives the file this name, in a directory of its own or in the job's; the job did not ask for the URL.
+    """
+    path = Path(request.local_path)
+    if path.name != _TEST_FILE:
+        return False
+    wanted = context.job_attribute("TransferInput")
+    return path.parent.name.startswith(_TEST_FOLDER) or request.url not in (wanted if isinstance(wanted, str) else "")
+
+
+def for_test_url(settings: Settings) -> Settings:
+    """Return settings for one try of a test URL: a server that says nothing for seconds does not work."""
+    short = {"connect_timeout_s": _TEST_S, "stall_window_s": _TEST_S, "response_timeout_s": _TEST_S}
+    lower = {name: min(limit, getattr(settings, name)) for name, limit in short.items()}
+    return replace(settings, **lower, retry_budget_s=0.0, reconnect_budget_s=0.0)
 
 
 def in_data_slot() -> bool:

@@ -17,7 +17,7 @@ import pycurl
 from stageout import __version__
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.api import Context
-from stageout.protocols.curl.failures import certificate_problem, of_curl, of_status
+from stageout.protocols.curl.failures import certificate_problem, ftp_words, of_curl, of_status
 from stageout.protocols.curl.localfile import SourceFile
 from stageout.protocols.curl.proxies import named_by_environment, named_by_machine, proxy_in_use
 from stageout.protocols.curl.settings import Settings, in_data_slot
@@ -25,7 +25,9 @@ from stageout.protocols.curl.settings import Settings, in_data_slot
 _BUFFER_BYTES = 512 * 1024
 _BLOCK_BYTES = 1 << 20  # libcurl hands over 16 KiB at a time, too little for a write and a digest each
 _TEXT_BYTES = 16 * 1024
+_MOST_LINES = 1000
 _MOST_TEXT_BYTES = 1 << 20  # an error page without end is not waited for
+_MOST_TEXT_S = 5.0  # nor one that trickles
 _LOOK_INTERVAL_S = 0.2
 _DRAIN_BYTES_PER_S = 20e6  # servers that compute a digest after the last byte are at least so fast
 _SUCCESS = range(200, 300)
@@ -50,6 +52,9 @@ class Query:
     :param headers: whole lines. :param source: what to send, None for nothing.
     :param receiver: takes the body of a success; None: it is kept in ``Reply.text`` (first bytes).
     :param options: further options of libcurl.
+    :param limit_s: seconds for all of it; 0: as long as bytes move.
+    :param head_only: the head of the answer is enough, whatever follows.
+    :param whole_text: the answer counts only when its body has ended as announced.
     """
 
     method: str
@@ -58,6 +63,9 @@ class Query:
     source: SourceFile | None = None
     receiver: Receiver | None = None
     options: dict[int, Any] = field(default_factory=dict)
+    limit_s: float = 0.0
+    head_only: bool = False
+    whole_text: bool = False
 
 
 @dataclass
@@ -68,6 +76,7 @@ class Reply:
     :param headers: of the last answer, names in lower case. :param lines: all lines of an FTP dialogue.
     :param text: first bytes of a body that no receiver took. :param length_bytes: announced by the server, -1 unknown.
     :param first_byte_s: from the start of the request. :param server: address that was connected to.
+    :param redirected: another place answered than the one that was asked.
     """
 
     status: int = 0
@@ -77,6 +86,7 @@ class Reply:
     length_bytes: int = -1
     first_byte_s: float = 0.0
     server: str = ""
+    redirected: bool = False
 
     @property
     def success(self) -> bool:
@@ -113,6 +123,15 @@ class Watch:
         self._begun = False  # bytes have moved
         self._looked_s = 0.0
         self.failure: BaseException | None = None
+        self.enough: Callable[[float], bool] = lambda now_s: False
+
+    @property
+    def is_patience(self) -> bool:
+        """Tell whether nothing but patience has ended the request, if it has ended."""
+        failure = self.failure
+        return failure is None or (
+            isinstance(failure, TransferFailure) and failure.kind in (ErrorClass.STALLED, ErrorClass.TIMED_OUT)
+        )
 
     def __call__(self, down_total: float, down_now: float, up_total: float, up_now: float) -> int:
         """Callback of libcurl, at least once a second. Returns 1 to end the request."""
@@ -125,7 +144,7 @@ class Watch:
         except BaseException as error:
             self.failure = error
             return 1
-        return 0
+        return int(self.enough(now_s))
 
     def _look(self, now_s: float, moved_bytes: int) -> None:
         self._moved(moved_bytes)
@@ -155,23 +174,42 @@ class Watch:
 class _Exchange:
     """The callbacks of one request."""
 
-    def __init__(self, query: Query, watch: Watch) -> None:
+    def __init__(self, query: Query, watch: Watch, proxied: bool) -> None:
         self._query = query
         self._watch = watch
         self._begun = False
         self._text_bytes = 0
         self._pieces: list[bytes] = []
         self._waiting_bytes = 0
+        self._head_s = 0.0  # when the last answer's head had ended
+        # A proxy's answer to CONNECT comes first and looks like the server's, until a body follows.
+        self._may_be_tunnel = query.url.startswith("https:") and proxied
         self.reply = Reply()
+        watch.enough = self._text_takes_long
+
+    @property
+    def answered(self) -> bool:
+        """Tell whether the answer counts although the connection was ended, by whom ever: its head says all."""
+        query = self._query
+        sent = query.source is None or query.source.read_whole
+        ended = self._head_s and self.reply.status >= 200 and not (self._may_be_tunnel and self.reply.success)
+        if not query.method or not ended or query.whole_text or (not sent and self.reply.success):
+            return False
+        return query.receiver is None or not self.reply.success
+
+    def _text_takes_long(self, now_s: float) -> bool:
+        return self.answered and now_s - self._head_s > _MOST_TEXT_S
 
     def header(self, raw: bytes) -> None:
-        line = raw.decode("iso-8859-1").strip()
-        self.reply.lines.append(line)
+        line = raw.decode("utf-8", "surrogateescape").strip(" \t\r\n")  # other bytes stay as they are, as with curl
+        if len(self.reply.lines) < _MOST_LINES:
+            self.reply.lines.append(line)
         if not self._query.method:
             return
         if line.startswith("HTTP/"):
             code = line.split(" ", 2)[1:2]
             self.reply.status = int(code[0]) if code and code[0].isdigit() else 0
+            self._head_s = 0.0
             self.reply.headers.clear()
             self.reply.lines = [line]
         elif ":" in line:
@@ -179,9 +217,13 @@ class _Exchange:
             known = self.reply.headers.get(name.strip().lower())
             value = value.strip()
             self.reply.headers[name.strip().lower()] = f"{known}, {value}" if known else value
+        elif not line and self.reply.status >= 200:
+            self._head_s = time.monotonic()
 
     def body(self, data: bytes) -> int | None:
-        receiver = self._query.receiver
+        receiver, self._may_be_tunnel = self._query.receiver, False
+        if self._query.head_only:
+            return -1
         if receiver is None or (self._query.method and not self.reply.success):
             self.reply.text += data[: max(_TEXT_BYTES - len(self.reply.text), 0)]
             self._text_bytes += len(data)
@@ -252,7 +294,7 @@ class Transport:
         curl = self._handle()
         size_bytes = query.source.size_bytes if query.source else 0
         watch = Watch(settings, size_bytes, _answer_timeout_s(query, settings), meter.moved)
-        exchange = _Exchange(query, watch)
+        exchange = _Exchange(query, watch, bool(named_by_environment() or named_by_machine(query.url, context)))
         self._prepare(curl, query, settings, context)
         curl.setopt(pycurl.HEADERFUNCTION, exchange.header)
         curl.setopt(pycurl.WRITEFUNCTION, exchange.body)
@@ -269,7 +311,8 @@ class Transport:
             exchange.flush()  # what has come can be continued
             self._fill(curl, query, exchange.reply)
             self._note(curl, meter)
-            self._explain(curl, query, context, exchange.reply, watch, error)
+            if not exchange.answered or not watch.is_patience:
+                self._explain(curl, query, context, exchange.reply, watch, error, settings.retry_budget_s <= 0)
         else:
             self._fill(curl, query, exchange.reply)
             self._note(curl, meter)
@@ -297,8 +340,10 @@ class Transport:
             pycurl.UPLOAD_BUFFERSIZE: _BUFFER_BYTES,
             pycurl.TCP_KEEPALIVE: 1,
             pycurl.USERAGENT: f"stageout/{__version__}",
-            pycurl.HTTPHEADER: query.headers,
+            pycurl.HTTPHEADER: [line.encode("utf-8", "surrogateescape") for line in query.headers],
         }
+        if query.limit_s:
+            options[pycurl.TIMEOUT_MS] = max(1, int(query.limit_s * 1000))
         proxy = named_by_machine(query.url, context)
         if proxy:
             options[pycurl.PROXY] = proxy
@@ -325,7 +370,14 @@ class Transport:
             meter.moved(int(curl.getinfo(pycurl.SIZE_DOWNLOAD) + curl.getinfo(pycurl.SIZE_UPLOAD)))
 
     def _explain(
-        self, curl: pycurl.Curl, query: Query, context: Context, reply: Reply, watch: Watch, error: pycurl.error
+        self,
+        curl: pycurl.Curl,
+        query: Query,
+        context: Context,
+        reply: Reply,
+        watch: Watch,
+        error: pycurl.error,
+        one_attempt: bool,
     ) -> None:
         code = int(error.args[0])
         facts: dict[str, Any] = {"LibcurlReturnCode": code}
@@ -338,22 +390,20 @@ class Transport:
             raise watch.failure from None
         if watch.failure is not None:
             raise watch.failure
-        if query.method and reply.status >= 300:
-            return  # the server's answer came before the connection broke: it says more than the break
         words = str(error.args[1] if len(error.args) > 1 else "")
         proxy = "" if _answered(curl, reply) else proxy_in_use(query.url, context)
         server, place = (proxy, f"proxy {proxy}") if proxy else (host, host)
-        kind, text = self._classify(curl, query, server, reply, code, words)
+        kind, text = self._classify(curl, query, server, reply, code, words, one_attempt)
         stage = _proxy_stage(curl) if proxy else ""
         raise TransferFailure(kind, f"{place}: {text}", server, developer=facts, intermediate=stage) from None
 
     def _classify(
-        self, curl: pycurl.Curl, query: Query, server: str, reply: Reply, code: int, words: str
+        self, curl: pycurl.Curl, query: Query, server: str, reply: Reply, code: int, words: str, one_attempt: bool
     ) -> tuple[ErrorClass, str]:
         if code in (pycurl.E_COULDNT_RESOLVE_HOST, pycurl.E_COULDNT_RESOLVE_PROXY):
             from stageout.protocols.curl.names import lookup_failure
 
-            return lookup_failure(urlsplit(f"//{server}").hostname or "")
+            return lookup_failure(urlsplit(f"//{server}").hostname or "", one_attempt)
         tunnel_status = int(curl.getinfo(pycurl.HTTP_CONNECTCODE))
         if tunnel_status >= 300:
             return of_status(tunnel_status), words
@@ -362,6 +412,8 @@ class Transport:
                 return ErrorClass.NAME_LOOKUP_FAILED, "its name was not resolved in time; check the node's DNS"
             return ErrorClass.CONNECT_FAILED, "no connection in time; is the server up, is a firewall in between?"
         kind = of_curl(code, 0 if query.method else reply.status)
+        if not query.method:
+            words = ftp_words(reply.lines) or words
         if kind is ErrorClass.TLS_UNTRUSTED:
             problem = certificate_problem(int(curl.getinfo(pycurl.SSL_VERIFYRESULT)))
             return kind, f"{problem or 'its certificate is for another name'} ({words})"

@@ -1,45 +1,47 @@
-"""Uploads: send, check what the server has, publish under the final name. A retry goes on at the step that failed."""
+"""Uploads: send the file to its name, then ask the server what it has. The asking never makes a good upload fail.
+
+:mod:`evidence` has the rules by which an answer counts.
+"""
 
 from __future__ import annotations
 
 import abc
-import contextlib
-import enum
-from typing import NamedTuple
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.api import Outcome
-from stageout.protocols.curl.attempts import Movement
-from stageout.protocols.curl.digests import WANTED, stated_by_server, strongest
+from stageout.protocols.curl.attempts import Movement, wait
+from stageout.protocols.curl.dav import NO_COLLECTION, length_in, make_collections, properties
+from stageout.protocols.curl.digests import WANTED, Stated, stated_by_server, strongest
+from stageout.protocols.curl.evidence import GONE, Sent, Verdict, Witness, http_date_s, is_page, witness_of
+from stageout.protocols.curl.failures import S3_CODES, s3_code
 from stageout.protocols.curl.ftp import Ftp
 from stageout.protocols.curl.http import LARGE_BYTES, Http
-from stageout.protocols.curl.localfile import SourceFile, temporary_name
+from stageout.protocols.curl.localfile import SourceFile
+from stageout.protocols.curl.servers import Habit
 from stageout.protocols.curl.task import Task
 from stageout.protocols.curl.transport import Reply
 
-# A server that answers so cannot say what it has; any other refusal is a failure.
-_SAYS_NOTHING = frozenset({401, 403, 405, 406, 411, 415, 501})
-_GONE = frozenset({404, 410})
-_SERVER_ERRORS = 500  # and above
-#: The answer to a PUT, or to MKCOL, where the directory around it is missing.
-NO_DIRECTORY = frozenset({404, 409})
 _MAKES_DIRECTORIES = {"http": "dav", "https": "davs"}
+_DAV = ("dav", "davs")
 _CHEAP_DIGEST = "adler32"  # for the result ad, where the server states none
-
-
-class Stored(NamedTuple):
-    """The destination's own description of a file. ``size_bytes`` None: unknown."""
-
-    size_bytes: int | None = None
-    digests: dict[str, str] = {}  # noqa: RUF012 - never changed
-
-
-class Step(enum.IntEnum):
-    """The step to be done next."""
-
-    SEND = 0
-    CHECK = 1
-    PUBLISH = 2
+_MOST_WRONG_COPIES = 2  # of one file: a server that stores other content twice does so again
+_SECOND_LOOK_S = 1.0
+_BREAKS = frozenset(  # of a connection, or of the plugin
+    {
+        ErrorClass.CONNECTION_LOST,
+        ErrorClass.STALLED,
+        ErrorClass.TIMED_OUT,
+        ErrorClass.DEADLINE,
+        ErrorClass.NOT_ATTEMPTED,
+    }
+)
+_FRESH = ("Cache-Control: no-cache",)
+_ONE_BYTE = ("Range: bytes=0-0", *_FRESH)
+_ACCEPTED = 202
+_PROPERTIES = 207
 
 
 class Upload(Movement):
@@ -48,69 +50,66 @@ class Upload(Movement):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._address = task.address
-        self._target = task.address
         self._path = task.path
         self._expected = task.user_digests()
-        self._step = Step.SEND
-        self._answered = Stored()
-        self._verified = ""
+        self._sent: Sent | None = None  # the server has taken the file, and nothing contradicts it yet
+        self._stated = Stated()
+        self._wrong_copies = 0
+        self._is_last = False
         names = ("md5",) if task.address.signed_for_amazon else task.servers.digests(task.address.origin)
         self._source = SourceFile(task.path, {*self._expected, *(() if task.no_digests else names)})
 
     @property
     def milestone(self) -> int:
-        """Steps done."""
-        return int(self._step)
+        """One step is done when the server has taken the file."""
+        return int(self._sent is not None)
 
     @property
     def repeatable(self) -> bool:
-        """Not when the server has taken a large file whole and then refused it."""
-        return self._step is not Step.SEND or self._source.size_bytes < LARGE_BYTES or not self._source.read_whole
+        """Not when the server has taken a large file whole and then refused it, nor when it stores wrong copies."""
+        return not self._is_last and self._wrong_copies < _MOST_WRONG_COPIES
 
     def attempt(self) -> Outcome:
-        """Go on with the step that is due."""
-        if self._step is Step.SEND:
-            self._answered = self._send()
-            self._check_source()
-            self._step = Step.CHECK
-        if self._step is Step.CHECK:
+        """Send the file, unless the server has taken it already, and hear what it has."""
+        if self._sent is None:
+            self._source.begin_attempt()
             try:
-                self._verified = self._check()
+                self._sent, self._stated = self._send()
             except TransferFailure as failure:
-                if failure.kind in (ErrorClass.SIZE_MISMATCH, ErrorClass.CONTENT_MISMATCH):
-                    self._step = Step.SEND
+                if failure.kind in _BREAKS and self._source.is_begun:
+                    failure.message += "; a part of the file may stand under its name there"
                 raise
-            self._step = Step.PUBLISH
-        while not self._publish():
-            self._answered = self._send()
             self._check_source()
-            self._verified = self._check()
+        verified = self._verify(self._sent)
         return Outcome(
             size_bytes=self._source.size_bytes,
             transferred_bytes=self._task.progress.total_bytes,
-            verified=self._verified,
+            verified=verified,
             digests=self._source.digests(),
             developer=self._facts(),
         )
+
+    def abandon(self) -> None:
+        """Nothing to remove: the name of the file is the only one that was written to."""
 
     def close(self) -> None:
         """Let go of the local file."""
         self._source.close()
 
     @abc.abstractmethod
-    def _send(self) -> Stored:
-        """Send the file to ``self._target``; returns what the answer already states."""
+    def _send(self) -> tuple[Sent, Stated]:
+        """Send the file; returns what was sent and what the answer already states."""
 
     @abc.abstractmethod
-    def _look(self) -> Stored:
-        """Ask the server what it has at ``self._target``."""
-
-    def _publish(self) -> bool:
-        """Give the file its final name, where it does not have it yet. False: it has to be sent in another way."""
-        return True
+    def _witnesses(self, verdict: Verdict) -> Iterator[Witness]:
+        """Ask the server what it has, as far as the verdict needs it. Ends where nothing more is worth asking."""
 
     def _facts(self) -> dict[str, object]:
         return {}
+
+    def _unanswered(self) -> TransferFailure | None:
+        """Return the reason why the last question brought nothing; None when it brought an answer."""
+        return None
 
     def _check_source(self) -> None:
         self._source.check_unchanged()
@@ -119,140 +118,208 @@ class Upload(Movement):
                 text = f"{self._path.name} does not have the {name} that the job's PluginData states"
                 raise TransferFailure(ErrorClass.SOURCE_CHANGED, text)
 
-    def _check(self) -> str:
+    def _verify(self, sent: Sent) -> str:
         """Compare what the server has with what was sent. Returns what agreed: "", "size" or a digest's name."""
-        if self._task.no_digests:
-            return self._compare(Stored(self._look().size_bytes))
-        name = strongest(self._answered.digests)
-        if name:
-            return self._compare(self._answered)
-        verified = self._compare(self._look())
-        if verified not in ("", "size"):
-            return verified
-        self._task.servers.learn_digest(self._address.origin, _CHEAP_DIGEST)
+        try:
+            verdict = self._hear(sent)
+            if isinstance(verdict, Verdict) and verdict.contradicted:
+                wait(self._task, _SECOND_LOOK_S)  # there are servers that show a file later than they take it
+                verdict = self._hear(sent)
+            if isinstance(verdict, str):
+                return verdict
+            if verdict.contradicted:
+                raise self._contradiction(verdict.last)
+        except TransferFailure as failure:
+            if failure.kind in (ErrorClass.SIZE_MISMATCH, ErrorClass.CONTENT_MISMATCH):
+                self._sent, self._wrong_copies = None, self._wrong_copies + 1
+            raise
         if self._task.digest_required:
-            text = f"{self._address.host or self._address.shown} states no digest of what it stored, and the checksum"
-            raise TransferFailure(ErrorClass.NOT_VERIFIED, f"{text} policy is required", self._address.host)
-        return verified
+            raise self._unanswered() or self._not_verified()
+        return "size" if verdict.confirmed else ""
 
-    def _compare(self, stored: Stored) -> str:
-        host, source = self._address.host or self._address.shown, self._source
-        if stored.size_bytes is not None and stored.size_bytes != source.size_bytes:
-            text = f"{host} has {stored.size_bytes} bytes of {self._path.name}, {source.size_bytes} were sent"
-            raise TransferFailure(ErrorClass.SIZE_MISMATCH, text, self._address.host)
-        name = strongest(set(stored.digests) & set(source.digests())) or strongest(stored.digests)
-        if name is None:
-            return "" if stored.size_bytes is None else "size"
+    def _hear(self, sent: Sent) -> Verdict | str:
+        """Hear the witnesses. Returns the name of a digest that agrees, else what they say together.
+
+        :raises TransferFailure: CONTENT_MISMATCH.
+        """
+        verdict = Verdict(sent)
+        name = self._agreeing_digest(Witness("PUT", None, self._stated))
+        if name:
+            return name
+        for witness in self._witnesses(verdict):
+            verdict.hear(witness)
+            self._task.context.log(f"{witness.name} says", size=witness.size_bytes, nothing=witness.silent or "no")
+            name = self._agreeing_digest(witness)
+            if name:
+                return name
+        if not self._task.no_digests:
+            self._task.servers.learn_digest(self._address.origin, _CHEAP_DIGEST)
+        return verdict
+
+    def _agreeing_digest(self, witness: Witness) -> str:
+        """Return the name of a stated digest that agrees, "" where none is stated that tells.
+
+        :raises TransferFailure: CONTENT_MISMATCH where one differs that is of this file for sure.
+        """
+        stated, source, ours = witness.stated, self._source, set(self._source.digests())
+        name = strongest(stated.names & ours) or strongest(stated.sure) or strongest(stated.perhaps)
+        if name is None or self._task.no_digests or witness.size_bytes not in (None, source.size_bytes):
+            return ""
         self._task.servers.learn_digest(self._address.origin, name)
-        if stored.digests[name] != source.digest(name):
-            text = f"{host} has other content than was sent of {self._path.name}: its {name} differs"
-            facts = {"Expected": source.digest(name), "Found": stored.digests[name]}
-            raise TransferFailure(ErrorClass.CONTENT_MISMATCH, text, self._address.host, developer=facts)
-        return name
+        value = source.digest(name)
+        if value in (stated.sure.get(name), stated.perhaps.get(name)):
+            return name
+        if witness.silent or name not in stated.sure:
+            return ""
+        text = f"{self._place} has other content than was sent of {self._path.name}: its {name} differs"
+        facts = {"Expected": value, "Found": stated.sure[name]}
+        raise TransferFailure(ErrorClass.CONTENT_MISMATCH, text, self._address.host, developer=facts)
+
+    @property
+    def _place(self) -> str:
+        return self._address.host or self._address.shown
+
+    def _contradiction(self, witness: Witness) -> TransferFailure:
+        size_bytes, name = self._source.size_bytes, self._path.name
+        if self._sent is not None and self._sent.page:
+            text = f"{self._place} answered the upload of {name} with a web page and does not have it; log in there?"
+        elif witness.missing or witness.size_bytes is None:
+            text = f"{self._place} took {name} and now has no such file"
+        else:
+            text = f"{self._place} has {witness.size_bytes} bytes of {name}, {size_bytes} were sent"
+        return TransferFailure(ErrorClass.SIZE_MISMATCH, text, self._address.host)
+
+    def _not_verified(self) -> TransferFailure:
+        text = f"{self._place} states no digest of what it stored, and the checksum policy is required"
+        return TransferFailure(ErrorClass.NOT_VERIFIED, text, self._address.host)
 
 
 class HttpUpload(Upload):
-    """PUT to the final name: for servers of which nothing more is known, and for signed URLs."""
+    """PUT to the final name; with ``dav`` and ``davs`` collections are made as needed."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._http = Http(task)
+        self._is_dav = task.address.method in _DAV and not task.address.signed
 
-    def abandon(self) -> None:
-        """Nothing to remove: what stands under the final name is the server's."""
-
-    def _send(self) -> Stored:
+    def _send(self) -> tuple[Sent, Stated]:
+        start_s = time.monotonic()
         reply = self._put()
         if not reply.success:
-            raise self._http.failure(reply, f"upload of {self._path.name}", self._missing_directory(reply))
-        return Stored(None, self._stated(reply))
+            failure = self._http.failure(reply, f"upload of {self._path.name}", self._missing_directory(reply))
+            was_sent = self._source.size_bytes >= LARGE_BYTES and self._source.read_whole
+            self._is_last = was_sent and s3_code(reply.text) not in S3_CODES
+            raise failure
+        date_s = http_date_s(reply.headers.get("date", ""))
+        begin_s = None if date_s is None else date_s - (time.monotonic() - start_s)
+        page = reply.status == 200 and is_page(reply)
+        sent = Sent(self._source.size_bytes, begin_s, reply.status == _ACCEPTED, page)
+        amazon = self._address.signed_for_amazon
+        return sent, stated_by_server(reply.headers, whole_body=False, about_upload=True, amazon=amazon)
+
+    def _put(self) -> Reply:
+        """PUT; where the collection is missing it is made, and the file is sent once more."""
+        reply = self._http.ask("PUT", self._address, source=self._source)
+        if not self._is_dav or reply.status not in NO_COLLECTION:
+            return reply
+        with self._task.servers.making(self._address.origin):
+            refused = make_collections(self._http, self._address)
+        reply = self._http.ask("PUT", self._address, source=self._source, repeated=True)
+        if refused is not None and reply.status in NO_COLLECTION:
+            raise refused
+        return reply
 
     def _missing_directory(self, reply: Reply) -> str:
         """Return advice for a PUT into a directory that does not exist; "" when that is not the reason."""
-        folder, method = self._target.parent(), self._target.method
+        folder, method = self._address.parent(), self._address.method
         if (
-            reply.status not in NO_DIRECTORY
+            reply.status not in NO_COLLECTION
             or folder is None
-            or self._target.signed
+            or self._address.signed
             or method not in _MAKES_DIRECTORIES
         ):
             return ""
-        with contextlib.suppress(TransferFailure):
-            if self._http.ask("HEAD", folder).status in _GONE:
-                advice = f"make it, or write {_MAKES_DIRECTORIES[method]}:// instead of {method}://"
-                return f"the directory {folder.path} does not exist there; {advice}, which makes directories"
+        answer = self._http.question("HEAD", folder)
+        if answer is not None and answer.status in GONE:
+            advice = f"make it, or write {_MAKES_DIRECTORIES[method]}:// instead of {method}://"
+            return f"the directory {folder.path} does not exist there; {advice}, which makes directories"
         return ""
 
-    def _stated(self, reply: Reply) -> dict[str, str]:
-        amazon = self._target.signed_for_amazon
-        return stated_by_server(reply.headers, whole_body=False, about_upload=True, amazon=amazon)
+    def _witnesses(self, verdict: Verdict) -> Iterator[Witness]:
+        """HEAD, with WebDAV PROPFIND where HEAD does not confirm, and one byte where there is a doubt."""
+        sent, origin, servers = self._sent, self._address.origin, self._task.servers
+        is_deaf = servers.has(origin, Habit.ANSWERS_NO_QUESTIONS) and not self._task.digest_required
+        if sent is None or self._address.signed or is_deaf:
+            return  # the signature is for PUT only
+        reply = self._head()
+        if reply is None:
+            servers.learn(origin, Habit.ANSWERS_NO_QUESTIONS)
+            return
+        sent = replace(sent, shows=reply.status in GONE and self._shows_collections())
+        yield witness_of("HEAD", reply, sent)
+        if not verdict.confirmed and self._is_dav:
+            reply = properties(self._http, self._address)
+            if reply is not None:
+                yield witness_of("PROPFIND", reply, sent, length_in(reply.text))
+        if verdict.doubtful:
+            reply = self._http.question("GET", self._address, _ONE_BYTE)
+            if reply is not None:
+                yield witness_of("GET of one byte", reply, sent)
 
-    def _put(self) -> Reply:
-        return self._http.ask("PUT", self._target, source=self._source)
+    def _head(self) -> Reply | None:
+        """HEAD that asks for digests; without asking where the server does not like that."""
+        servers, origin, task = self._task.servers, self._address.origin, self._task
+        asks = not task.no_digests and (task.digest_required or not servers.has(origin, Habit.STATES_NO_DIGESTS))
+        reply = self._http.question("HEAD", self._address, (*WANTED, *_FRESH) if asks else _FRESH)
+        if asks and (reply is None or not reply.success):
+            servers.learn(origin, Habit.STATES_NO_DIGESTS)
+            reply = self._http.question("HEAD", self._address, _FRESH)
+        return reply
 
-    def _look(self) -> Stored:
-        if self._target.signed:
-            return Stored()  # the signature is for PUT only
-        trusted = not (self._shows_what_it_has() or self._task.digest_required)
-        try:
-            reply = self._http.ask("HEAD", self._target, () if self._task.no_digests else WANTED)
-        except TransferFailure as failure:
-            if trusted and failure.kind in (ErrorClass.STALLED, ErrorClass.TIMED_OUT):
-                return Stored()
-            raise
-        if reply.status in _SAYS_NOTHING or (trusted and reply.status >= _SERVER_ERRORS):
-            return Stored()
-        if reply.status in _GONE and not self._shows_what_it_has():
-            return Stored()
-        if reply.status in _GONE:
-            text = f"{self._address.host} took {self._path.name} and now has no such file"
-            raise TransferFailure(ErrorClass.SIZE_MISMATCH, text, self._address.host)
-        if not reply.success:
-            raise self._http.failure(reply, f"question about the upload of {self._path.name}")
-        return stored_by_head(reply)
-
-    def _shows_what_it_has(self) -> bool:
+    def _shows_collections(self) -> bool:
         """Tell whether a file that is not found is lost. Ingest services take files that nobody can read."""
-        return False
+        folder, servers, origin = self._address.parent(), self._task.servers, self._address.origin
+        shows = servers.has(origin, Habit.SHOWS_COLLECTIONS)
+        if shows is None and self._is_dav and folder is not None:
+            reply = properties(self._http, folder)
+            shows = reply is not None and reply.status == _PROPERTIES
+            servers.learn(origin, Habit.SHOWS_COLLECTIONS, shows)
+        return bool(shows)
 
     def _facts(self) -> dict[str, object]:
         return self._http.facts
 
-
-def stored_by_head(reply: Reply) -> Stored:
-    """Read the description of a file from the answer to a HEAD."""
-    length = reply.headers.get("content-length", "")
-    return Stored(int(length) if length.isdigit() else None, stated_by_server(reply.headers, whole_body=True))
+    def _unanswered(self) -> TransferFailure | None:
+        return self._http.unanswered
 
 
 class FtpUpload(Upload):
-    """STOR under a temporary name, SIZE, then RNFR and RNTO."""
+    """STOR to the final name, then SIZE and HASH, and MLST where they leave a doubt."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._target = task.address.beside(temporary_name(task.address.name))
         self._ftp = Ftp(task)
-        self._sent = False
 
-    def abandon(self) -> None:
-        """Remove the temporary file."""
-        if self._sent:
-            try:
-                self._ftp.delete(self._target)
-            except TransferFailure as failure:
-                self._task.context.log("a temporary file stays on the server", name=self._target.name, why=failure)
+    def _send(self) -> tuple[Sent, Stated]:
+        self._ftp.store(self._address, self._source)
+        return Sent(self._source.size_bytes), Stated()
 
-    def _send(self) -> Stored:
-        self._sent = True
-        self._ftp.store(self._target, self._source)
-        return Stored()
-
-    def _look(self) -> Stored:
-        return Stored(*self._ftp.look(self._target, not self._task.no_digests))
-
-    def _publish(self) -> bool:
-        self._ftp.rename(self._target, self._address)
-        return True
+    def _witnesses(self, verdict: Verdict) -> Iterator[Witness]:
+        servers, origin = self._task.servers, self._address.origin
+        if servers.has(origin, Habit.ANSWERS_NO_QUESTIONS) and not self._task.digest_required:
+            return
+        found = self._ftp.size_and_digest(self._address, not self._task.no_digests)
+        if found is None:
+            servers.learn(origin, Habit.ANSWERS_NO_QUESTIONS)
+            return
+        yield found
+        if verdict.doubtful:
+            found = self._ftp.listed_size(self._address)
+            if found is not None:
+                yield found
 
     def _facts(self) -> dict[str, object]:
         return self._ftp.facts
+
+    def _unanswered(self) -> TransferFailure | None:
+        return self._ftp.unanswered
