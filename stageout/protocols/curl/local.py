@@ -13,7 +13,7 @@ from stageout.plugin.api import Outcome
 from stageout.protocols.curl.address import Address
 from stageout.protocols.curl.attempts import Movement
 from stageout.protocols.curl.failures import remote_failure
-from stageout.protocols.curl.localfile import PartFile, SourceFile, file_digest, temporary_name
+from stageout.protocols.curl.localfile import PartFile, SourceFile, file_digest, sync_folder, temporary_name
 from stageout.protocols.curl.task import Task
 
 _PIECE_BYTES = 1 << 20
@@ -138,7 +138,7 @@ class LocalUpload(Movement):
             self._source.check_unchanged()
             verified = self._verify()
             self._part.replace(self._path)
-            _sync_folder(self._path.parent)
+            sync_folder(self._path.parent)
         except OSError as error:
             raise remote_failure(error, str(self._path)) from None
         size_bytes, moved_bytes = self._source.size_bytes, self._task.progress.total_bytes
@@ -218,11 +218,3 @@ class _opened:
     def __exit__(self, *_: object) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

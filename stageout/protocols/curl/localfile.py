@@ -51,6 +51,15 @@ def kernel_copy(source: int, target: int, most_bytes: int, start_bytes: int) -> 
         raise
 
 
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a directory to the disk. :raises OSError: it cannot be done."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class PartFile:
     """A file being received, under a temporary name in the directory of the final one.
 
@@ -149,6 +158,7 @@ class PartFile:
             os.fsync(self._descriptor)
             self._close()
             self._part.replace(self._path)
+            sync_folder(self._path.parent)
         except OSError as error:
             raise self._failure(error) from None
 
