@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
@@ -10,6 +11,7 @@ import pytest
 
 from stageout.core.errors import ErrorClass as K
 from stageout.protocols.curl.evidence import Sent, Verdict, witness_of
+from stageout.protocols.curl.http import QUESTION_S
 from stageout.protocols.curl.transport import Reply as Answer
 from stageout.testing.starter import Wanted
 from tests.curl.beside import Store
@@ -209,6 +211,24 @@ def test_question_without_answer_costs_seconds(plugin, dav, dav_door, scheme):
     assert result.run.duration_s < 20
     assert dav_door.methods().count("PUT") == 3
     assert dav_door.methods().count("HEAD") == 2
+
+
+def test_required_digest_has_time(plugin, store):
+    """A server that reads a large file to compute its digest; HEAD is part of the transfer where it is required."""
+    digest = hashlib.sha256(DATA).hexdigest()
+
+    def slow(asked: Asked, forward: Callable[[], Reply]) -> Reply:
+        store.closing.wait(QUESTION_S + 1.5)
+        reply = forward()
+        reply.headers["X-Checksum-Sha256"] = digest
+        return reply
+
+    store.always("HEAD", slow)
+    env = {"STAGEOUT_CHECKSUM_POLICY": "required", "STAGEOUT_RESPONSE_TIMEOUT_S": "60", "STAGEOUT_STALL_WINDOW_S": "60"}
+    result = plugin.put(store.url("file"), DATA, env=env)
+    assert result.ok, result.everything
+    assert result.verified == "sha256"
+    assert store.methods() == ["PUT", "HEAD"]
 
 
 def test_head_of_the_answer_is_enough(plugin, store):

@@ -90,12 +90,16 @@ class Http:
     ) -> Reply | None:
         """Ask for more than the transfer needs: for seconds, and the head of the answer is enough where it has no text.
 
+        Where a digest is required the transfer needs the answer: then the server has all time to compute it.
+
         :returns: None where nothing came, which means nothing; ``unanswered`` then says why.
         :raises TransferFailure: the plugin has to end.
         """
-        self.unanswered = None
+        self.unanswered, limit_s = None, QUESTION_S
+        if self._task.digest_required:
+            limit_s = max(limit_s, self._task.settings.response_timeout_s)
         try:
-            return self.ask(method, address, headers, options=body, limit_s=QUESTION_S, head_only=method == "GET")
+            return self.ask(method, address, headers, options=body, limit_s=limit_s, head_only=method == "GET")
         except TransferFailure as failure:
             if failure.kind in ENDED:
                 raise
