@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from stageout.core.errors import ErrorClass as K
-from tests.curl.interposer import changed, cut, status
+from tests.curl.interposer import Reply, changed, cut, status
 from tests.curl.plugin import NO_RETRY
 
 DATA = os.urandom(1_000_003)
@@ -54,6 +54,35 @@ def test_a_small_file_needs_one_request(plugin, door, url):
     assert plugin.get(url, env={"STAGEOUT_PARALLELISM": "4"}).ok
     assert plugin.got() == DATA
     assert door.methods().count("GET") == 1
+
+
+@pytest.mark.parametrize("code", [400, 403, 404, 416, 500, 503])
+@pytest.mark.parametrize("env", [SPLIT, {}], ids=["in parts", "resumed"])
+def test_ranges_that_are_refused(plugin, door, url, code, env):
+    """A range is more than the download needs: the whole file is given, and it arrives."""
+
+    def whole_only(asked, forward):
+        return Reply(code) if "range" in asked.headers else forward()
+
+    door.next("GET", *([] if env else [cut(40_000)]))
+    door.always("GET", whole_only)
+    result = plugin.get(url, env=env)
+    assert result.ok, result.everything
+    assert plugin.got() == DATA
+    assert len(ranges(door)) <= 10
+
+
+def test_a_later_range_that_is_refused(plugin, door, url):
+    """The first one was given: what is here of the file is not mixed with the whole."""
+
+    def first_only(asked, forward):
+        span = asked.headers.get("range", "")
+        return Reply(403) if span and not span.startswith("bytes=0-") else forward()
+
+    door.always("GET", first_only)
+    result = plugin.get(url, env=SPLIT)
+    assert result.ok, result.everything
+    assert plugin.got() == DATA
 
 
 def test_an_empty_file(plugin, door, nginx):
@@ -127,7 +156,8 @@ def _without_range(asked, forward):
 
 def test_refusals_keep_their_class(plugin, door, url, nginx):
     assert plugin.get(door.url("nothing"), env=SPLIT).kind is K.NOT_FOUND
-    door.next("GET", changed(), status(403, "not this part"))
+    door.next("GET", changed())
+    door.always("GET", status(403, "not for you"))
     result = plugin.get(url, env={**SPLIT, **NO_RETRY})
     assert result.kind is K.PERMISSION_DENIED
     assert plugin.leftovers() == []

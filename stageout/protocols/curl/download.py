@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.errors import Advice, ErrorClass, TransferFailure
 from stageout.plugin.api import Outcome
 from stageout.protocols.curl.attempts import Movement
 from stageout.protocols.curl.digests import WANTED, Stated, stated_by_server, strongest
@@ -17,6 +17,8 @@ from stageout.protocols.curl.transport import Reply
 
 CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 WHOLE = (200, 203, 204)  # the answer is the file; 204: it is empty
+_NO_SUCH_RANGE = 416
+_MOST_REFUSALS = 2
 _STRONG_AGE_S = 60.0
 
 
@@ -119,12 +121,14 @@ class HttpDownload(Download):
         super().__init__(task)
         self._http = Http(task)
         self._validator = ""
+        self._refusals = 0  # of ranges
         self._headers: dict[str, str] = {}  # of the answer that these bytes are from
 
     @property
     def resumable(self) -> bool:
         """The server gave a strong name for the version that these bytes are of, or the rest can be compared."""
-        return bool(self._validator) or (self._announced_bytes is not None and self._comparable)
+        known = bool(self._validator) or (self._announced_bytes is not None and self._comparable)
+        return known and self._refusals < _MOST_REFUSALS
 
     @property
     def _comparable(self) -> bool:
@@ -138,13 +142,30 @@ class HttpDownload(Download):
             headers = (f"Range: bytes={self._part.size_bytes}-",)
             headers = (*headers, f"If-Range: {self._validator}") if self._validator else headers
         reply = self._http.ask("GET", self._address, headers, receiver=self)
-        if reply.status not in WHOLE and reply.status != 206:
-            if reply.status == 416:
-                self._forget()
+        if headers and not _brings_data(reply):
+            self._check_refusal(self._http, reply)
+            self._forget()
+            reply = self._http.ask("GET", self._address, receiver=self)
+        return self._ended_plainly(reply)
+
+    def _ended_plainly(self, reply: Reply) -> Outcome:
+        if not _brings_data(reply):
             raise self._http.failure(reply, f"download of {self._address.name}")
         outcome = self._finish()
         outcome.developer.update(self._http.facts)
         return outcome
+
+    def _check_refusal(self, http: Http, reply: Reply) -> None:
+        """A range is more than the download needs: where it is refused for good, the whole file is asked for.
+
+        :raises TransferFailure: it was refused for the first time, and may be given later.
+        """
+        failure = http.failure(reply, f"download of {self._address.name}")
+        self._refusals += 1
+        passing = failure.kind.advice is Advice.RETRY_HERE and reply.status != _NO_SUCH_RANGE
+        if passing and self._refusals == 1:
+            raise failure
+        self._task.context.log("no range is given; begun again without", status=reply.status)
 
     def begin(self, reply: Reply) -> None:
         """The head of a successful answer, which brings the rest of the file or the whole."""
@@ -227,6 +248,10 @@ class FtpDownload(Download):
     def begin(self, reply: Reply) -> None:
         """Data comes."""
         self._restart(Stated(), None)
+
+
+def _brings_data(reply: Reply) -> bool:
+    return reply.status in WHOLE or reply.status == 206
 
 
 def strong_validator(headers: dict[str, str]) -> str:

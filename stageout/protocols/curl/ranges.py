@@ -77,13 +77,19 @@ class RangedDownload(HttpDownload):
     def attempt(self) -> Outcome:
         """The first request, or, when that was answered, all pieces that are still missing."""
         self._shared.stop = None
-        if self._ranged:
-            self._help(self._streams - 1)
-            self._wait()
-        elif self._part.size_bytes:
-            return super().attempt()  # a plain download that broke goes on as one
-        else:
-            self._begin_ranges()
+        try:
+            if self._ranged:
+                self._help(self._streams - 1)
+                self._wait()
+            elif self._part.size_bytes:
+                return super().attempt()  # a plain download that broke goes on as one
+            else:
+                self._begin_ranges()
+        except _NoRangesError as error:
+            self._give_up(error)
+            self._shared.stop = None
+            self._forget()
+            return self._outcome(self._ended_plainly(self._http.ask("GET", self._address, receiver=self)))
         return self._ended() if self._ranged else self._outcome(self._finish())
 
     def begin(self, reply: Reply) -> None:
@@ -139,18 +145,13 @@ class RangedDownload(HttpDownload):
         self._got_bytes = 0
         try:
             reply = self._http.ask("GET", self._address, (asked,), receiver=self)
-            if reply.status == 416:  # an empty file has no first byte
-                raise _NoRangesError
-        except _NoRangesError:
-            self._forget()
-            reply = self._http.ask("GET", self._address, receiver=self)
         except TransferFailure as failure:
             self._give_up(failure)
             if self._ranged:
                 self._missing.append((self._first.place, min(self._first_bytes, self._announced_bytes or 0)))
             raise
-        if reply.status not in WHOLE and reply.status != 206:
-            raise self._http.failure(reply, f"download of {self._address.name}")
+        if reply.status not in WHOLE and reply.status != 206:  # 416 too: an empty file has no first byte
+            raise self._refused(self._http, reply)
         self._wait()
 
     def _connection(self) -> Http:
@@ -203,10 +204,17 @@ class RangedDownload(HttpDownload):
         asked = (f"Range: bytes={fetch.place}-{fetch.end - 1}", f"If-Range: {self._validator}")
         reply = http.ask("GET", self._address, asked, receiver=fetch)
         if reply.status != 206:
-            raise http.failure(reply, f"download of {self._address.name}")
+            raise self._refused(http, reply)
         if fetch.place < fetch.end:
             text = f"{self._address.host} sent less than the range that was asked for"
             raise TransferFailure(ErrorClass.CONNECTION_LOST, text, self._address.host)
+
+    def _refused(self, http: Http, reply: Reply) -> Exception:
+        """Return the error for a refused range: the file is fetched without, unless only a sample of it is wanted."""
+        if self._sample_bytes and reply.status != 416:
+            return http.failure(reply, f"download of {self._address.name}")
+        self._check_refusal(http, reply)
+        return _NoRangesError()
 
     def _ended(self) -> Outcome:
         self._part.filled(self._announced_bytes or 0)
