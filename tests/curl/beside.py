@@ -320,7 +320,7 @@ def run(case: Case, table: PluginTable, plugin: Path) -> Seen:
             job_ad=ask.job,
             machine_ad=ask.machine,
             credentials=credentials,
-            environment={**_environment(), **ask.env},
+            environment={**clean_environment(), **ask.env},
             job_environment=ask.job_env,
             lifetime_s=900,
         )
@@ -330,7 +330,8 @@ def run(case: Case, table: PluginTable, plugin: Path) -> Seen:
         return Seen(done, arrived, len(stage.store.asked), stage.roles)
 
 
-def _environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without what either plugin reads."""
     return {
         name: value
         for name, value in os.environ.items()

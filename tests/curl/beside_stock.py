@@ -2,7 +2,8 @@
 
 Run ``python -m tests.curl.beside_stock [WORD...]``.
 
-Words choose the cases whose names hold one of them. Exit status 1 when ours is worse in any.
+Words choose the cases whose names hold one of them; then neither the matrix nor real servers are shown. Exit status 1
+when ours is worse in any.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from pathlib import Path
 from stageout.testing.starter import PluginTable, installed
 from tests.curl.beside import RELEASE, Case, Seen, lacking, run, stock_plugin, worse
 from tests.curl.beside_cases import CASES
+from tests.curl.matrix import EXTRA_S, Matrix, rows
+from tests.curl.matrix import HEADER as MATRIX_HEADER
+from tests.curl.real_table import HEADER as REAL_HEADER
+from tests.curl.real_table import show as show_real_servers
 
 ROOT = Path(__file__).resolve().parents[2]
 _QUICK_S = 3.0
@@ -38,6 +43,27 @@ In columns with two values the first one is of HTCondor's plugin.
 
 | case | HTCondor's | ours | seconds | requests | attributes | worse |
 |---|---|---|---|---|---|---|"""
+
+_REAL = f"""
+## Real servers
+
+The programs that `tools/install` installs, as sites run them (`tests/curl/real_servers.py`).
+
+{REAL_HEADER}"""
+_MATRIX = f"""
+## Each request goes wrong
+
+`tests/curl/matrix.py` breaks every request of `stageout_curl_plugin`, one by one and all extra ones together: every
+status of 4xx and 5xx, silence, bodies without end, wrong lengths, broken connections, and answers that are not true.
+Steps are named as requests or FTP commands; `after` means behind the end of the upload. A cell is **worse** if
+
+- the file does not arrive although HTCondor's plugin brings it there;
+- the plugin reports success for a file that is not there;
+- a file of n bytes costs more than 2 n sent bytes in an attempt;
+- a file stays behind that HTCondor's plugin does not leave;
+- the transfer takes {EXTRA_S:.0f} s longer.
+
+{MATRIX_HEADER}"""
 
 
 def row(case: Case, stock: Seen, ours: Seen) -> str:
@@ -99,8 +125,26 @@ def main(argv: Sequence[str]) -> int:
         for case, stock, ours in pool.map(both, chosen):
             print(row(case, stock, ours), flush=True)
             bad += bool(worse(case, stock, ours) or lacking(case, stock, ours))
-    print(f"\n{len(chosen)} cases, worse in {bad}")
+        print(f"\n{len(chosen)} cases, worse in {bad}")
+        if not options.words:
+            print(_REAL)
+            bad += show_real_servers(*plugins, note=lambda text: print(text, flush=True))
+            bad += show_matrix(*plugins)
     return 1 if bad else 0
+
+
+def show_matrix(stock: Path, ours: Path) -> int:
+    """Print the matrix. Returns in how many cells ours is worse."""
+    matrix = Matrix(stock, ours)
+    matrix.run()
+    print(_MATRIX, "\n".join(rows(matrix.verdicts)), sep="\n")
+    worse_cells = [verdict for verdict in matrix.verdicts if verdict.worse]
+    print(f"\n{len(matrix.verdicts)} cells, worse in {len(worse_cells)}")
+    for verdict in worse_cells:
+        print(f"- {verdict.cell}: {'; '.join(verdict.worse)}")
+    for step in sorted(matrix.unknown):
+        print(f"- a step without a name: {step}")
+    return len(worse_cells) + len(matrix.unknown)
 
 
 def _folder(home: str, name: str) -> Path:

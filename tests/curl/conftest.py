@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,10 +12,12 @@ import pytest
 import trustme
 
 from stageout.testing.starter import PluginTable, installed
+from tests.curl.beside import stock_plugin
 from tests.curl.interposer import Interposer
 from tests.curl.plugin import Plugin
 from tests.curl.servers import S3, Apache, Ftp, WebDav
 from tests.harness.destination import Destination
+from tests.harness.pool.errors import PoolUnavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,6 +25,17 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="session")
 def executable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed(ROOT / "plugins" / "stageout_curl_plugin", tmp_path_factory.mktemp("libexec"))
+
+
+@pytest.fixture(scope="session")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """HTCondor's own plugin; skips with the reason where there is none (in CI: fails)."""
+    try:
+        return stock_plugin(tmp_path_factory.mktemp("stock"))
+    except PoolUnavailable as reason:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(reason))
 
 
 @pytest.fixture(scope="session")

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from stageout.testing.starter import PluginTable
-from tests.curl.beside import Ask, Case, Stage, lacking, run, stock_plugin, worse
+from tests.curl.beside import Ask, Case, Stage, lacking, run, worse
 from tests.curl.beside_cases import CASES, no_server_administrator, no_server_few_retries
-from tests.harness.pool.errors import PoolUnavailable
 
 pytestmark = pytest.mark.pool
-
-
-@pytest.fixture(scope="session")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """HTCondor's own plugin; skips with the reason where there is none (in CI: fails)."""
-    try:
-        return stock_plugin(tmp_path_factory.mktemp("stock"))
-    except PoolUnavailable as reason:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(reason))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.slow], ids=lambda case: str(case.name))
