@@ -223,7 +223,9 @@ def test_redirected_uploads(plugin, serve):
 # ---- loops -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world", [PUT, DAV, World("put, redirected", True, answer=redirecting)], ids=str)
+@pytest.mark.parametrize(
+    "world", [PUT, DAV, World("put, redirected", True, answer=redirecting)], ids=["http", "dav", "redirected"]
+)
 def test_no_upload_without_end(plugin, serve, world):
     """A server that takes everything and shows nothing: a file is sent a few times, not a thousand times."""
     names = ("HEAD", "HEAD with Want-*", "PROPFIND", "GET as a witness", "PROPFIND of the directory", "MOVE")
