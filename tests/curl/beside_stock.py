@@ -140,7 +140,7 @@ def show_matrix(stock: Path, ours: Path) -> int:
     print(_MATRIX, "\n".join(rows(matrix.verdicts)), sep="\n")
     worse_cells = [verdict for verdict in matrix.verdicts if verdict.worse]
     print(f"\n{len(matrix.verdicts)} cells, worse in {len(worse_cells)}")
-    for verdict in worse_cells:
+    for verdict in worse_cells[:20]:
         print(f"- {verdict.cell}: {'; '.join(verdict.worse)}")
     for step in sorted(matrix.unknown):
         print(f"- a step without a name: {step}")
