@@ -264,3 +264,12 @@ def test_many_files_at_one_bad_server(plugin, serve):
     assert plugin.call(wanted, upload=True, env={"STAGEOUT_CONCURRENCY": "1"}).ok
     assert len(door.requests) <= 2 * len(names) + 3
     assert sum(request.method == "PUT" for request in door.requests) == len(names)
+
+
+@pytest.mark.parametrize("code", [400, 403, 405, 500])
+def test_server_that_refuses_the_wish_for_digests(plugin, serve, code):
+    """The same question without the wish tells the size."""
+    door = serve(PUT, **{"HEAD with Want-*": lambda door, request, forward: Answer(code)})
+    result = plugin.put(door.address, DATA)
+    assert result.ok
+    assert result.verified == "size"
