@@ -136,9 +136,11 @@ def test_range_of_another_place(plugin, serve):
     """206 with bytes from elsewhere than were asked for."""
 
     def elsewhere(door, request, forward):
-        start = 7
-        headers = [("Content-Range", f"bytes {start}-{len(DATA) - 1}/{len(DATA)}"), ("ETag", '"x"')]
-        return Answer(206, headers, DATA[start:])
+        answer, start = forward(), 7
+        answer.headers = [pair for pair in answer.headers if pair[0] != "Content-Range"]
+        answer.headers.append(("Content-Range", f"bytes {start}-{len(DATA) - 1}/{len(DATA)}"))
+        answer.body = DATA[start:]
+        return answer
 
     door = serve(GET, GET=_half, GET_of_a_range=elsewhere)
     door.faults["GET with Want-*"] = _half
@@ -273,3 +275,67 @@ def test_server_that_refuses_the_wish_for_digests(plugin, serve, code):
     result = plugin.put(door.address, DATA)
     assert result.ok
     assert result.verified == "size"
+
+
+def test_piece_of_another_place(plugin, serve):
+    """A download in parts: one of the pieces comes from elsewhere, with the same length and the same tag."""
+    wrong = []
+
+    def elsewhere(door, request, forward):
+        first, _, last = request.headers["range"].partition("=")[2].partition("-")
+        answer = forward()
+        if int(first) and not wrong:
+            wrong.append(first)
+            place = int(first) - 5
+            answer.headers = [pair for pair in answer.headers if pair[0] != "Content-Range"]
+            answer.headers.append(("Content-Range", f"bytes {place}-{int(last) - 5}/{len(DATA)}"))
+            answer.body = DATA[place : int(last) - 4]
+        return answer
+
+    door = serve(GET, GET_of_a_range=elsewhere)
+    result = plugin.get(door.address, env={"STAGEOUT_PARALLELISM": "3", "STAGEOUT_SPLIT_BYTES": "2000"})
+    assert wrong
+    assert result.ok
+    assert plugin.got() == DATA
+
+
+def test_refusal_with_an_endless_page(plugin, serve):
+    """The head of the answer says all."""
+    endless = lambda door, request, forward: Answer(403, [], b"", how="endless")  # noqa: E731
+    result = plugin.put(serve(PUT, PUT=endless).address, DATA, env=NO_RETRY)
+    assert result.failures == [K.PERMISSION_DENIED]
+    assert result.run.duration_s < 15
+
+
+@pytest.mark.parametrize("end", ["an error", "another tag", "the right tag"])
+def test_parts_that_cannot_be_put_together(plugin, serve, end):
+    """S3 answers 200 before it knows: the body says that it failed, or the tag shows that other parts are in it."""
+    tag = hashlib.md5(hashlib.md5(DATA if end == "the right tag" else OTHER).digest()).hexdigest()
+    error = b"<Error><Code>InternalError</Code></Error>"
+    done = error if end == "an error" else f'<R><ETag>"{tag}-1"</ETag></R>'.encode()
+
+    def object_store(door, request):
+        if request.method == "POST":
+            begins = request.target.endswith("?uploads")
+            return Answer(200, [], b"<R><UploadId>one</UploadId></R>" if begins else done)
+        part = hashlib.md5(request.body).hexdigest()
+        return Answer(200, [("ETag", f'"{part}"')]) if request.method == "PUT" else Answer(404)
+
+    door = serve(World("put in parts", True, answer=object_store))
+    env, job = {"STAGEOUT_SPLIT_BYTES": "1000", **NO_RETRY}, {"PluginData": {"s3_multipart": True}}
+    assert plugin.put(door.address, DATA, env=env, job=job).ok == (end == "the right tag")
+    assert "POST" in {request.method for request in door.requests}
+
+
+def test_pieces_of_two_versions(plugin, serve):
+    """A download in parts: the file is replaced in between, and the server ignores If-Range."""
+
+    def replaced(door, request, forward):
+        answer = forward()
+        door.files["dir/file"] = OTHER
+        return answer
+
+    door = serve(GET, GET_of_a_range=replaced)
+    door.most_fires = 1
+    assert plugin.get(door.address, env={"STAGEOUT_PARALLELISM": "3", "STAGEOUT_SPLIT_BYTES": "2000"}).ok
+    assert plugin.got() == OTHER

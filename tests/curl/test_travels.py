@@ -284,3 +284,12 @@ def test_hosts_without_a_proxy(plugin, places, proxies):
     assert [line for line in plain.lines if "127.0.0.1" in line.split(" ")[1]] == []
     assert plain.lines
     assert second.seen
+
+
+def test_environment_wins_over_the_machine(plugin, places, proxies):
+    """Two proxies for one scheme: the starter's environment names the one that counts."""
+    named, other = proxies
+    env, machine = {"http_proxy": named.url()}, {"http_proxy": other.url()}
+    assert plugin.get(places.by_name["http"].url, env=env, machine=machine).ok
+    assert named.lines
+    assert other.lines == []
