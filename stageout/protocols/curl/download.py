@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pycurl
+
 from stageout.core.errors import Advice, ErrorClass, TransferFailure
 from stageout.plugin.api import Outcome
 from stageout.protocols.curl.attempts import Movement
@@ -141,9 +143,16 @@ class HttpDownload(Download):
         if self._part.size_bytes and self.resumable:
             headers = (f"Range: bytes={self._part.size_bytes}-",)
             headers = (*headers, f"If-Range: {self._validator}") if self._validator else headers
-        reply = self._http.ask("GET", self._address, headers, receiver=self)
-        if headers and not _brings_data(reply):
-            self._check_refusal(self._http, reply)
+        try:
+            reply = self._http.ask("GET", self._address, headers, receiver=self)
+            is_refused = bool(headers) and not _brings_data(reply)
+            if is_refused:
+                self._check_refusal(self._http, reply)
+        except TransferFailure as failure:
+            if not headers or not is_nonsense(failure):
+                raise
+            is_refused = True
+        if is_refused:
             self._forget()
             reply = self._http.ask("GET", self._address, receiver=self)
         return self._ended_plainly(reply)
@@ -248,6 +257,11 @@ class FtpDownload(Download):
     def begin(self, reply: Reply) -> None:
         """Data comes."""
         self._restart(Stated(), None)
+
+
+def is_nonsense(failure: TransferFailure) -> bool:
+    """Tell whether the answer to a request for a range was no HTTP."""
+    return failure.developer.get("LibcurlReturnCode") == pycurl.E_UNSUPPORTED_PROTOCOL
 
 
 def _brings_data(reply: Reply) -> bool:

@@ -14,7 +14,14 @@ from dataclasses import replace
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.plugin.api import Outcome
 from stageout.protocols.curl.digests import Stated, stated_by_server
-from stageout.protocols.curl.download import CONTENT_RANGE, WHOLE, HttpDownload, same_version, strong_validator
+from stageout.protocols.curl.download import (
+    CONTENT_RANGE,
+    WHOLE,
+    HttpDownload,
+    is_nonsense,
+    same_version,
+    strong_validator,
+)
 from stageout.protocols.curl.http import Http
 from stageout.protocols.curl.settings import value_of
 from stageout.protocols.curl.streams import SharedProgress, StreamProgress
@@ -146,6 +153,8 @@ class RangedDownload(HttpDownload):
         try:
             reply = self._http.ask("GET", self._address, (asked,), receiver=self)
         except TransferFailure as failure:
+            if is_nonsense(failure) and not self._sample_bytes:
+                raise _NoRangesError from None
             self._give_up(failure)
             if self._ranged:
                 self._missing.append((self._first.place, min(self._first_bytes, self._announced_bytes or 0)))
@@ -202,7 +211,12 @@ class RangedDownload(HttpDownload):
 
     def _fetch(self, http: Http, fetch: _Fetch) -> None:
         asked = (f"Range: bytes={fetch.place}-{fetch.end - 1}", f"If-Range: {self._validator}")
-        reply = http.ask("GET", self._address, asked, receiver=fetch)
+        try:
+            reply = http.ask("GET", self._address, asked, receiver=fetch)
+        except TransferFailure as failure:
+            if is_nonsense(failure) and not self._sample_bytes:
+                raise _NoRangesError from None
+            raise
         if reply.status != 206:
             raise self._refused(http, reply)
         if fetch.place < fetch.end:
