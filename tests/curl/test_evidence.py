@@ -19,7 +19,7 @@ from tests.curl.interposer import Asked, Hold, Reply, status
 from tests.curl.plugin import NO_RETRY
 
 SIZE, NOW_S = 1000, 1_700_000_000
-SENT = Sent(SIZE, begin_s=NOW_S)
+SENT = Sent(SIZE, formatdate(NOW_S + 5, usegmt=True), took_s=5.0)
 DATA = os.urandom(50_000)
 PAGE = b"<!DOCTYPE html><html>Please log in</html>"
 HTML = {"Content-Type": "text/html"}

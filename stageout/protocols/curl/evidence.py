@@ -26,17 +26,24 @@ _LENGTH = re.compile(r"[0-9]{1,18}")
 class Sent:
     """An upload that was answered with 2xx.
 
-    :param begin_s: of the upload, by the server's clock; None where its answer has no date.
+    :param date: the date in the server's answer, "" for none. :param took_s: seconds from the begin to the answer.
     :param accepted: the answer was 202: the server may need time.
     :param page: the answer is a web page, as those of log-ins are, so it may be about something else.
     :param shows: the server is known to show what it has: a file that it does not find is not there.
     """
 
     size_bytes: int
-    begin_s: float | None = None
+    date: str = ""
+    took_s: float = 0.0
     accepted: bool = False
     page: bool = False
     shows: bool = False
+
+    @property
+    def begin_s(self) -> float | None:
+        """Return the begin of the upload by the server's clock; None where its answer has no date."""
+        date_s = http_date_s(self.date)
+        return None if date_s is None else date_s - self.took_s
 
 
 class Witness(NamedTuple):
@@ -66,8 +73,8 @@ def _is_cached(reply: Reply) -> bool:
 
 def _is_older(reply: Reply, sent: Sent) -> bool:
     """Tell whether the answer is about a version from before the upload, by the server's own dates."""
-    modified_s = http_date_s(reply.headers.get("last-modified", ""))
-    return modified_s is not None and sent.begin_s is not None and modified_s < sent.begin_s - _CLOCK_S
+    modified_s, begin_s = http_date_s(reply.headers.get("last-modified", "")), sent.begin_s
+    return modified_s is not None and begin_s is not None and modified_s < begin_s - _CLOCK_S
 
 
 #: Why an answer that does not agree says nothing, in the order in which it is tried.
@@ -88,7 +95,9 @@ def witness_of(name: str, reply: Reply, sent: Sent, size_bytes: int | None = Non
 
     :param size_bytes: where the body of the answer states it; None: the head may state it.
     """
-    silent = next((why for why, applies in SAYS_NOTHING if applies(reply, sent)), "")
+    agrees = reply.status in _WITH_FILE and sent.size_bytes in (size_bytes, _stated_size(reply))
+    rules = SAYS_NOTHING[:-1] if agrees and not stated_by_server(reply.headers, whole_body=True).names else SAYS_NOTHING
+    silent = next((why for why, applies in rules if applies(reply, sent)), "")  # dates cost an import
     if reply.status in GONE:
         return Witness(name, None, silent=silent, missing=not silent)
     size_bytes = _stated_size(reply) if size_bytes is None else size_bytes

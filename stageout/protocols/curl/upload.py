@@ -15,7 +15,7 @@ from stageout.plugin.api import Outcome
 from stageout.protocols.curl.attempts import Movement, wait
 from stageout.protocols.curl.dav import NO_COLLECTION, length_in, make_collections, properties
 from stageout.protocols.curl.digests import WANTED, Stated, stated_by_server, strongest
-from stageout.protocols.curl.evidence import GONE, Sent, Verdict, Witness, http_date_s, is_page, witness_of
+from stageout.protocols.curl.evidence import GONE, Sent, Verdict, Witness, is_page, witness_of
 from stageout.protocols.curl.failures import S3_CODES, s3_code
 from stageout.protocols.curl.ftp import Ftp
 from stageout.protocols.curl.http import LARGE_BYTES, Http
@@ -210,10 +210,8 @@ class HttpUpload(Upload):
             was_sent = self._source.size_bytes >= LARGE_BYTES and self._source.read_whole
             self._is_last = was_sent and s3_code(reply.text) not in S3_CODES
             raise failure
-        date_s = http_date_s(reply.headers.get("date", ""))
-        begin_s = None if date_s is None else date_s - (time.monotonic() - start_s)
-        page = reply.status == 200 and is_page(reply)
-        sent = Sent(self._source.size_bytes, begin_s, reply.status == _ACCEPTED, page)
+        page, took_s = reply.status == 200 and is_page(reply), time.monotonic() - start_s
+        sent = Sent(self._source.size_bytes, reply.headers.get("date", ""), took_s, reply.status == _ACCEPTED, page)
         amazon = self._address.signed_for_amazon
         return sent, stated_by_server(reply.headers, whole_body=False, about_upload=True, amazon=amazon)
 
