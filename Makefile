@@ -11,7 +11,7 @@
 # make lock    requirements/*.txt anew, from the ranges in setup.cfg
 # make storm   misfortunes for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
 # make overlay-storm  routers die for SECONDS=60, bits flip, disks fill
-# make mutants  changes the product in 60 places, one by one: each must make a test fail (WORDS="names")
+# make mutants  changes the product in 200 places, one by one: each must make a test fail (WORDS="names")
 # make hostile a hostile user tries every way to take over the output of others, on both versions of HTCondor
 # make crash   faults at every durable step, and schedules of crashes and lost power (SCHEDULES=10000)
 # make planted each planted bug is found by ordinary schedules (nightly)
