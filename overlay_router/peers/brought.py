@@ -53,6 +53,8 @@ class Brought:
                     for statement in (_TABLE, _BY_KNOWN, f"PRAGMA user_version={_VERSION}"):
                         self._connection.execute(statement)
                     durable.commit("brought-make", self._connection)
+                else:
+                    self._connection.rollback()
             except BaseException as problem:
                 find_code(problem, path, self._connection)
                 self._connection.close()

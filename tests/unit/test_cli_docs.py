@@ -167,7 +167,7 @@ def test_a_listing_looks_like_that(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_dag_of_the_help_is_the_one_of_the_document(capsys: pytest.CaptureFixture[str]) -> None:
-    (line,) = [line for kind, body in BLOCKS if kind == "dag" for line in body.splitlines() if "SCRIPT" in line]
+    (line,) = [line for kind, body in BLOCKS if kind == "dag" for line in body.splitlines() if "stageout wait" in line]
     with pytest.raises(SystemExit):
         build_parser().parse_args(["wait", "--help"])
     assert line in capsys.readouterr().out

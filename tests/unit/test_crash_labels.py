@@ -17,6 +17,9 @@ from tests.unit import (
 ROOT = Path(__file__).resolve().parents[2]
 #: Steps with tests of their own, by the file of these; a process dies there, or is said to.
 _BY_THEMSELVES = {
+    "brought-forget": "tests/unit/test_overlay_brought.py",
+    "brought-make": "tests/unit/test_overlay_brought.py",
+    "brought-write": "tests/unit/test_overlay_brought.py",
     "copy-settle": "tests/overlay/test_copies.py",
     "copy-take": "tests/overlay/test_copies.py",
     "custody-keep": "tests/unit/test_handover_restart.py",

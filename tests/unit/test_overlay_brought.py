@@ -12,10 +12,12 @@ import pytest
 from overlay_router.peers.brought import Brought
 from stageout.core import durable
 from stageout.core.errors import StageoutError
+from tests.unit.test_overlay_destination import Crash, _dying
 
 ALICE, BOB, ROUTER = "aa" * 16, "bb" * 16, "0a" * 16
 KNOWN, OTHER = "c0" * 20, "c1" * 20
 NOW = 1_700_000_000
+DAY_S = 86400
 
 
 @pytest.fixture
@@ -93,3 +95,23 @@ def test_a_database_of_a_later_version_or_another_program_is_left_alone(tmp_path
     (tmp_path / "damaged").write_bytes(b"x" * 8192)
     with pytest.raises(StageoutError, match="it may be removed"):
         Brought(tmp_path / "damaged")
+
+
+def _lived(path: Path) -> dict[str, bool]:
+    with closing(Brought(path)) as brought:
+        brought.expire(NOW + 2 * DAY_S)
+        brought.bring(ALICE, KNOWN, NOW + 3 * DAY_S, is_router=False)
+        brought.bring(BOB, KNOWN, NOW + 3 * DAY_S, is_router=False)
+        return {**changing(brought, ALICE), f"bob's {KNOWN}": changing(brought, BOB)[KNOWN]}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("label", ["brought-make", "brought-write", "brought-forget"])
+def test_a_death_at_each_step_is_mended_by_the_next_start(path: Path, label: str, when: str) -> None:
+    if label != "brought-make":
+        with closing(Brought(path)) as brought:
+            brought.bring(ALICE, OTHER, NOW, is_router=False)
+    with _dying(label, 1, when) as passed, pytest.raises(Crash):
+        _lived(path)
+    assert label in passed
+    assert _lived(path) == {KNOWN: True, f"bob's {KNOWN}": False}

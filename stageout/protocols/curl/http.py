@@ -90,7 +90,7 @@ class Http:
     ) -> Reply | None:
         """Ask for more than the transfer needs: for seconds, and the head of the answer is enough where it has no text.
 
-        Where a digest is required the transfer needs the answer: then the server has all time to compute it.
+        The server has all time to compute a digest that is required, because the transfer needs it.
 
         :returns: None where nothing came, which means nothing; ``unanswered`` then says why.
         :raises TransferFailure: the plugin has to end.
