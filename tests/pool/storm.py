@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stageout.core.states import ENDS
 from tests.harness.destination import Destination
 from tests.harness.pool import Node, NodeSpec, Pool, Submission, install
 from tests.harness.pool.errors import PoolError
@@ -133,16 +134,17 @@ class Storm:
         return True
 
     def wait_for_ends(self, timeout_s: float) -> None:
-        """Wait until every job of the storm has left the queue, but for those that their owners leave held."""
+        """Wait until every job of the storm has left the queue, but for those that their owners leave held.
+
+        The output of those is no longer under way.
+        """
         left = {str(job): job for job in self.workload.jobs}
 
         def done() -> bool:
             waiting = self._look(share=0.5)
             for ad in waiting or ():
                 assert ad["JobStatus"] != 5 or ad.get("HoldReason"), f"held without a reason: {ad}"
-            return waiting is not None and all(
-                ad["JobStatus"] == 5 and _is_left(left.get(_job_id(ad))) for ad in waiting
-            )
+            return waiting is not None and all(_rests(ad, left.get(_job_id(ad))) for ad in waiting)
 
         wait_until(
             done, timeout_s=timeout_s, interval_s=1, what="all jobs to leave the queue", describe=self._still_there
@@ -363,8 +365,9 @@ def _order(kinds: Sequence[Misfortune], seed: int) -> Iterator[Misfortune]:
         yield from chance.choices(kinds, [one.weight for one in kinds])
 
 
-def _is_left(job: StormJob | None) -> bool:
-    return job is not None and "leave" in job.asked
+def _rests(ad: Mapping[str, Any], job: StormJob | None) -> bool:
+    is_left = job is not None and "leave" in job.asked and ad["JobStatus"] == 5
+    return is_left and ad.get("StageOutState", "None") in (*ENDS, "None")
 
 
 def _job_id(ad: Mapping[str, Any]) -> str:
