@@ -78,12 +78,15 @@ class Raider:
         for options in ((), ("-forcex",)):
             self.site.pool.ap.run(["condor_rm", *options, self.user], check=False)
 
-    def wrong(self) -> list[str]:
-        """Return what he has reached, a line each: read, cancelled or superseded output of the others."""
+    def wrong(self, history: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Return what he has reached, a line each: read, cancelled or superseded output of the others.
+
+        :param history: ads of the jobs that have left the queue, by id.
+        """
         asked = {str(job): job.asked for job in self.honest.jobs}
         found = [f"{path} on the server of {self.user} is another user's output" for path in self._stolen()]
         for job, acts in asked.items():
-            past: Mapping[str, Any] = self.site.pool.history(job) or {}
+            past = history.get(job, {})
             state, starts = past.get("StageOutState"), past.get("NumShadowStarts") or 0
             if (state == State.CANCELLED and "rm" not in acts) or starts >= FORGED_RUN:
                 found.append(f"{job}: StageOutState {state}, NumShadowStarts {starts}")

@@ -98,6 +98,7 @@ class Storm:
         self.judge = Judge(self.workload, self.owners)
         self.raider = Raider(self.site, self.loot, self.workload, self.seed) if self.loot else None
         self._next_kinds = _order(self.kinds, self.seed)
+        self.again = 0
         self._postponed: list[Misfortune] = []
         self._mends: list[Mend] = []
         self._next_look_s = 0.0
@@ -180,9 +181,11 @@ class Storm:
     def wrong(self) -> list[str]:
         """The faults at the end, a line each; the spools are given two minutes to become empty."""
         pool = self.site.pool
-        found = [*self.judge.early, *(self.raider.wrong() if self.raider else [])]
+        history = pool.histories()
+        self.again = sum(history.get(str(job), {}).get("NumShadowStarts", 0) > 1 for job in self.submitted)
+        found = [*self.judge.early, *(self.raider.wrong(history) if self.raider else [])]
         for job in self.workload.jobs:
-            end, faults = self.judge.end(job)
+            end, faults = self.judge.end(job, history)
             self.ends[job.kind.name, end] += 1
             found += faults
         with contextlib.suppress(PoolError):
@@ -191,12 +194,11 @@ class Storm:
 
     def summary(self) -> str:
         """Return a table of all that happened, and of how the jobs ended."""
-        again = sum((self.site.pool.history(job) or {}).get("NumShadowStarts", 0) > 1 for job in self.submitted)
         rows = [
             *((f"event: {name}", count) for name, count in sorted(self.deaths.items())),
             *((f"owners: {name}", count) for name, count in sorted(self.owners.acts.items())),
             *((f"jobs: {kind}: {end}", count) for (kind, end), count in sorted(self.ends.items())),
-            (f"jobs in all, {again} run again", len(self.submitted)),
+            (f"jobs in all, {self.again} run again", len(self.submitted)),
         ]
         lines = [f"{count:6} {name}" for name, count in rows]
         return "\n".join([*lines, *([self.raider.summary()] if self.raider else [])])

@@ -44,11 +44,13 @@ class Judge:
                 told = f"at {time.strftime('%H:%M:%S')} {job} was called delivered (run {number})"
                 self.early += [f"{told}: {fault}" for fault in self._absent(job, number)]
 
-    def end(self, job: StormJob) -> tuple[str, list[str]]:
-        """Return how a job ended, in words, and what is wrong with that."""
-        pool = self.site.pool
-        waiting = pool.q(job.submission)
-        ad = waiting or pool.history(job.submission)
+    def end(self, job: StormJob, history: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[str]]:
+        """Return how a job ended, in words, and what is wrong with that.
+
+        :param history: ads of the jobs that have left the queue, by id.
+        """
+        waiting = self.site.pool.q(job.submission)
+        ad = waiting or history.get(str(job))
         if ad is None:
             return "gone", [f"{job} is neither in the queue nor in the history"]
         status, told = ad["JobStatus"], ad.get("StageOutState") == State.DELIVERED

@@ -219,6 +219,11 @@ class Pool:
         found = self._ads("history_file", name="history", constraint=job_constraint(job), newest=1)
         return found[0] if found else None
 
+    def histories(self) -> dict[str, Ad]:
+        """Attributes of all jobs that left the queue, by id. One look, where :meth:`history` takes one for each job."""
+        found = self._ads("history_file", name="history", constraint="true", newest=100_000)
+        return {f"{ad['ClusterId']}.{ad['ProcId']}": ad for ad in reversed(found)}
+
     def epoch(self, job: JobRef, kind: str | None = None) -> list[Ad]:
         """Epoch records of a job, oldest first: one per run, plus INPUT, OUTPUT and so on of its transfers.
 
