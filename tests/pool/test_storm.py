@@ -23,7 +23,7 @@ _OTHERS = ("power cut", "node vanished", "link cut", "disk", "destination down",
 def test_a_short_storm(stageout_pools: Any) -> None:
     """It runs as a process of its own, because it gives itself a network."""
     command = [sys.executable, "-m", "tests.pool.storm", "--minutes", "0.75", "--jobs", "20", "--calm", "3"]
-    done = subprocess.run([*command, "--seed", "20"], cwd=_ROOT, capture_output=True, text=True, timeout=400)
+    done = subprocess.run([*command, "--seed", "20"], cwd=_ROOT, capture_output=True, text=True, timeout=600)
     print(done.stdout, done.stderr)
     assert done.returncode == 0
     found = re.findall(r"^ *\d+ event: (.*)$", done.stdout, re.M)
