@@ -25,7 +25,7 @@ from stageout.core.collector import CollectorChild
 from stageout.core.config import ConfigError, Settings
 from stageout.core.ending import end
 from stageout.core.errors import StageoutError
-from stageout.core.listening import tls_of
+from stageout.core.listening import in_url, tls_of
 from stageout.core.metrics import Readings
 from stageout.core.tokens import TokenTable
 from stageout.tuning.policies import Limits
@@ -101,7 +101,7 @@ class Daemon:
         await runner.setup()
         try:
             await web.TCPSite(runner, self._host, self._port, ssl_context=self._tls).start()
-            url = f"{'https' if self._tls else 'http'}://{self._host}:{runner.addresses[0][1]}"
+            url = f"{'https' if self._tls else 'http'}://{in_url(self._host)}:{runner.addresses[0][1]}"
             started(url=url, policy=self._table.policy.name)
             async with self._advertised(url):
                 await self._sweep()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from stageout.core import durable, log
 from stageout.core.config import ConfigError, Settings
+from stageout.core.listening import in_url
 from stageout.wire.renewal import MAX_REQUEST_BYTES, PATH, Answer, BadRenewal, Request, answer_bytes, read_request
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def addresses_of(settings: Settings) -> tuple[str, str]:
     except ValueError:
         own = ""
     host = settings.text("STAGEOUT_CREDENTIAL_HOST") or own or settings.condor("FULL_HOSTNAME", "localhost")
-    return f"[{host}]" if ":" in host else host, own
+    return in_url(host), own
 
 
 class CredentialServer:

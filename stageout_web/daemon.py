@@ -18,7 +18,7 @@ from stageout.core.config import ConfigError, Settings
 from stageout.core.ending import end
 from stageout.core.errors import StageoutError
 from stageout.core.history import FILE_NAME
-from stageout.core.listening import tls_of
+from stageout.core.listening import in_url, name_of_pool, tls_of
 from stageout.core.metrics import Readings
 from stageout.core.tokens import TokenTable
 from stageout_web.connections import listen
@@ -80,7 +80,7 @@ class Daemon:
         self._state.set_interval(self._interval_s)
         self._server = Server(
             self._state, Readers(tokens_of(settings)), base_of(settings), settings.count("STAGEOUT_WEB_READERS"),
-            settings.condor("COLLECTOR_HOST").partition(":")[0], names_of(settings),
+            name_of_pool(settings.condor("COLLECTOR_HOST")), names_of(settings),
         )  # fmt: skip
         self._stop = asyncio.Event()
 
@@ -96,7 +96,7 @@ class Daemon:
             for listener in await listen(host, port, self._server.connections):
                 await web.SockSite(runner, listener, ssl_context=self._tls).start()
             started(
-                url=f"{'https' if self._tls else 'http'}://{host}:{runner.addresses[0][1]}{base_of(self._settings)}"
+                url=f"{'https' if self._tls else 'http'}://{in_url(host)}:{runner.addresses[0][1]}{base_of(self._settings)}"
             )
             await self._update_until_stop()
         finally:

@@ -1,4 +1,4 @@
-"""TLS of daemons that listen for HTTP."""
+"""Addresses and TLS of daemons that listen for HTTP."""
 
 from __future__ import annotations
 
@@ -30,3 +30,16 @@ def tls_of(settings: Settings, host: str, certificate: str, key: str) -> ssl.SSL
     except (OSError, ssl.SSLError) as problem:
         raise ConfigError(f"{certificate}, {key}: {problem}") from problem
     return context
+
+
+def in_url(host: str) -> str:
+    """Return a host as URLs have it: an IPv6 address in brackets (RFC 3986, 3.2.2)."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def name_of_pool(collectors: str) -> str:
+    """Return the host of the first collector. :param collectors: COLLECTOR_HOST."""
+    first = (collectors.replace(",", " ").split() or [""])[0]
+    if first.startswith("["):
+        return first[1:].partition("]")[0]
+    return first if first.count(":") > 1 else first.partition(":")[0]

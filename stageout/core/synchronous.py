@@ -61,7 +61,10 @@ CAUSES = (
     Cause("NoManager", "no sandbox manager serves the node"),
     Cause("ManagerSlow", "the sandbox manager did not answer in time"),
     Cause("Version", "plugin and sandbox manager have different versions"),
-    Cause(NOT_SAID, "its plugin does not report a reason; SandboxManagerLog of the node has it (handoff-refused)"),
+    Cause(
+        NOT_SAID,
+        "its plugin reports no reason: the node has no stageout, or SandboxManagerLog there has it (handoff-refused)",
+    ),
     Cause(FAILED, "the hand-off failed"),
 )
 _BY_CODE = {cause.code: cause for cause in CAUSES}
