@@ -339,7 +339,7 @@ def test_a_renewal_cut_off_before_the_ledger_is_mended_at_start(site: Site) -> N
     async def work() -> None:
         async with site.manager() as node:
             ticket, old = await ended(node)
-            node.spool.safe.replace(ticket, old, jwt(60).encode())
+            node.spool.safe.replace(ticket, old, jwt(600).encode())
         async with site.manager() as node:
             await node.until_state(State.RELEASED)
 
