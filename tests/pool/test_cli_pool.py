@@ -262,7 +262,7 @@ def test_wait_for_a_factory(desk: Desk) -> None:
 def documented_dag() -> str:
     """The DAG of docs/user/dags.md with a single node that waits, in a hurry."""
     text = (_DOCS / "user" / "dags.md").read_text()
-    (dag,) = [dag for dag in re.findall(r"^```dag\n(.*?)^```$", text, re.S | re.M) if "SCRIPT" in dag]
+    (dag,) = [dag for dag in re.findall(r"^```dag\n(.*?)^```$", text, re.S | re.M) if "stageout wait" in dag]
     for slow, quick in (("DEFER 2 60", "DEFER 2 1"), ("--timeout 20", "--timeout 1")):
         assert slow in dag
         dag = dag.replace(slow, quick)
