@@ -81,6 +81,7 @@ class Manager:
     acknowledged: dict[str, int] = field(default_factory=dict)
     numberings: set[str] = field(default_factory=set)
     boxes: dict[tuple[str, int], SandboxReport] = field(default_factory=dict)
+    passed: list[Order] = field(default_factory=list)
 
     def publish(self) -> None:
         """Send the report."""
@@ -114,19 +115,29 @@ class Manager:
 
     def orders(self, job: str) -> list[Order]:
         """Open orders about a job."""
+        return [order for order in self._all_orders() if order.job == job]
+
+    def _all_orders(self) -> list[Order]:
         sheets = [read_orders(ad["StageOutPayload"]) for ad in order_ads(self.pool, self.name)]
         self.numberings.update(sheet.numbering for sheet in sheets)
-        return [order for sheet in sheets for order in sheet.orders if order.job == job]
+        return [order for sheet in sheets for order in sheet.orders]
 
     def wait_order(self, job: str, action: Action, run: int = 1, timeout_s: float = 30) -> Order:
-        """Wait for an order about a run and acknowledge it."""
+        """Wait for an order about a run and acknowledge it. That acknowledges all earlier ones, too."""
 
-        def find() -> Order | None:
-            found = (order for order in self.orders(job) if (order.action, order.run_number) == (action, run))
-            return next(found, None)
+        def find() -> tuple[Order, list[Order]] | None:
+            orders = self._all_orders()
+            passed = [
+                order for order in self.passed if (order.job, order.action, order.run_number) == (job, action, run)
+            ]
+            found = [order for order in orders if (order.job, order.action, order.run_number) == (job, action, run)]
+            return ((passed or found)[0], orders) if passed or found else None
 
-        found = self.pool.wait(find, timeout_s=timeout_s, what=f"{action.value} of run {run} of {job}")
-        assert found is not None
+        both = self.pool.wait(find, timeout_s=timeout_s, what=f"{action.value} of run {run} of {job}")
+        assert both is not None
+        found, orders = both
+        self.passed = [order for order in self.passed if order != found]
+        self.passed += [order for order in orders if order.number < found.number and order not in self.passed]
         for name in self.numberings:
             self.acknowledged[name] = max(found.number, self.acknowledged.get(name, 0))
         self.publish()
