@@ -200,7 +200,7 @@ def _gone_is_cancelled(given: Any) -> Any:
     )
 
 
-def _counts_holes(view: _PoolLiveness, now_s: float, age_s: float, hole_s: float) -> None:
+def _counts_holes(view: _PoolLiveness, now_s: float, age_s: float, hole_s: float, settle_s: float) -> None:
     """Silence is counted although nobody could be heard."""
     view.watched_s += now_s - getattr(view, "_ever_s", now_s)
     view._ever_s = now_s  # type: ignore[attr-defined]
@@ -269,7 +269,8 @@ BUGS = (
         lambda: [
             mutated(SyncRecords, "record", "recovery.lose_tickets(db, synced.lost, self._now())", "[]"),
         ],
-        ("sync_refused", "agent_cut_off_long", "destination_down"),
+        ("sync_refused", "agent_cut_off_long", "destination_down", "vacate"),
+        repeats=0.5,
     ),
     Planted(
         "recorded as synced before it is", lambda: [(Syncs, "_sync", _record_before_sync)], ("power_after_handoff",)
@@ -597,6 +598,7 @@ BUGS = (
         "a report that waited long for the disk puts off the next one",
         lambda: [mutated(Reporter, "_pause_s", "self._next_in_s()", "float('inf')")],
         ("slow_disk",),
+        length_s=9000.0,
     ),
     Planted(
         "a reserve that cannot be given up leaves all writers waiting",

@@ -1,4 +1,4 @@
-"""Break uploads in the middle, and look under their final names: ``python -m benchmarks.broken_uploads URL...``.
+"""Break uploads in the middle, and look under their final names: ``python tools/broken_uploads.py URL...``.
 
 Each URL is a directory of a running server (http or ftp). Half of a file is sent to a new name and over an older file;
 then the connection is reset. A line shows how many of the uploads left a part of the file under its name, during the
