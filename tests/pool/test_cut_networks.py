@@ -20,6 +20,8 @@ _LEASE_S = 60
 _SILENCE_S = 240
 #: For looks of the agent and the managers, plugins that end, and a machine with other tests on it.
 _MORE_S = 60
+#: Of a request that a client has broken off, when the server notices: it began before the cut.
+_BROKEN_OFF = 400
 #: Slots of nodes that are cut off soon leave the collector, so that jobs run again elsewhere.
 _AP = f"{QUICK_AP}CLASSAD_LIFETIME = 60\n"
 #: The startd tells that the node is one that never comes back.
@@ -111,7 +113,7 @@ def test_after_a_long_cut_only_the_output_of_the_last_run_arrives(cut_site: tupl
     cut_at, began_s = time.time(), time.monotonic()
     for job in (broken, heard):
         site.pool.wait(
-            lambda job=job: _reruns(site, job) == 1, timeout_s=_SILENCE_S + 3 * _MORE_S, what=f"{job} to run again"
+            lambda job=job: _reruns(site, job) >= 1, timeout_s=_SILENCE_S + 8 * _MORE_S, what=f"{job} to run again"
         )
     assert time.monotonic() - began_s > _SILENCE_S - _LEASE_S, "its manager may still have sent"
     again_at = time.time()
@@ -130,5 +132,6 @@ def test_after_a_long_cut_only_the_output_of_the_last_run_arrives(cut_site: tupl
     site.pool.wait(site.spool_is_empty, timeout_s=180, what="the nodes to delete what is superseded")
     for job, number in ((broken, 2), (heard, 1)):
         assert not [row for row in site.puts(job) if row["sender"] != network.world_address(3)]
-        assert not [row for row in _requests(site, job, network.world_address(number)) if row["time"] > again_at]
+        late = [row for row in _requests(site, job, network.world_address(number)) if row["time"] > again_at]
+        assert not [row for row in late if row["status"] != _BROKEN_OFF]
         site.check_delivered(job)
