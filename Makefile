@@ -19,7 +19,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: dist dist-test lock pilot demo docs test check oldest pools bench figures mutants crash planted sim storm chaos hostile overlay-storm web clean
+.PHONY: dist dist-test lock pilot demo docs test check oldest pools bench figures mutants crash planted sim storm chaos hostile cuts overlay-storm web clean
 
 $(STAMP): setup.cfg pyproject.toml $(wildcard requirements/*.txt)
 	tools/install
@@ -77,6 +77,9 @@ chaos: $(STAMP)
 hostile: $(STAMP)
 	STAGEOUT_ALL_ATTACKS=1 $(PY) -m pytest -v tests/pool/test_hostile_user_pool.py tests/pool/test_hostile_access_points.py \
 		tests/pool/test_walled_ids_pool.py
+
+cuts: $(STAMP)
+	STAGEOUT_LONG_CUTS=1 $(PY) -m pytest -v tests/pool/test_cut_networks.py
 
 overlay-storm: $(STAMP)
 	$(PY) -m tests.overlay.storm --seconds $(or $(SECONDS),60)

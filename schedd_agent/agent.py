@@ -279,7 +279,7 @@ class Agent:
                 )
 
     def _update_liveness(
-        self, pool: str, ads: Iterable[Mapping[str, Any]], at_s: float, collector_age_s: float
+        self, pool: str, ads: Iterable[Mapping[str, Any]], at_s: float, collector_age_s: float | None
     ) -> None:
         names = {manager_of(ad) for ad in ads}
         reported_jobs = (pair for pair in self.report_table.reported_jobs() if name_of(pair[0]) in names)

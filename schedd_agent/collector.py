@@ -41,12 +41,13 @@ class CollectorError(StageoutError):
 class CollectorSnapshot(NamedTuple):
     """The answer of the own pool's collector.
 
-    :param ads: reports of managers, from all tables. :param collector_age_s: seconds since the collector's start.
+    :param ads: reports of managers, from all tables. :param collector_age_s: seconds since the collector's start;
+        None where it has no ad.
     :param others: newest snapshots of other pools, by the pool's name.
     """
 
     ads: Sequence[Mapping[str, Any]]
-    collector_age_s: float
+    collector_age_s: float | None
     others: Mapping[str, OtherPoolSnapshot] = MappingProxyType({})
 
 
@@ -57,7 +58,7 @@ class OtherPoolSnapshot(NamedTuple):
     """
 
     ads: Sequence[Mapping[str, Any]] = ()
-    collector_age_s: float = 0.0
+    collector_age_s: float | None = 0.0
     at_s: float = float("-inf")
     is_answering: bool = False
 
@@ -95,10 +96,14 @@ class OrderBuckets:
         return bucket_ad(self._agent, bucket, kept.values())
 
 
-def collector_age_s_of(ads: Iterable[Mapping[str, Any]]) -> float:
-    """Return the seconds since the start of the collector that sent these ads about itself."""
-    ages = (ad.get("MonitorSelfAge") for ad in ads)
-    return min((float(age) for age in ages if isinstance(age, (int, float))), default=0.0)
+def collector_age_s_of(ads: Iterable[Mapping[str, Any]]) -> float | None:
+    """Return the seconds since the start of the collector that sent these ads about itself.
+
+    :returns: 0 where it does not say; None without an ad. The ad may expire before the collector renews it.
+    """
+    ages = [ad.get("MonitorSelfAge") for ad in ads]
+    known = [float(age) for age in ages if isinstance(age, (int, float))]
+    return min(known) if known else 0.0 if ages else None
 
 
 def scan_pause_s(took_s: float) -> float:

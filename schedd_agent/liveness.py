@@ -28,7 +28,9 @@ class _PoolLiveness:
     collector_age_s: float = 0.0
     settled_at_s: float = float("-inf")
 
-    def record_snapshot(self, now_s: float, collector_age_s: float, hole_s: float, settle_s: float) -> None:
+    def record_snapshot(self, now_s: float, collector_age_s: float | None, hole_s: float, settle_s: float) -> None:
+        if collector_age_s is None:  # its ad has expired, which is no restart
+            collector_age_s = self.collector_age_s
         if collector_age_s < self.collector_age_s:
             self.settled_at_s = now_s + settle_s
         elif self.last_look is not None and now_s - self.last_look <= hole_s:
@@ -62,14 +64,15 @@ class LivenessTracker:
     def record_snapshot(
         self,
         now_s: float,
-        collector_age_s: float,
+        collector_age_s: float | None,
         shown: Iterable[tuple[str, JobKey]],
         managers: Iterable[str] = (),
         pool: str = OWN_POOL,
     ) -> None:
         """Record an answer of a collector.
 
-        :param collector_age_s: seconds since the collector's start. A smaller value means that it lost all ads.
+        :param collector_age_s: seconds since the collector's start. A smaller value means that it lost all ads,
+            None says nothing.
         :param shown: (manager's identity, job) of every sandbox in the reports. :param managers: identities of all
             managers that have a report. :param pool: the collector's pool.
         """

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from schedd_agent.collector import collector_age_s_of
 from schedd_agent.decisions import _confirmation
 from schedd_agent.liveness import SETTLE_S, LivenessTracker
 from schedd_agent.model import DagEnd, SendOrder, Status, Ticket, manager_identity
@@ -39,6 +40,24 @@ JOB_KEY = JobKey(JOB, USER)
 
 
 # ---- leases -------------------------------------------------------------------------------------------------------
+
+
+def test_a_collector_whose_own_ad_has_expired_has_not_been_started_again() -> None:
+    """Its ad lives as long as others, and it renews it as seldom."""
+    view = LivenessTracker(hole_s=15.0)
+    view.record_snapshot(0.0, 1000.0, [("m1", JOB_KEY)], ["m1"])
+    view.record_snapshot(10.0, None, [])
+    view.record_snapshot(20.0, None, [])
+    view.record_snapshot(30.0, 1030.0, [])
+    assert view.silent_s("m1") == 30.0
+    view.record_snapshot(40.0, 5.0, [])
+    view.record_snapshot(50.0, 15.0, [])
+    assert view.silent_s("m1") == 30.0, "it was started again"
+    assert (collector_age_s_of([]), collector_age_s_of([{}]), collector_age_s_of([{"MonitorSelfAge": 7}])) == (
+        None,
+        0,
+        7,
+    )
 
 
 def _view(until_s: int, shown: tuple[tuple[str, JobKey], ...] = ()) -> LivenessTracker:
