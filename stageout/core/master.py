@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 
 from stageout.core import log
 from stageout.core.children import module_command
-from stageout.core.config import ConfigError, Settings, condor_ids, condor_settings
+from stageout.core.config import Settings, condor_ids, condor_settings
 
 _TIMEOUT = "NOT_RESPONDING_TIMEOUT"
 _TIMEOUT_S = 3600
@@ -31,15 +31,12 @@ _AGAIN_S = 30.0
 def silence_s(settings: Settings, subsystem: str) -> int:
     """Seconds of silence after which the master kills a daemon.
 
-    A time of this daemon counts as it is; one of all daemons counts as five minutes at least.
-
-    :raises ConfigError: the settings of HTCondor's name no number.
+    A time of this daemon counts as it is; one of all daemons counts as five minutes at least. HTCondor also takes an
+    expression there; then its default counts, because no daemon may fail to start for this.
     """
     for name, least_s in ((f"{subsystem}_{_TIMEOUT}", 1), (_TIMEOUT, _TIMEOUT_MIN_S)):
         text = settings.condor(name).strip()
-        if text:
-            if not text.isdecimal():
-                raise ConfigError(f"{name} = {text}: write a whole number of seconds")
+        if text.isdecimal():
             return max(int(text), least_s)
     return _TIMEOUT_S
 

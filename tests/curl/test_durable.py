@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -13,7 +14,9 @@ from stageout.testing.starter import Wanted
 from tests.curl.hall import Door, Hall, open_ftp
 from tests.curl.matrix_worlds import DATA, World, plain_store
 
-pytestmark = pytest.mark.skipif(not shutil.which("strace"), reason="watches system calls with strace")
+pytestmark = pytest.mark.skipif(
+    not shutil.which("strace") and not os.environ.get("CI"), reason="watches system calls with strace"
+)
 _CALLS = "fsync,fdatasync,syncfs,sync,rename,renameat,renameat2,link,linkat,write,pwrite64,copy_file_range,ftruncate"
 _RETURNED = re.compile(r"^\d+ +(\w+)\((.*)\) += (\d+)$")
 _PATH = re.compile(r'\d+<([^>]*)>|"([^"]*)"')
