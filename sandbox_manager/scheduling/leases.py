@@ -52,6 +52,11 @@ class Leases:
         rows = db.execute("SELECT name, value FROM meta WHERE name LIKE ?", (f"{_META}%",))
         self._lease_s = {name[len(_META) :]: float(value) for name, value in rows}
 
+    def promise(self, own_s: int) -> bool:
+        """Promise this lease in the next report; 0: what the agents allow. Return whether that is another one."""
+        is_other, self.own_s = own_s != self.own_s, own_s
+        return is_other
+
     def reported(self, number: int) -> int:
         """Note that a report with this number is being made. Return the lease that it promises; 0 for none.
 

@@ -54,8 +54,7 @@ class OwnLease:
 
     def _take(self, never_returns: bool) -> None:
         own_s = self._rules().short_lease_s if never_returns else 0
-        if own_s != self._leases.own_s:
-            self._leases.own_s = own_s
+        if self._leases.promise(own_s):
             log.event("own-lease-changed", seconds=own_s)
             self._changed()
 
