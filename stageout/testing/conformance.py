@@ -95,11 +95,13 @@ def failures(findings: Sequence[Finding], level: str = "should") -> list[Finding
 
 def table(findings: Sequence[Finding]) -> str:
     """Findings as text for a person."""
-    lines = []
+    lines: list[str] = []
+    told: set[str] = set()
     for item in findings:
         lines.append(f"{item.outcome:<5} {item.level:<7} {item.rule:<20} {item.title}")
-        if item.outcome != "pass" and item.detail:
+        if item.outcome != "pass" and item.detail and item.detail not in told:
             lines.append(f"{'':34} seen: {item.detail}")
+            told.add(item.detail)
         if item.outcome == "fail":
             lines.append(f"{'':34} do:   {item.advice}")
     count = {outcome: sum(item.outcome == outcome for item in findings) for outcome in ("pass", "fail", "n/a")}

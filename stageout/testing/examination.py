@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +39,22 @@ class Examination:
     def printed(self) -> tuple[str, int]:
         """Output and status of the query."""
         return self.ask()
+
+    @property
+    def first_line(self) -> str:
+        """The plugin's first line, which names its interpreter."""
+        with open(self.plugin, "rb") as stream:
+            return stream.readline(200).decode("utf-8", "replace").strip()
+
+    @cached_property
+    def python_start_s(self) -> float:
+        """Seconds that Python alone takes to start and end here: the best of five times."""
+        times_s = []
+        for _ in range(5):
+            started = time.monotonic()
+            subprocess.run([sys.executable, "-I", "-c", ""], check=True)
+            times_s.append(time.monotonic() - started)
+        return min(times_s)
 
     def ask(self) -> tuple[str, int]:
         """Run the query."""

@@ -1,12 +1,13 @@
 """Our own plugins, and the example, keep every rule."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from stageout.testing.conformance import check, failures, local_endpoint, table
 from stageout.testing.endpoints import Endpoint, HttpEndpoint
-from stageout.testing.starter import installed
+from stageout.testing.starter import EmbeddedStarter, PluginTable, Wanted, installed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,6 +24,31 @@ def test_the_example(tmp_path, place):
     findings = check(plugin, Endpoint(f"mounted://{place}", place))
     assert failures(findings) == [], table(findings)
     assert {item.rule for item in findings if item.outcome == "n/a"} <= {"killed", "nameless-node"}
+
+
+def test_the_example_in_bash(tmp_path, place):
+    plugin = installed(ROOT / "examples" / "bash" / "depot_plugin", tmp_path)
+    shutil.copy(ROOT / "examples" / "bash" / "depot.sh", tmp_path)
+    findings = check(plugin, Endpoint(f"depot://{place}", place))
+    assert failures(findings) == [], table(findings)
+    assert {item.rule for item in findings if item.outcome == "n/a"} <= {"nameless-node"}
+
+
+def test_the_example_in_bash_believes_only_what_is_stored(tmp_path, place):
+    """A script that stores other bytes, one that says nothing, and one that says why it fails."""
+    plugin = installed(ROOT / "examples" / "bash" / "depot_plugin", tmp_path)
+    script = tmp_path / "depot.sh"
+    (tmp_path / "file").write_text("12345")
+    for body, told in (
+        ('echo "5 0000"', "the depot has other bytes: 5 0000"),
+        ("true", "the depot has other bytes"),
+        ("echo 'project is locked' >&2; exit 77", "project is locked"),
+    ):
+        script.write_text(f"#!/bin/bash\n{body}\n")
+        script.chmod(0o755)
+        starter = EmbeddedStarter(tmp_path, PluginTable([plugin]))
+        run = starter.upload([Wanted(f"depot://{place}/file", "file")])[0]
+        assert told in run.ads[0].text("TransferError")
 
 
 @pytest.mark.parametrize("scheme", ["http", "file"])

@@ -10,6 +10,7 @@ import pytest
 from stageout.testing.conformance import check, failures, main, table
 from stageout.testing.conformance_rules import RULES
 from stageout.testing.endpoints import Endpoint
+from stageout.testing.examination import Examination
 from stageout.testing.starter import installed
 
 NAIVE = Path(__file__).with_name("naive_plugin")
@@ -106,6 +107,23 @@ def test_something_that_is_no_plugin(tmp_path):
     findings = check(mute)
     assert [item.rule for item in failures(findings, "must")] == ["query-answers"]
     assert "names no SupportedMethods" in table(findings)
+
+
+@pytest.mark.parametrize(("start_s", "outcome"), [(0.05, "fail"), (0.5, "pass"), (2.0, "n/a")])
+def test_limits_grow_on_a_slow_machine(tmp_path, monkeypatch, start_s, outcome):
+    monkeypatch.setattr(Examination, "python_start_s", start_s)
+    (finding,) = check(*naive(tmp_path, "slow-query"), only=["query-quick"])
+    assert finding.outcome == outcome
+    assert ("too slow to judge" in finding.detail) == (outcome == "n/a")
+
+
+def test_an_interpreter_without_stageout_is_named(tmp_path):
+    plugin = naive(tmp_path)[0]
+    plugin.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'stageout'\"; exit 1\n")
+    findings = check(plugin)
+    (finding,) = [item for item in findings if item.rule == "query-answers"]
+    assert "#!/bin/sh has no stageout" in finding.detail
+    assert table(findings).count("names no SupportedMethods") == 1, "one reason is told once"
 
 
 def test_command_line(tmp_path, capsys):
