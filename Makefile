@@ -25,7 +25,11 @@ $(STAMP): setup.cfg pyproject.toml $(wildcard requirements/*.txt)
 	tools/install
 	touch $@
 
-demo: $(STAMP)
+# Only what the demonstration needs, unless everything is there.
+.venv/.demo: setup.cfg requirements/demo.txt
+	tools/install demo
+
+demo: $(if $(wildcard $(STAMP)),$(STAMP),.venv/.demo)
 	$(PY) -m tests.harness.demo
 
 # three at once on two cores: tests also wait for processes and for disks
