@@ -15,7 +15,7 @@ import pytest
 
 from tests.harness.ports import free_ports
 
-_ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 _PORTS = ("9631", "9632", "9633")
 _PATIENCE_S = 150
 _PROGRAMS = {"stageout": "stageout.cli.main", "stageout-router": "overlay_router.daemon"}
@@ -23,7 +23,7 @@ _PROGRAMS = {"stageout": "stageout.cli.main", "stageout-router": "overlay_router
 
 def _shown() -> list[str]:
     """Return the commands of the page, without those that install."""
-    page = (_ROOT / "docs/overlay/tutorial.md").read_text()
+    page = (ROOT / "docs/overlay/tutorial.md").read_text()
     blocks = [str(block) for block in re.findall(r"^```\n(.*?)^```$", page, re.S | re.M)]
     (stop,) = re.findall(r"`(kill \$archive[^`]*)`", page)
     return [*(block for block in blocks if "venv" not in block), f"{stop}; wait\n"]
@@ -40,12 +40,12 @@ def programs(tmp_path: Path) -> Iterator[str]:
     yield str(tmp_path / "bin")
 
 
-def _run(script: str, folder: Path, path: str) -> str:
+def run(script: str, folder: Path, path: str) -> str:
     """The command's output, with a line for each command that fails."""
     told = f"trap 'echo \"FAILED: $BASH_COMMAND\"' ERR\n{script}"
     started = subprocess.Popen(
         ["bash", "-c", told], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, "PATH": f"{path}:{os.environ['PATH']}", "PYTHONPATH": str(_ROOT)}, start_new_session=True,
+        env={**os.environ, "PATH": f"{path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}, start_new_session=True,
     )  # fmt: skip
     try:
         return started.communicate(timeout=_PATIENCE_S)[0]
@@ -58,7 +58,7 @@ def _run(script: str, folder: Path, path: str) -> str:
 def test_the_commands_shown_make_an_overlay(tmp_path: Path, programs: str) -> None:
     ports = {shown: str(free) for shown, free in zip(_PORTS, free_ports(len(_PORTS)))}
     script = re.sub("|".join(_PORTS), lambda found: ports[found[0]], "".join(_shown()))
-    said = _run(script, tmp_path, programs)
+    said = run(script, tmp_path, programs)
     failed = [line for line in said.splitlines() if line.startswith("FAILED: ")]
     assert len(failed) == 1 and "stageout get" in failed[0], said
     assert "has a version of 20971520 bytes on its way there" in said
