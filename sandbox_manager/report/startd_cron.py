@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stageout import __version__
 from stageout.core.classads import unparse_old
 
 _POLL_S = 0.5
@@ -25,9 +24,6 @@ _URGENT = ("StageOutManager", "StageOutAccept", "StageOutDraining")
 def main(argv: list[str] | None = None) -> int:
     """Stream until the startd ends this process."""
     arguments = sys.argv[1:] if argv is None else argv
-    if arguments == ["--version"]:
-        print(f"stageout-startd-cron {__version__}")
-        return 0
     if len(arguments) != 1 or arguments[0].startswith("-"):
         print("usage: stageout-startd-cron SPOOL (started by the startd; prints for ever)", file=sys.stderr)
         return 2
