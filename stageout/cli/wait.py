@@ -94,7 +94,7 @@ def wait(
     """Print the end of every job, and to people what is waited for.
 
     :param timeout_s: seconds from now; None for no limit. :param returned: the job's own exit status.
-    :param is_json: ends are printed as objects, and in the end what is still waited for.
+    :param is_json: ends are printed as one object when all are known or the time is over.
     :returns: the exit status.
     """
     said = _Said(is_json)
@@ -108,25 +108,26 @@ def wait(
         if look.is_timed_out:
             said.timed_out(look.verdicts, timeout_s or 0)
             outcomes.append(Outcome.WAITING)
+    said.finish(outcomes)
     return wait_status(outcomes, returned)
 
 
 class _Said:
-    """Printer that prints each thing once: ends on stdout, progress on stderr. :param is_json: ends are objects."""
+    """Printer that prints each thing once: ends on stdout, progress on stderr. :param is_json: ends are an object."""
 
     def __init__(self, is_json: bool = False) -> None:
         self._is_json = is_json
         self._told: dict[JobId, str] = {}
+        self._verdicts: dict[JobId, Verdict] = {}
         self._trouble = ""
 
     def tell(self, verdicts: dict[JobId, Verdict]) -> None:
-        self._trouble = ""
+        self._trouble, self._verdicts = "", verdicts
         for job, (outcome, text) in sorted(verdicts.items()):
             if self._told.get(job) == text:
                 continue
             self._told[job] = text
             if self._is_json and outcome is not Outcome.WAITING:
-                _tell(job, outcome, text)
                 continue
             where = sys.stderr if outcome is Outcome.WAITING else sys.stdout
             print(f"{job} {outcome.value}: {clean(text)[:_LONGEST_TEXT]}", file=where, flush=True)
@@ -137,13 +138,15 @@ class _Said:
         self._trouble = text
 
     def timed_out(self, verdicts: dict[JobId, Verdict], timeout_s: float) -> None:
-        left = [(job, verdict) for job, verdict in sorted(verdicts.items()) if verdict.outcome is Outcome.WAITING]
-        for job, verdict in left if self._is_json else ():
-            _tell(job, *verdict)
-        waiting = [str(job) for job, _ in left]
+        waiting = [str(job) for job, verdict in sorted(verdicts.items()) if verdict.outcome is Outcome.WAITING]
         what = ", ".join(waiting[:10]) + (", ..." if len(waiting) > 10 else "") if waiting else "the schedd"
         print(f"stageout: timed out after {timeout_s:g} s; still waiting for {what}", file=sys.stderr)
 
-
-def _tell(job: JobId, outcome: Outcome, text: str) -> None:
-    tell({"job": str(job), "outcome": outcome.value, "reason": text})
+    def finish(self, outcomes: Sequence[Outcome]) -> None:
+        """Print the object. :param outcomes: of all jobs, and WAITING when the time is over."""
+        if not self._is_json:
+            return
+        jobs = [{"job": str(job), "outcome": one.value, "reason": text}
+                for job, (one, text) in sorted(self._verdicts.items())]  # fmt: skip
+        worst = next((one for one in (Outcome.FAILED, Outcome.WAITING) if one in outcomes), Outcome.DELIVERED)
+        tell({"schema": 2, "outcome": worst.value, "jobs": jobs})

@@ -78,10 +78,16 @@ def test_programs_hear_of_ends_and_of_what_is_left(capsys: pytest.CaptureFixture
     running = job(ProcId=1, JobStatus=2)
     schedd, clock = Schedd([job(**DONE), running]), Clock()
     assert wait(Watcher(schedd, [JobId(12)]), 30, 0, clock, clock.sleep, is_json=True) == 2
-    first, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    delivered = "its output is at its destination"
-    assert first == {"schema": 1, "job": "12.0", "outcome": "delivered", "reason": delivered}
-    assert last == {"schema": 1, "job": "12.1", "outcome": "waiting", "reason": "the job is Running"}
+    delivered = {"job": "12.0", "outcome": "delivered", "reason": "its output is at its destination"}
+    waiting = {"job": "12.1", "outcome": "waiting", "reason": "the job is Running"}
+    assert json.loads(capsys.readouterr().out) == {"schema": 2, "outcome": "waiting", "jobs": [delivered, waiting]}
+
+
+def test_programs_get_one_object_when_the_schedd_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    schedd = Schedd(Unavailable("no answer."))
+    assert wait(Watcher(schedd, [JobId(12)]), 0, 0, clock, clock.sleep, is_json=True) == 2
+    assert json.loads(capsys.readouterr().out) == {"schema": 2, "outcome": "waiting", "jobs": []}
 
 
 def test_a_failure_is_one() -> None:
