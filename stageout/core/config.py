@@ -52,6 +52,13 @@ class PathKnob(Knob):
 KNOBS: dict[str, Knob] = {
     knob.name: knob
     for knob in (
+        Knob(
+            "STAGEOUT_LOG_FORMAT",
+            "text",
+            "both",
+            "Lines of the daemons' logs: `text`, or `json` for an object in each line",
+            choices=("text", "json"),
+        ),
         PathKnob(
             "STAGEOUT_SPOOL",
             "$(EXECUTE)/../stageout",

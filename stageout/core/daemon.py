@@ -346,7 +346,7 @@ def open_log(program: Program, options: argparse.Namespace, settings: Settings) 
     found = log_settings(settings, program.subsystem)
     path = None if options.terminal else _log_path(program, options, settings)
     try:
-        log.open_log(found.handler(path) if path else None, found.is_debug)
+        log.open_log(found.handler(path) if path else None, found.is_debug, found.is_json)
     except OSError as problem:
         text = f"{program.subsystem}_LOG: the log {path}: {problem.strerror}"
         if not isinstance(problem, _LASTING):

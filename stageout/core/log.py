@@ -1,4 +1,4 @@
-"""Log of the daemons: one event per line, ``time level event key=value ...``."""
+"""Log of the daemons: one event per line, ``time level event key=value ...`` or a JSON object."""
 
 from __future__ import annotations
 
@@ -12,27 +12,41 @@ _PLAIN = re.compile(r'[^\s"=]+')
 
 
 class _Line(logging.Formatter):
-    """Time to the millisecond, level, event. The text of a second is made once."""
+    """Time to the millisecond with its zone, level, event. The text of a second is made once."""
 
     _second = -1
-    _stamp = ""
+    _stamp = _zone = ""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line."""
+        return f"{self._time(record)} {record.levelname} {record.getMessage()}"
+
+    def _time(self, record: logging.LogRecord) -> str:
         second = int(record.created)
         if second != self._second:
-            self._stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(second))
-            self._second = second
-        return f"{self._stamp}.{int(record.msecs):03d} {record.levelname} {record.getMessage()}"
+            local = time.localtime(second)
+            self._stamp, zone = time.strftime("%Y-%m-%dT%H:%M:%S", local), time.strftime("%z", local)
+            self._zone, self._second = f"{zone[:3]}:{zone[3:5]}", second
+        return f"{self._stamp}.{int(record.msecs):03d}{self._zone}"
 
 
-def open_log(handler: logging.Handler | None = None, debug: bool = False) -> None:
+class _Json(_Line):
+    """An object with time, level, event and its facts. Values that are no numbers or truth values are texts."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        head = {"time": self._time(record), "level": record.levelname}
+        facts = getattr(record, "facts", {})
+        return json.dumps({**facts, **head, "event": getattr(record, "event", record.getMessage())}, default=str)
+
+
+def open_log(handler: logging.Handler | None = None, debug: bool = False, is_json: bool = False) -> None:
     """Send the log to ``handler`` from now on, to stderr without one. The handler before is closed.
 
-    :param debug: write events of the level DEBUG, too.
+    :param debug: write events of the level DEBUG, too. :param is_json: write each event as a JSON object.
     """
     handler = handler or logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Line())
+    handler.setFormatter(_Json() if is_json else _Line())
     logger = logging.getLogger("stageout")
     before, logger.handlers[:] = logger.handlers[:], [handler]
     for old in before:
@@ -52,7 +66,9 @@ def event(name: str, level: int = logging.INFO, **facts: object) -> None:
     if logger.isEnabledFor(level):
         text = " ".join([name, *(f"{key}={_value(value)}" for key, value in facts.items())])
         # Not by logger.log(), which walks the stack for the name of a source file that nobody asked for.
-        logger.handle(logging.LogRecord(logger.name, level, "", 0, text, None, None))
+        record = logging.LogRecord(logger.name, level, "", 0, text, None, None)
+        record.event, record.facts = name, facts
+        logger.handle(record)
 
 
 def warn(name: str, **facts: object) -> None:

@@ -51,12 +51,14 @@ class LogSettings:
 
     :param size_bytes: a file of this size is put aside; 0: never. :param age_s: likewise a file of this age.
     :param old_files: files that were put aside and are kept. :param is_debug: more messages are wanted.
+    :param is_json: each event is a JSON object.
     """
 
     size_bytes: int
     age_s: int
     old_files: int
     is_debug: bool
+    is_json: bool = False
 
     def handler(self, path: Path) -> Handler:
         """Open the file. :raises OSError: it cannot be written."""
@@ -75,7 +77,8 @@ def log_settings(settings: Settings, subsystem: str) -> LogSettings:
     if not text:
         name, text = "MAX_DEFAULT_LOG", settings.condor("MAX_DEFAULT_LOG") or _DEFAULT_SIZE
     size_bytes, age_s = _limit(name, text)
-    return LogSettings(size_bytes, age_s, _old_files(settings, subsystem), _is_debug(settings, subsystem))
+    is_json = settings.text("STAGEOUT_LOG_FORMAT").lower() == "json"
+    return LogSettings(size_bytes, age_s, _old_files(settings, subsystem), _is_debug(settings, subsystem), is_json)
 
 
 def _limit(name: str, text: str) -> tuple[int, int]:

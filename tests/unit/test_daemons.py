@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import errno
 import importlib
+import json
 import logging
 import logging.handlers
 import os
@@ -18,6 +19,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -466,3 +468,34 @@ def test_reopening_a_log_closes_the_file_before(tmp_path: Path, run: Any) -> Non
     assert first.stream is None
     assert (tmp_path / "first").read_text().endswith(" INFO one\n")
     assert (tmp_path / "second").read_text().endswith(" INFO two\n")
+
+
+def test_a_line_has_the_offset_of_its_zone(tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for zone, offset in (("UTC", "+00:00"), ("<+0530>-5:30", "+05:30"), ("<-0330>3:30", "-03:30")):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        before_at = time.time()
+        log.open_log(logging.FileHandler(tmp_path / "Log", "w"))
+        log.event("one", number=1)
+        stamp, rest = (tmp_path / "Log").read_text().split(" ", 1)
+        assert rest == "INFO one number=1\n"
+        assert stamp.endswith(offset)
+        assert 0 <= datetime.fromisoformat(stamp).timestamp() - before_at + 0.001 < 5
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_json_lines_have_the_facts_as_they_are(tmp_path: Path, run: Any) -> None:
+    settings = mapping_settings({"STAGEOUT_LOG_FORMAT": "JSON"})
+    log.open_log(logging.FileHandler(tmp_path / "Log"), is_json=log_settings(settings, "X").is_json)
+    log.warn("odd-file", path=tmp_path, number=3, word='a "b"\n', time="of the file", is_whole=True)
+    log.event("two")
+    first, second = map(json.loads, (tmp_path / "Log").read_text().splitlines())
+    assert first == {
+        "path": str(tmp_path), "number": 3, "word": 'a "b"\n', "is_whole": True, "time": first["time"],
+        "level": "WARNING", "event": "odd-file",
+    }  # fmt: skip
+    assert datetime.fromisoformat(first["time"]).tzinfo is not None
+    assert (second["level"], second["event"]) == ("INFO", "two")
+    with pytest.raises(ConfigError, match="STAGEOUT_LOG_FORMAT = xml: write one of text, json"):
+        log_settings(mapping_settings({"STAGEOUT_LOG_FORMAT": "xml"}), "X")
