@@ -99,7 +99,7 @@ def measure(quick: bool) -> list[Figure]:
         small = [f"small{index:03}" for index in range(SMALL_FILES)]
         for each in small:
             site.make(each, SMALL_BYTES)
-        cases = [("1 GiB", ["large"], GIB), (f"{SMALL_FILES} x 100 KB", small, SMALL_BYTES * SMALL_FILES)]
+        cases = [("1 GiB", ["large"], GIB), (f"{SMALL_FILES} x 100 kB", small, SMALL_BYTES * SMALL_FILES)]
         site.make("one", 1000)
         os.sync()
         for upload in (True, False):
@@ -111,7 +111,7 @@ def measure(quick: bool) -> list[Figure]:
                 figures.append(Figure(f"{word} of {what}: rate", size_bytes / ours_s / 1e6, "MB/s"))
             ours_s, curl_s = medians_s([site.ours, site.curl], ["one"], upload, 9 if quick else 31)
             figures.append(
-                Figure(f"{word} of one file of 1 KB, process included", ours_s, "s", "curl", curl_s, GOAL_ONE_S)
+                Figure(f"{word} of one file of 1 kB, process included", ours_s, "s", "curl", curl_s, GOAL_ONE_S)
             )
     return figures
 

@@ -83,7 +83,7 @@ def measure(quick: bool) -> list[Figure]:
         for each in small:
             pair.make(each, SMALL_BYTES)
         for word in ("upload", "download"):
-            for what, names in (("1 GiB", ["large"]), (f"{SMALL_FILES} x {SMALL_BYTES // 1000} KB", small)):
+            for what, names in (("1 GiB", ["large"]), (f"{SMALL_FILES} x {SMALL_BYTES // 1000} kB", small)):
                 times = pair.times_s(names, word == "upload", 3 if quick else 9)
                 stock_s, ours_s = (statistics.median(side) for side in zip(*times))
                 ratio = statistics.median(ours / stock for stock, ours in times)

@@ -49,6 +49,7 @@ from stageout.core.collector import CollectorChild
 from stageout.core.config import ConfigError, Settings
 from stageout.core.ending import end
 from stageout.core.metrics import Readings
+from stageout.core.units import MB
 from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
 from stageout.overlay.channel import Gateway
 from stageout.overlay.uplink import Uplink, uplink_at
@@ -458,7 +459,7 @@ def _egress(settings: Settings, stack: contextlib.ExitStack) -> Egress | None:
 
 def _spool(settings: Settings, name: str) -> tuple[Path, Spool]:
     place = _made(home_of(settings) / name)
-    size_bytes = settings.count("STAGEOUT_ROUTER_SPOOL_MB") * 1024 * 1024
+    size_bytes = settings.count("STAGEOUT_ROUTER_SPOOL_MB") * MB
     if not size_bytes:
         disk = os.statvfs(place)
         size_bytes = disk.f_blocks * disk.f_frsize // 2

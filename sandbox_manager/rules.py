@@ -12,10 +12,9 @@ from typing import NamedTuple
 from sandbox_manager.sandbox import SENDABLE, Sandbox
 from stageout.core.config import ConfigError, Settings
 from stageout.core.errors import Advice, ErrorClass
+from stageout.core.units import MB
 from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
 from stageout.tuning.adaptive import Knobs
-
-_MB = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def read_rules(settings: Settings) -> Rules:
             movers_per_server=settings.count("STAGEOUT_MAX_MOVERS_PER_DESTINATION"),
             movers_per_owner=settings.count("STAGEOUT_MAX_MOVERS_PER_OWNER"),
             batch_files=settings.count("STAGEOUT_BATCH_FILES"),
-            batch_bytes=settings.count("STAGEOUT_BATCH_MB") * _MB,
+            batch_bytes=settings.count("STAGEOUT_BATCH_MB") * MB,
             urgent_window_s=settings.number("STAGEOUT_URGENT_WINDOW"),
         ),
         tuning=read_tuning(settings),
@@ -133,8 +132,8 @@ def read_rules(settings: Settings) -> Rules:
             credential_timeout_s=settings.number("STAGEOUT_RETENTION"),
             fallback_after_s=settings.number("STAGEOUT_FALLBACK_AFTER"),
         ),
-        quota_bytes=settings.count("STAGEOUT_SPOOL_QUOTA_MB") * _MB,
-        owner_quota_bytes=settings.count("STAGEOUT_OWNER_QUOTA_MB") * _MB,
+        quota_bytes=settings.count("STAGEOUT_SPOOL_QUOTA_MB") * MB,
+        owner_quota_bytes=settings.count("STAGEOUT_OWNER_QUOTA_MB") * MB,
         require_verified=settings.flag("STAGEOUT_REQUIRE_VERIFIED"),
         confirm_timeout_s=settings.number("STAGEOUT_CONFIRM_TIMEOUT"),
         retention_s=settings.number("STAGEOUT_RETENTION"),

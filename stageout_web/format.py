@@ -5,12 +5,8 @@ from __future__ import annotations
 import time
 
 from stageout.core.eta import Eta, limits_s, phrase
+from stageout.core.units import rate as rate
 from stageout.core.units import size as size
-
-
-def rate(bytes_per_s: float) -> str:
-    """Return a rate: ``1.0 MB/s``."""
-    return f"{size(bytes_per_s)}/s"
 
 
 def duration(seconds: float) -> str:

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 
 from overlay_router.routing.routes import Choice, Graph, Route, disjoint, latency_s, rate_bps, widest
+from stageout.core.units import rate
 from stageout.overlay.wire.fields import MAX_ROUTES
 from stageout.overlay.wire.messages import Routed
 from stageout.wire.services import RouteReport
@@ -96,7 +97,7 @@ class Chooser:
 
 
 def _speed(graph: Graph, route: Route) -> str:
-    return f"{rate_bps(graph, route) / 1e6:.3g} MB/s, {latency_s(graph, route) * 2e3:.3g} ms"
+    return f"{rate(rate_bps(graph, route))}, {latency_s(graph, route) * 2e3:.3g} ms"
 
 
 def _without_first(routes: list[Route]) -> tuple[Route, ...]:

@@ -28,7 +28,7 @@ from stageout.core.metrics import DISK_BOUNDS, Histogram
 
 T = TypeVar("T")
 _GROUP = 500
-#: Free pages (4 KB each) that the ledger keeps for the next records, and how many go in one commit.
+#: Free pages (4 KiB each) that the ledger keeps for the next records, and how many go in one commit.
 _FREE_PAGES, _PAGES_AT_ONCE = 2560, 1000
 
 

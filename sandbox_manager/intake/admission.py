@@ -19,6 +19,7 @@ from sandbox_manager.scheduling.breaker import Flow
 from sandbox_manager.scheduling.slots import is_stuck, places_free
 from stageout.core.states import State
 from stageout.core.synchronous import NO_REASON, Reason
+from stageout.core.units import size
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.schemes import method_of, split_url
 
@@ -104,7 +105,7 @@ class Admission:
         return Reason(
             "OtherFilesystem",
             f"the job's files cannot be linked into the spool (is it another filesystem?), and a copy of "
-            f"{size_bytes >> 20} MB has no room there: {free >> 20} MB are free, {others >> 20} MB of them for others",
+            f"{size(size_bytes)} has no room there: {size(free)} are free, {size(others)} of them for others",
         )
 
     def promise_copy(self, number: int, size_bytes: int) -> Offer:
@@ -244,14 +245,14 @@ class Admission:
     def _space(self, offer: Offer) -> Reason:
         held = self.used_bytes + sum(item.charge_bytes for item in self._reservations.values()) + offer.charge_bytes
         if held > self.quota_bytes:
-            of_quota = f"{held >> 20} MB of {self.quota_bytes >> 20} MB (STAGEOUT_SPOOL_QUOTA_MB)"
+            of_quota = f"{size(held)} of {size(self.quota_bytes)} (STAGEOUT_SPOOL_QUOTA_MB)"
             return Reason("SpoolFull", f"the spool would hold {of_quota}")
         limit, owner = self.owner_quota_bytes, offer.facts.owner
         own = self.space.by_owner[owner] + self.registry.record_bytes[owner] + offer.charge_bytes
         own += self.state_bytes.get(offer.facts.kept_by(self._account_for(offer.facts)).uid, 0)
         own += sum(item.charge_bytes for item in self._reservations.values() if item.facts.owner == owner)
         if own > limit:
-            of_quota = f"{own >> 20} MB of {limit >> 20} MB (STAGEOUT_OWNER_QUOTA_MB)"
+            of_quota = f"{size(own)} of {size(limit)} (STAGEOUT_OWNER_QUOTA_MB)"
             return Reason("OwnerQuota", f"output of {owner} would take {of_quota}")
         if self.spool.free_bytes() < LEAST_FREE_BYTES:
             return Reason("SpoolFull", "the filesystem of the spool is full")

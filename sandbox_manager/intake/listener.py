@@ -34,6 +34,7 @@ from stageout.core.config import Settings
 from stageout.core.ending import end, outlast
 from stageout.core.sockets import listen_at
 from stageout.core.synchronous import FAILED, NotTaken, sentence_of
+from stageout.core.units import size
 from stageout.wire import handoff as wire
 from stageout.wire.custody import REFUSALS_SHOWN, RefusalReport, Run
 from stageout.wire.handoff import OfferedFile, Receipt
@@ -384,7 +385,7 @@ class Intake:
             elif message["op"] == "too-slow" and copy:
                 raise Refused(
                     f"the job's files cannot be linked into the spool (is it another filesystem?), and a copy of "
-                    f"{copy.size_bytes >> 20} MB would take longer than {copy.within_s:.1f} s",
+                    f"{size(copy.size_bytes)} would take longer than {copy.within_s:.1f} s",
                     "OtherFilesystem",
                 )
 

@@ -30,6 +30,7 @@ from stageout.core.clock import Clock
 from stageout.core.config import Settings
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
+from stageout.core.units import MB
 from stageout.movers.schemes import shown_url
 from stageout.wire.custody import (
     BUSY_REPORT_INTERVAL_S,
@@ -403,8 +404,8 @@ class Reporter:
             "StageOutManager": self._pipeline.manager.name,
             "StageOutDataSlots": places,
             "StageOutDataSlotsFree": max(0, places - admission.places_taken),
-            "StageOutSpoolMB": used >> 20,
-            "StageOutSpoolFreeMB": max(0, min(quota - used, free)) >> 20,
+            "StageOutSpoolMB": used // MB,
+            "StageOutSpoolFreeMB": max(0, min(quota - used, free)) // MB,
             "StageOutBytesAtRisk": self._pipeline.store.registry.bytes_at_risk,
             "StageOutAccept": takes_work,
             "StageOutHeartbeat": int(self._clock.wall_s() // _HEARTBEAT_S * _HEARTBEAT_S),

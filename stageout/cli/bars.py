@@ -10,6 +10,7 @@ import unicodedata
 
 from stageout.core.errors import TransferFailure
 from stageout.core.units import duration, size
+from stageout.core.units import rate as rate_text
 
 _BAR = 30
 _LEAST_BAR = 5
@@ -42,7 +43,7 @@ def drawn(name: str, moved_bytes: int, size_bytes: int, elapsed_s: float, idle_s
     if idle_s >= _IDLE_S:
         state = f"{'waiting for confirmation' if share == 1 else 'nothing moves'}, {duration(idle_s)}"
     else:
-        state = f"{size(rate)}/s, {duration(max(0, size_bytes - moved_bytes) / rate)} left"
+        state = f"{rate_text(rate)}, {duration(max(0, size_bytes - moved_bytes) / rate)} left"
     words = f" {share:.0%} of {size(size_bytes)}, {state}"
     shown = cut(name, max(8, columns - len(words) - _LEAST_BAR - 4))
     room = min(_BAR, columns - len(words) - len(shown) - 4)
@@ -132,7 +133,7 @@ class Bar:
         self.__exit__()
         seconds = max(1e-3, time.monotonic() - self._start_s)
         if self._is_wanted:
-            print(f"{self._name}: {size(size_bytes)} in {seconds:.2f} s, {size(size_bytes / seconds)}/s")
+            print(f"{self._name}: {size(size_bytes)} in {seconds:.2f} s, {rate_text(size_bytes / seconds)}")
 
 
 def complain(failure: TransferFailure | str) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from stageout.cli.arguments import add_json, add_schedd
 from stageout.cli.condor import Pool, Queue, bindings, plain
-from stageout.cli.exits import CommandError, Exit, Unavailable, UnknownJob
+from stageout.cli.exits import CommandError, Exit, Unavailable, UnknownJob, UsageError
 from stageout.cli.explain_job import Story, story
 from stageout.cli.jobs import ATTRIBUTES as JOB_ATTRIBUTES
 from stageout.cli.jobs import STATUS_WORDS, Job, parse_job_id
@@ -306,7 +306,7 @@ def _node_lines(outputs: Sequence[Output], pool: Pool) -> Iterator[Line]:
     each = str(limits[0]) if limits[0] == limits[-1] else f"{limits[0]} to {limits[-1]}"
     text = f"{count(len(flows), 'node')} sending to the server now: {each} files at once for each node"
     rates = [flow.rate_bytes_per_s for flow in flows if flow.rate_bytes_per_s]
-    yield Line("streams", OK, text + (f", {size(int(statistics.median(rates)))}/s (median)" if rates else ""))
+    yield Line("streams", OK, text + (f", {rate(statistics.median(rates))} (median)" if rates else ""))
 
 
 def _time_line(outputs: Sequence[Output], queue: Queue) -> Line:

@@ -11,6 +11,7 @@ from stageout.cli.render import bar, clean, table
 from stageout.cli.rows import Row
 from stageout.core.states import State
 from stageout.core.units import count, duration, size
+from stageout.core.units import rate as rate_text
 
 #: Seconds over which rates are taken: bytes count when a file has arrived whole.
 WINDOW_S = 60.0
@@ -94,11 +95,11 @@ class Rates:
         return moved_bytes / looked_s if looked_s and moved_bytes else None
 
 
-def lines(groups: Sequence[Group], rows: Sequence[Row], notes: Iterable[str], width: int) -> list[str]:
-    """The table for a person, and the most frequent reasons. :param width: columns, 0: never cut."""
+def lines(groups: Sequence[Group], rows: Sequence[Row], notes: Iterable[str]) -> list[str]:
+    """Return the table for a person, and the most frequent reasons."""
     found = [headline(groups), *(f"Note: {clean(note)}" for note in notes)]
     if groups:
-        found += ["", *table(_HEADER, map(_cells, groups), width)]
+        found += ["", *table(_HEADER, map(_cells, groups))]
     reasons = Counter(clean(row.reason) for row in rows if row.reason and _KINDS.get(row.state) in ("retry", "failed"))
     if reasons:
         found += ["", *(f"{count(number, 'job')}: {reason}" for reason, number in reasons.most_common(_REASONS))]
@@ -114,12 +115,12 @@ def headline(groups: Sequence[Group]) -> str:
     rates = [group.rate for group in groups if group.rate is not None]
     text = f"{count(jobs, 'job')} in {count(len({group.key.cluster for group in groups}), 'cluster')}; "
     text += f"{count(sum(group.files_left for group in groups), 'file')}, {size(left)} still to deliver"
-    return f"{text}; {size(int(sum(rates)))}/s in the last {duration(WINDOW_S)}" if rates else text
+    return f"{text}; {rate_text(sum(rates))} in the last {duration(WINDOW_S)}" if rates else text
 
 
 def _cells(group: Group) -> list[str]:
     counts = [str(group.jobs[kind]) for kind in ("waiting", "moving", "retry", "failed")]
-    rate = "" if group.rate is None else f"{size(int(group.rate))}/s"
+    rate = "" if group.rate is None else rate_text(group.rate)
     done = bar(group.bytes_total - group.bytes_left, group.bytes_total, _BAR)
     return [str(group.key.cluster), group.key.owner, group.key.server, *counts, size(group.bytes_left), rate, done]
 

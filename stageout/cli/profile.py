@@ -37,7 +37,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--max-time", metavar="S", type=seconds, default=120.0, help="seconds to measure at most (default: 120)"
     )
     command.add_argument(
-        "--max-bytes", metavar="SIZE", type=size, default=4 << 30, help="bytes to transfer at most (default: 4G)"
+        "--max-bytes", metavar="SIZE", type=size, default=4 * 10**9, help="bytes to transfer at most (default: 4G)"
     )
     command.add_argument("--json", action="store_true", help="print JSON (its fields: docs/user/estimate.md)")
     command.add_argument("--plot", metavar="FILE", help="write plots to FILE.png, or to FILE.html with the table")

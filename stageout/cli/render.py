@@ -13,7 +13,7 @@ from stageout.cli.rows import Destination, Row, server_totals
 from stageout.cli.verdict import UNREPORTED
 from stageout.core import eta
 from stageout.core.states import ENDS, State, plain_word
-from stageout.core.units import count, duration, size
+from stageout.core.units import MB, count, duration, rate, size
 from stageout.wire.control import StreamsReport
 from stageout.wire.custody import AD_LIFETIME_S, FileReport, Report
 from stageout.wire.deposits import Holding
@@ -350,7 +350,7 @@ def streams_table(
             item.server,
             f"{item.files_in_flight}/{item.files_at_once}",
             f"{item.streams_in_use}/{item.streams}",
-            f"{item.rate_mb_s:.3g} MB/s" if item.rate_mb_s else "",
+            rate(item.rate_mb_s * MB) if item.rate_mb_s else "",
             size(place.bytes_waiting) if (place := places.get(item.server)) else "",
             eta.words(place.eta_low_s, place.eta_high_s) if place else "",
             f"{item.reason} {item.grant}",
@@ -369,7 +369,7 @@ def servers_table(places: Iterable[Destination], width: int = 0) -> list[str]:
             str(total.nodes),
             str(total.files_left),
             size(total.bytes_left),
-            f"{size(total.rate_bytes_per_s)}/s" if total.rate_bytes_per_s else "",
+            rate(total.rate_bytes_per_s) if total.rate_bytes_per_s else "",
             eta.words(total.eta_low_s, total.eta_high_s),
         )
         for total in server_totals(places)

@@ -17,7 +17,7 @@ from stageout.cli.overview import Rates, as_json, groups_of, lines
 from stageout.cli.results import tell
 from stageout.cli.rows import Row
 from stageout.cli.servers import server_of
-from stageout.cli.status import reported, terminal_width
+from stageout.cli.status import reported
 from stageout.cli.whose import whose_jobs
 from stageout.core.classads import ClassAd
 
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         tell({"at": int(time.time()), "groups": [as_json(group) for group in groups], "notes": seen.notes})
     else:
-        print("\n".join(lines(groups, seen.rows, seen.notes, terminal_width())))
+        print("\n".join(lines(groups, seen.rows, seen.notes)))
     return int(Exit.OK)
 
 
@@ -130,4 +130,4 @@ def _frame(ask: Callable[[], Look], rates: Rates, clock: Callable[[], float]) ->
         return [f"stageout: {problem}"]
     groups = groups_of(seen.rows, seen.servers)
     rates.take(clock(), seen.rows, seen.servers, groups)
-    return [time.strftime("%H:%M:%S"), *lines(groups, seen.rows, seen.notes, terminal_width())]
+    return [time.strftime("%H:%M:%S"), *lines(groups, seen.rows, seen.notes)]

@@ -69,14 +69,14 @@ KNOBS: dict[str, Knob] = {
             "STAGEOUT_SPOOL_QUOTA_MB",
             0,
             "ep",
-            "Megabytes of accepted output that the node may hold; 0: half of the filesystem",
+            "Megabytes (10^6 bytes) of accepted output that the node may hold; 0: half of the filesystem",
             0,
         ),
         Knob(
             "STAGEOUT_OWNER_QUOTA_MB",
             0,
             "ep",
-            "Megabytes of accepted output that one owner may have on the node; 0: half of the spool's quota",
+            "Megabytes (10^6 bytes) of output that one owner may have on the node; 0: half of the spool's quota",
             0,
         ),
         Knob(
@@ -166,7 +166,7 @@ KNOBS: dict[str, Knob] = {
             "STAGEOUT_SITE", "", "ep", "Name of the node's site for the policy service; empty: the domain of the host"
         ),
         Knob("STAGEOUT_BATCH_FILES", 200, "ep", "Files that one call of a plugin may have", 1),
-        Knob("STAGEOUT_BATCH_MB", 1024, "ep", "Megabytes after which a batch takes no further file", 1),
+        Knob("STAGEOUT_BATCH_MB", 1024, "ep", "Megabytes (10^6 bytes) after which a batch takes no further file", 1),
         Knob(
             "STAGEOUT_URGENT_WINDOW",
             3600,
@@ -644,7 +644,7 @@ KNOBS: dict[str, Knob] = {
             "STAGEOUT_ROUTER_SPOOL_MB",
             0,
             "router",
-            "Megabytes of the router's custody spool; 0: half of the filesystem",
+            "Megabytes (10^6 bytes) of the router's custody spool; 0: half of the filesystem",
             0,
         ),
         Knob(

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
+#: Bytes of a megabyte, in settings, attributes and texts. Powers of 1024 have names of their own: KiB, MiB, GiB.
+MB = 1_000_000
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def size(count_bytes: float) -> str:
-    """A size as people read it, powers of 1024: ``0 B``, ``1.0 MB``, ``312 GB``."""
+    """A size as people read it, powers of 1000: ``0 B``, ``1.0 MB``, ``312 GB``."""
     value = float(count_bytes)
     for unit in _UNITS:
         if value < 999.5 or unit == _UNITS[-1]:
             break
-        value /= 1024
+        value /= 1000
     return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
+
+
+def rate(bytes_per_s: float) -> str:
+    """A rate as people read it: ``1.0 MB/s``."""
+    return f"{size(bytes_per_s)}/s"
 
 
 def count(number: int, what: str) -> str:

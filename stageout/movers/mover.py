@@ -59,7 +59,7 @@ _OUTLIVED = (
 )
 _OUTFILE_BASE = 19264  # as condor_starter reserves, so that a full disk cannot stop the report
 _OUTFILE_PER_FILE = 4096
-#: Of the results so much is read. An ad with the history of many attempts has some KB.
+#: Of the results so much is read. An ad with the history of many attempts has some kB.
 _READ_BASE = 64 * 1024
 _READ_PER_FILE = 16 * 1024
 _PASSED = frozenset(

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from stageout.core.units import size
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.links import Claim
 from stageout.overlay.wire.messages import Open, Operation
@@ -89,5 +90,5 @@ def report(shares: Sequence[Share]) -> str:
 
 def _did(share: Share) -> str:
     tuned = f"{share.connections} connections ({share.reason})" if share.reason else ""
-    did = (f"{shown(share.route)}: {share.sent_bytes / 1e6:.1f} MB", tuned, share.problem)
+    did = (f"{shown(share.route)}: {size(share.sent_bytes)}", tuned, share.problem)
     return ", ".join(part for part in did if part)

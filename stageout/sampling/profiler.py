@@ -39,7 +39,7 @@ class Limits:
     """The bounds of a profile's cost. :param time_s: start nothing after it. :param size_bytes: move no more."""
 
     time_s: float = 120.0
-    size_bytes: int = 4 << 30
+    size_bytes: int = 4 * 10**9
 
 
 @dataclass(frozen=True)

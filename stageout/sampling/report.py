@@ -12,7 +12,7 @@ from typing import Any
 
 from stageout.core.errors import StageoutError
 from stageout.core.profiles import Best, Profile, Run
-from stageout.core.units import size
+from stageout.core.units import MB, rate, size
 from stageout.sampling.profiler import LEAST_LEVELS, Comparison, Levels, levels, reservation_cost
 
 _HEAD = (
@@ -27,7 +27,6 @@ _HEAD = (
     "server CPU s/GB",
     "server MB",
 )
-_MB = 1e6
 
 
 def row(run: Run) -> tuple[str, ...]:
@@ -39,11 +38,11 @@ def row(run: Run) -> tuple[str, ...]:
         str(run.streams),
         str(run.concurrency),
         size(run.block_bytes) if run.block_bytes else "-",
-        f"{run.rate_bytes_per_s / _MB:.1f}",
+        f"{run.rate_bytes_per_s / MB:.1f}",
         f"{run.client_cpu_s / gigabytes:.2f}",
-        f"{run.client_rss_bytes / _MB:.0f}",
+        f"{run.client_rss_bytes / MB:.0f}",
         "-" if run.server_cpu_s is None else f"{run.server_cpu_s / gigabytes:.2f}",
-        "-" if run.server_rss_bytes is None else f"{run.server_rss_bytes / _MB:.0f}",
+        "-" if run.server_rss_bytes is None else f"{run.server_rss_bytes / MB:.0f}",
     )
 
 
@@ -76,10 +75,10 @@ def _choice(seen: Levels, best: Best) -> str:
         )
     differ = f"equal measurements differ by {seen.noise:.0%}"
     if best.rate_bytes_per_s <= seen.single * (1 + seen.noise):
-        return f"more streams or files at once bring no clear gain ({differ}); {seen.single / _MB:.1f} MB/s with one"
+        return f"more streams or files at once bring no clear gain ({differ}); {rate(seen.single)} with one"
     return (
         f"{best.streams} streams of one file, or {best.concurrency} files at once, come within "
-        f"{max(0.03, seen.noise):.0%} of the best ({differ}); {best.rate_bytes_per_s / _MB:.1f} MB/s"
+        f"{max(0.03, seen.noise):.0%} of the best ({differ}); {rate(best.rate_bytes_per_s)}"
     )
 
 
@@ -130,7 +129,7 @@ def _series(runs: Sequence[Run], name: str) -> dict[str, list[tuple[int, float]]
             continue
         value = getattr(run, name)
         label = size(value) + " blocks" if name == "block_bytes" else f"{value} at once"
-        found.setdefault(label, []).append((run.streams, run.rate_bytes_per_s / _MB))
+        found.setdefault(label, []).append((run.streams, run.rate_bytes_per_s / MB))
     return {label: sorted(dict(points).items()) for label, points in found.items()}
 
 
@@ -145,7 +144,7 @@ def _lines(panel: Any, series: dict[str, list[tuple[int, float]]], title: str, u
 
 
 def _sizes(panel: Any, runs: Sequence[Run], way: str) -> None:
-    points = sorted({run.file_bytes: run.rate_bytes_per_s / _MB for run in runs if run.streams == 1}.items())
+    points = sorted({run.file_bytes: run.rate_bytes_per_s / MB for run in runs if run.streams == 1}.items())
     panel.plot([size / (1 << 20) for size, _ in points], [rate for _, rate in points], marker="o", markersize=4)
     panel.set_xscale("log", base=2)
     panel.set_title(f"{way}: file size", fontsize=9)

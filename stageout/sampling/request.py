@@ -46,14 +46,15 @@ class Estimation:
 
 
 def size_of(text: object, name: str) -> int:
-    """Bytes of ``2GB``, ``50M``, ``1.5 GiB`` or a number; K, M, G and T are powers of 1024 as in Stork's time.
+    """Bytes of ``2GB``, ``50M``, ``1.5 GiB`` or a number; K, M, G and T are powers of 1000, Ki to Ti of 1024.
 
     :raises BadAd: it is no size. :param name: of the attribute, for that.
     """
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
     found = _SIZE.fullmatch(text) if isinstance(text, str) else None
-    size = int(float(found[1]) * 1024 ** _POWERS[found[2].upper()]) if found else 0
+    base = 1024 if found and found[3] else 1000
+    size = int(float(found[1]) * base ** _POWERS[found[2].upper()]) if found else 0
     if size <= 0:
         raise BadAd(f'{name} = {text!r}: write a size such as "2GB", "50M" or a number of bytes')
     return size

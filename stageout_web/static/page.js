@@ -41,23 +41,25 @@ async function values(place, series, fetched) {
 
 function options(place, series) {
   const axis = { stroke: colour("dim"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line") } };
-  const size = (self, splits) => splits.map(short);
+  const shown = (value) => short(value, place.dataset.unit);
+  const size = (self, splits) => splits.map(shown);
   return {
     width: place.clientWidth, height: 200, cursor: { sync: { key: "time" } },
     scales: { y: { range: (self, least, most) => [0, Math.max(1, most * 1.1)] } },
-    axes: [axis, { ...axis, values: size, size: 60 }],
+    axes: [axis, { ...axis, values: size, size: place.dataset.unit ? 80 : 60 }],
     series: [{}, ...series.map(([name, label]) => ({
-      label, stroke: colour(COLOURS[name]), width: 2, fill: `${colour(COLOURS[name])}22`, value: (self, value) => short(value),
+      label, stroke: colour(COLOURS[name]), width: 2, fill: `${colour(COLOURS[name])}22`, value: (self, value) => shown(value),
     }))],
   };
 }
 
-function short(value) {
+// Powers of 1000, as in the rest of the page.
+function short(value, unit = "") {
   if (value === null || value === undefined) return "";
-  for (const [limit, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
-    if (value >= limit) return `${(value / limit).toPrecision(3)} ${unit}`;
+  for (const [limit, prefix] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+    if (value >= limit) return `${(value / limit).toPrecision(3)} ${prefix}${unit}`;
   }
-  return String(Math.round(value));
+  return `${Math.round(value)} ${unit}`.trim();
 }
 
 function fillTable(place, series, found) {
@@ -75,7 +77,7 @@ function fillTable(place, series, found) {
   row(["Time", ...series.map(([, label]) => label)], "th");
   const step = Math.max(1, Math.floor(found[0].length / 30));
   for (let index = found[0].length - 1; index >= 0; index -= step) {
-    row([new Date(found[0][index] * 1000).toLocaleString([], { timeZoneName: "short" }), ...found.slice(1).map((one) => short(one[index]))], "td");
+    row([new Date(found[0][index] * 1000).toLocaleString([], { timeZoneName: "short" }), ...found.slice(1).map((one) => short(one[index], place.dataset.unit))], "td");
   }
   target.replaceChildren(table);
 }

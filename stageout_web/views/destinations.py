@@ -83,7 +83,7 @@ def destination(context: PageContext, state: PageState, server: str, span: str) 
     source = context.link("series.json", span=span, server=server)
     charts = tag(
         "section", tag("h2", "History"), tag("p", spans, class_="spans", role="group", aria_label="Time shown"),
-        chart("rate", "Rate in bytes per second", source, "rate=rate"),
+        chart("rate", "Rate", source, "rate=rate", "B/s"),
         chart("outputs", "Outputs", source, "open=open trouble=failed"),
     )  # fmt: skip
     live = tag("div", _facts(state, server, reports), data_live="facts", id="facts")

@@ -66,12 +66,15 @@ def timeline(context: PageContext, span: str) -> Markup:
     )  # fmt: skip
 
 
-def chart(name: str, title: str, source: str, series: str) -> Markup:
-    """Return the place of one chart. :param series: ``NAME=LABEL ...``; the labels have no spaces."""
+def chart(name: str, title: str, source: str, series: str, unit: str = "") -> Markup:
+    """Return the place of one chart.
+
+    :param series: ``NAME=LABEL ...``; the labels have no spaces. :param unit: of the values, without a prefix.
+    """
     return tag(
         "figure",
         tag("figcaption", title, id=f"chart-{name}-title"),
-        tag("div", "", class_="chart", data_chart=name, data_source=source, data_series=series),
+        tag("div", "", class_="chart", data_chart=name, data_source=source, data_series=series, data_unit=unit or None),
         tag("details", tag("summary", "Values as a table"), tag("div", "", data_table=name)),
     )
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stageout.cli.bars import Bar, cut, drawn, printable
 
-_MB = 1024**2
+_MB = 10**6
 
 
 def test_a_line_says_how_far_how_fast_and_how_long() -> None:

@@ -141,7 +141,7 @@ def test_routes_look_like_that() -> None:
         store,
         ((relay, store), (store,)),
         (("relay2.example.org:9621", relay, store),),
-        ("112 MB/s, 67.3 ms", "31 MB/s, 67.1 ms", f"31 MB/s, 70 ms; shares {relay} with a route in use"),
+        ("112 MB/s, 67.3 ms", "31.0 MB/s, 67.1 ms", f"31.0 MB/s, 70 ms; shares {relay} with a route in use"),
         "first found",
     )
     sharers = (("192.0.2.7", "alice", 3, 1, 500, 11_100_000), (store, "", 0, 2, 500, 1_400_000))

@@ -245,7 +245,7 @@ def test_credentials_and_their_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_time_comes_from_enough_jobs_or_is_unknown() -> None:
     def outlook(*seconds: int) -> Line:
-        queue = Silent(*(ClassAd({"Seconds": one, "Bytes": 1 << 20}) for one in seconds))
+        queue = Silent(*(ClassAd({"Seconds": one, "Bytes": 10**6}) for one in seconds))
         return explain._time_line(OUT, queue)  # type: ignore[arg-type]
 
     assert (outlook(5, 6).level, "not enough data" in outlook(5, 6).text) == (UNKNOWN, True)
@@ -271,7 +271,7 @@ def test_nodes_that_send_to_the_server_tell_how_much_moves_at_once() -> None:
         return list(explain._node_lines(OUT, Reporting(*reports)))  # type: ignore[arg-type]
 
     assert [(line.name, line.level) for line in lines_of()] == [("streams", UNKNOWN)]
-    flows = (FlowReport("davs://h", 3 << 20, limit=4), FlowReport("davs://other", 1, limit=9))
+    flows = (FlowReport("davs://h", 3 * 10**6, limit=4), FlowReport("davs://other", 1, limit=9))
     busy = Report("m1", "", 1, 1, {}, 0, flows=flows)
     idle = Report("m2", "", 1, 1, {}, 0, flows=(FlowReport("davs://h:443", limit=8),))
     (line,) = lines_of(busy, idle)

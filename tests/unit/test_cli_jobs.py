@@ -26,7 +26,7 @@ def ad(**changes: Any) -> ClassAd:
         "StageOutGuard": True,
         "StageOutState": "None",
         "StageOutRun": 0,
-        "TransferOutputStats": ClassAd({"STAGEOUTFilesCountLastRun": 3, "STAGEOUTSizeBytesLastRun": 3 * 1024**2}),
+        "TransferOutputStats": ClassAd({"STAGEOUTFilesCountLastRun": 3, "STAGEOUTSizeBytesLastRun": 3 * 10**6}),
         **changes,
     }
     return ClassAd({name: value for name, value in values.items() if value is not None})

@@ -50,7 +50,7 @@ from stageout.wire.custody import (
 from tests.unit.test_cli_jobs import job
 
 NOW = 1_800_000_000.0
-MB = 1024**2
+MB = 10**6
 
 
 def box(**changes: Any) -> SandboxReport:
@@ -269,7 +269,7 @@ def test_the_output_of_all_users_has_sums_for_each_server() -> None:
     assert [line.split() for line in text[-3:]] == [
         ["SERVER", "NODES", "FILES", "SIZE", "RATE", "ETA"],
         ["https://far", "2", "4", "1.0", "GB", "-", "-"],
-        ["https://near", "1", "2", "11.0", "MB", "9.5", "MB/s", "0-1", "s"],
+        ["https://near", "1", "2", "11.0", "MB", "10.0", "MB/s", "0-1", "s"],
     ]
     assert "SERVER" not in "".join(lines(seen, NOW, 0, in_detail=False))
 
@@ -321,8 +321,8 @@ def test_lines_are_cut_to_the_terminal_and_never_elsewhere() -> None:
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("0 B", 0), ("999 B", 999), ("1.0 KB", 1000), ("1.0 MB", MB), ("99.9 MB", int(99.9 * MB)), ("100 MB", 100 * MB),
-     ("999 MB", 999 * MB), ("1.0 GB", 1000 * MB), ("4.0 GB", 4096 * MB), ("2048 PB", 2 * 1024**6)],
+    [("0 B", 0), ("999 B", 999), ("1.0 kB", 1000), ("1.0 MB", MB), ("99.9 MB", int(99.9 * MB)), ("100 MB", 100 * MB),
+     ("999 MB", 999 * MB), ("1.0 GB", 1000 * MB), ("4.1 GB", 4096 * MB), ("2000 PB", 2 * 10**18)],
 )  # fmt: skip
 def test_sizes(text: str, count: int) -> None:
     assert size(count) == text

@@ -18,7 +18,7 @@ from stageout.wire.custody import Report, ServerReport
 from tests.unit.test_cli_jobs import ad
 from tests.unit.test_cli_status import box
 
-MB = 1 << 20
+MB = 10**6
 
 
 def row(number: int, state: str, left_mb: int, cluster: int = 7, reason: str = "") -> Row:
@@ -78,10 +78,10 @@ def test_what_is_cancelled_replaced_or_unreported_does_not_wait() -> None:
 
 def test_the_table_shows_sums_and_frequent_reasons() -> None:
     rows = [*(row(number, "RetryWait", 10, 8, "507: no space") for number in range(3)), row(0, "Failed", 10, 7, "403")]
-    shown = lines(groups_of(rows, {}), rows, ["a gap"], 0)
+    shown = lines(groups_of(rows, {}), rows, ["a gap"])
     assert shown[:2] == ["4 jobs in 2 clusters; 4 files, 40.0 MB still to deliver", "Note: a gap"]
     assert shown[-2:] == ["3 jobs: 507: no space", "1 job: 403"]
-    assert lines([], [], [], 0) == ["0 jobs in 0 clusters; 0 files, 0 B still to deliver"]
+    assert lines([], [], []) == ["0 jobs in 0 clusters; 0 files, 0 B still to deliver"]
 
 
 class Site:

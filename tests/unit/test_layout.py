@@ -288,6 +288,18 @@ def test_every_knob_is_shown_with_its_default(role: str, fragment: str) -> None:
             assert shown[knob.name].split("#")[0].strip() == default, knob.name
 
 
+def test_sizes_for_people_come_from_one_function() -> None:
+    """Units beside a number that code puts in are those of :mod:`stageout.core.units`: powers of 1000."""
+    unit = re.compile(r" ?([kKMGT]i?B)\b")
+    for path in _sources():
+        if path.relative_to(ROOT).as_posix() == "stageout/core/units.py":
+            continue
+        for text in [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.JoinedStr)]:
+            for before, part in zip(text.values, text.values[1:]):
+                if isinstance(before, ast.FormattedValue) and isinstance(part, ast.Constant):
+                    assert not unit.match(str(part.value)), f"{path}: {ast.unparse(text)}"
+
+
 def test_labels_of_durable_steps_are_those_of_the_document() -> None:
     document = set(re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs/reference/durable-steps.md").read_text(), re.M))
     code = "\n".join(path.read_text() for path in _sources())

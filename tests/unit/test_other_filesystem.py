@@ -102,7 +102,7 @@ def test_a_copy_that_would_take_longer_than_sending_is_given_up(site: Site) -> N
     site.tell(sending_s=0.0)
     write_files(scratch(site), site.user, {"out": b"x" * (20 * MIB)})
     answer = site.offer(scratch(site), ["out"])
-    assert not answer.accepted and "copy of 20 MB would take longer than" in answer.reason
+    assert not answer.accepted and "copy of 21.0 MB would take longer than" in answer.reason
     site.stop()
     assert site.notes("accepted") == [] and site.is_clean()
 

@@ -125,7 +125,7 @@ def test_one_message_says_that_all_output_of_a_cluster_is_delivered(desk: Desk) 
     (mail,) = desk.ends()
     assert mail.startswith("[Condor] Condor Cluster 7 all output delivered\n")
     assert (
-        "The output of all 3 jobs is delivered: 6 files, 3.0 KB to dest.example.org. The last file arrived 10m02s "
+        "The output of all 3 jobs is delivered: 6 files, 3.1 kB to dest.example.org. The last file arrived 10m02s "
         in mail
     )
     assert desk.ends() == []

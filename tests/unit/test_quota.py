@@ -16,7 +16,7 @@ from stageout.core.states import State
 from stageout.wire.custody import Action
 from tests.polling import until
 
-_MB = 1 << 20
+_MB = 10**6
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def of_bob(node: Any, job: str = "9.0") -> Any:
 def test_an_owner_has_half_of_the_spool_unless_the_node_says_otherwise(site: Site) -> None:
     async def story() -> None:
         async with site.manager(moving=False) as node:
-            assert "of 5 MB (STAGEOUT_OWNER_QUOTA_MB)" in refusal(node, size_bytes=5 * _MB + 1)
+            assert "of 5.0 MB (STAGEOUT_OWNER_QUOTA_MB)" in refusal(node, size_bytes=5 * _MB + 1)
             await node.hand_off({"copy://h/ok/a": b"x" * (4 * _MB)})
             assert "STAGEOUT_OWNER_QUOTA_MB" in refusal(node, size_bytes=_MB)
             assert not isinstance(node.offer(of_bob(node), ["copy://h/ok/a"], 4 * _MB), Refusal)

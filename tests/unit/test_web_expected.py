@@ -129,9 +129,9 @@ def test_the_page_of_a_node_has_the_end_of_all_and_of_each_output(tmp_path: Path
     ("ends_in_s", "boxes", "rate", "answer"),
     [
         (3600, [big(1)], MB, "yes"),
-        (60, [big(1)], MB, "probably not, 572 MB at risk"),
-        (3600, [big(1)], 0, "unknown, 572 MB at risk"),
-        (3600, [big(1), big(2, "Failed", code=72)], MB, "probably not, 572 MB at risk"),
+        (60, [big(1)], MB, "probably not, 600 MB at risk"),
+        (3600, [big(1)], 0, "unknown, 600 MB at risk"),
+        (3600, [big(1), big(2, "Failed", code=72)], MB, "probably not, 600 MB at risk"),
         (3600, [sandbox(1, "Delivered", files_left=0, bytes_left=0)], MB, "yes"),
     ],
 )

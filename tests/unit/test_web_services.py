@@ -83,17 +83,17 @@ def test_a_pool_without_services_says_what_to_do(site: Site) -> None:
 def test_routers_links_and_custody_are_shown(site: Site) -> None:
     read(site, router_ad(ROUTER))
     text = text_of(routers.routers(EVERYBODY, site.state))
-    assert f"{ROUTER} delivery fails 1 of 2 1 12 files, 44.7 GB 3 files, 8.4 GB 1 h 30 min" in text
-    assert f"{ROUTER} gw2.example.org:9620 connected 105 MB/s 12.4 ms probe" in text
+    assert f"{ROUTER} delivery fails 1 of 2 1 12 files, 48.0 GB 3 files, 9.0 GB 1 h 30 min" in text
+    assert f"{ROUTER} gw2.example.org:9620 connected 110 MB/s 12.4 ms probe" in text
     assert f"{ROUTER} gw3.example.org:9620 not connected" in text
 
 
 def test_the_page_of_a_router_has_its_routes_and_its_spools(site: Site) -> None:
     read(site, router_ad(ROUTER))
     text = text_of(routers.router(EVERYBODY, site.state, ROUTER))
-    assert "gw2.example.org:9620 > archive.example.org:9620 85.8 MB/s first found" in text
+    assert "gw2.example.org:9620 > archive.example.org:9620 90.0 MB/s first found" in text
     assert "lost.example.org:9620 no route" in text
-    assert "Custody 12 44.7 GB 3 files, 8.4 GB 0 1 h 30 min" in text
+    assert "Custody 12 48.0 GB 3 files, 9.0 GB 0 1 h 30 min" in text
     assert "Routers connected to it 2" in text
     assert routers.router(EVERYBODY, site.state, "none") is None
 
@@ -146,8 +146,8 @@ def test_streams_of_pairs_owners_and_clients_are_shown(site: Site) -> None:
     read(site, policy_ad())
     content = policy.policy(EVERYBODY, site.state)
     text = text_of(content)
-    assert "store.example.org example.org 40 of 64 36 1 1 381 MB/s" in text
-    assert "cms store.example.org example.org 40 36 1 1 381 MB/s" in text
+    assert "store.example.org example.org 40 of 64 36 1 1 400 MB/s" in text
+    assert "cms store.example.org example.org 40 36 1 1 400 MB/s" in text
     assert "ep2 cms store.example.org waits 0 0 B/s in 3 min" in text
     assert 'href="/destination?server=store.example.org"' in content, "output is on its way to it"
     assert "The configured policy fails. The greedy policy decides." in text

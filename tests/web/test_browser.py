@@ -256,7 +256,7 @@ def test_the_end_of_a_node_is_counted_down(window: tuple[Browser, str, Site]) ->
     assert re.fullmatch(r"in ([34] min \d\d s|5 min 00 s)", before)
     wait_for(lambda: opened.run(shown) not in (before, ""), "the next second")
     text = opened.run("return document.querySelector('main').innerText")
-    assert re.search(r"Output away by then\s+probably not, 954 MB at risk", text)
+    assert re.search(r"Output away by then\s+probably not, 1.0 GB at risk", text)
     report(2, 1)
     wait_for(lambda: opened.run(shown) == "has ended", "the end")
 

@@ -8,12 +8,12 @@ from pathlib import PurePath
 
 from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, reports_as, unchecked, warn, words
 from stageout.core.config import KNOBS
-from stageout.core.units import size
+from stageout.core.units import MB, size
 
-_MB = 1024 * 1024
+_MIB = 1024 * 1024  # HTCondor's unit of RESERVED_DISK
 _REPORTS_MISSED = 3
 #: As the manager has it: half of it must be free when it takes output again.
-_USABLE_BYTES = 128 * _MB
+_USABLE_BYTES = 128 * _MIB
 _REBOOT_SIGNS = {
     "/run/systemd/shutdown/scheduled": "a shutdown is scheduled",
     "/run/nologin": "a shutdown is under way",
@@ -116,7 +116,7 @@ def _root_runs_jobs(machine: Machine) -> bool:
 def space(machine: Machine) -> Iterator[Finding]:
     """Check that the quota fits the disk, and that HTCondor reserves this space."""
     total, free = _filesystem(machine)
-    quota = machine.settings.count("STAGEOUT_SPOOL_QUOTA_MB") * _MB or total // 2
+    quota = machine.settings.count("STAGEOUT_SPOOL_QUOTA_MB") * MB or total // 2
     is_default = not machine.settings.count("STAGEOUT_SPOOL_QUOTA_MB")
     if total < _USABLE_BYTES:
         remedy = "put STAGEOUT_SPOOL and EXECUTE on a larger one; until then every transfer is synchronous"
@@ -125,13 +125,13 @@ def space(machine: Machine) -> Iterator[Finding]:
     if quota > total:
         yield fail("space", f"the quota of {size(quota)} is above the disk's {size(total)}", "lower the quota")
         return
-    reserved = _integer(machine.settings.condor("RESERVED_DISK", "0")) * _MB
+    reserved = _integer(machine.settings.condor("RESERVED_DISK", "0")) * _MIB
     text = f"quota {size(quota)}, free {size(free)} of {size(total)}, RESERVED_DISK {size(reserved)}"
     if free + _held_bytes(machine) < quota:
         yield warn("space", f"{text}: the disk is full before the quota is", "lower the quota, or make room")
-    elif reserved // _MB < quota // _MB and not _has_a_disk_of_its_own(machine):
+    elif reserved // _MIB < quota // _MIB and not _has_a_disk_of_its_own(machine):
         # The startd looks at the free space once, at its start (STARTD_RECOMPUTE_DISK_FREE).
-        what = f"set RESERVED_DISK = {quota // _MB}"
+        what = f"set RESERVED_DISK = {quota // _MIB}"
         if is_default:
             what += " (half of the disk), or STAGEOUT_SPOOL_QUOTA_MB and RESERVED_DISK to what you can spare"
         why = "else jobs are matched to space that waiting output takes"

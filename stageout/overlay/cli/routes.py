@@ -12,6 +12,7 @@ from stageout.cli.bars import printable
 from stageout.cli.exits import Exit, UsageError
 from stageout.cli.render import table
 from stageout.core.units import duration
+from stageout.core.units import rate as rate_text
 from stageout.overlay.cli.arguments import add_key
 from stageout.overlay.key_file import gateway_of
 from stageout.overlay.routes import ask_links, ask_routes, ask_uplink
@@ -70,10 +71,10 @@ def uplink_text(said: Known) -> list[str]:
     if not said.uplink:
         return []
     rows = [
-        (to, owner or "(itself)", str(priority), str(flows), f"{share / 10:.1f} %", f"{rate / 1e6:.3g} MB/s")
+        (to, owner or "(itself)", str(priority), str(flows), f"{share / 10:.1f} %", rate_text(rate))
         for to, owner, priority, flows, share, rate in said.sharers
     ]
-    head = f"Uplink: {said.used / 1e6:.3g} of {said.uplink / 1e6:.3g} MB/s used"
+    head = f"Uplink: {rate_text(said.used)} of {rate_text(said.uplink)} used"
     return ["", head, *(table(("TO", "KEY", "PRIORITY", "TRANSFERS", "SHARE", "RATE"), rows) if rows else [])]
 
 
@@ -112,7 +113,7 @@ def _routes(one: Routed) -> list[Sequence[str]]:
 
 
 def _rate(bytes_s: int) -> str:
-    return f"{bytes_s / 1e6:.3g} MB/s" if bytes_s else "not yet"
+    return rate_text(bytes_s) if bytes_s else "not yet"
 
 
 def _round_trip(rtt_us: int) -> str:

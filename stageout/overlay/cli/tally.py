@@ -9,7 +9,7 @@ from typing import Any
 from stageout.cli.bars import Line, complain, printable
 from stageout.cli.results import ending, tell
 from stageout.core.errors import TransferFailure
-from stageout.core.units import count, size
+from stageout.core.units import count, rate, size
 
 SHOW_EVERY_S = 0.2
 
@@ -68,7 +68,7 @@ class Tally:
             counts = {"files": self._files, "unchanged": self._same, "failed": self.failures, "size_bytes": self._bytes}
             tell({"kind": "total", "local": self._name, **self._about, **counts, "seconds": round(seconds, 3)})
             return
-        rates = f"{self._files / seconds:.0f} files/s, {size(self._bytes / seconds)}/s"
+        rates = f"{self._files / seconds:.0f} files/s, {rate(self._bytes / seconds)}"
         more = f"; {self._same} were there already" if self._same else ""
         print(f"{self._name}: {count(self._files, 'file')}, {size(self._bytes)} in {seconds:.2f} s, {rates}{more}")
 
