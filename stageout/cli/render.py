@@ -135,24 +135,54 @@ def painted(text: str, colour: str) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int = 0, colour: bool = False) -> list[str]:
-    """Lines of a table whose last column is cut to ``width`` characters in all (0: never cut).
+    """Return the lines of a table. Columns that have no room are written below each row, with their names.
 
-    :param colour: paint the column STATE.
+    :param width: columns of the terminal; 0: any. :param colour: paint the column STATE.
     """
     cells = [[clean(cell) or "-" for cell in row] for row in rows]
     widths = [max(map(_columns, column)) for column in zip(header, *cells)]
-    return [_line(row, header, widths, width, colour) for row in [list(header), *cells]]
+    beside = _most_beside(widths, width)
+    lines = [_line(header, header, widths, beside, width, colour)]
+    for row in cells:
+        below = [f"{name}: {cell}" for name, cell in zip(header[beside:], row[beside:]) if cell != "-"]
+        lines.append(_line(row, header, widths, beside, width, colour))
+        lines += [line for text in below for line in _wrapped(text, width)]
+    return lines
 
 
-def _line(row: Sequence[str], header: Sequence[str], widths: Sequence[int], width: int, colour: bool) -> str:
-    parts = [_pad(cell, wide, name in _RIGHT) for cell, name, wide in zip(row[:-1], header, widths)]
-    text = "  ".join([*parts, row[-1]])
+def _most_beside(widths: Sequence[int], width: int) -> int:
+    """Return how many columns of a table stand beside each other."""
+    most = len(widths)
+    while width and most > 1 and sum(widths[:most]) + 2 * (most - 1) > width:
+        most -= 1
+    return most
+
+
+def _line(
+    row: Sequence[str], header: Sequence[str], widths: Sequence[int], beside: int, width: int, colour: bool
+) -> str:
+    parts = [_pad(cell, wide, name in _RIGHT) for cell, name, wide in zip(row[: beside - 1], header, widths)]
+    last = row[beside - 1]
+    if beside < len(row) and header[beside - 1] in _RIGHT:
+        last = _pad(last, widths[beside - 1], True)
+    text = "  ".join([*parts, last])
     text = text if not width or _columns(text) <= width else _cut(text, width)
-    return _paint_state(text, row, header, parts) if colour and "STATE" in header else text
+    return _paint_state(text, row, header, parts) if colour and "STATE" in header[:beside] else text
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return indented lines of text. A longer word, such as a URL, is not cut, so that it can be copied."""
+    lines, line = [], "    "
+    for word in text.split():
+        if line.strip() and _columns(line) + 1 + _columns(word) > width:
+            lines.append(line)
+            line = "    "
+        line += f" {word}" if line.strip() else word
+    return [*lines, line]
 
 
 def _paint_state(text: str, row: Sequence[str], header: Sequence[str], parts: Sequence[str]) -> str:
-    at = header.index("STATE")
+    at = list(header).index("STATE")
     start, word = sum(len(part) + 2 for part in parts[:at]), row[at]
     end = start + len(word)
     return text[:start] + painted(word, _COLOURS.get(word, "")) + text[end:] if len(text) > end else text
@@ -386,22 +416,26 @@ def bar(done: int, total: int, columns: int) -> str:
 
 
 def progress_lines(rows: Sequence[Row], now: float, width: int) -> list[str]:
-    """For ``--watch`` on a terminal: a bar per job."""
-    columns = max(10, min(40, width - 60))
+    """For ``--watch`` on a terminal: a bar per job, with the reason below it where it has no room beside it."""
+    columns = max(10, min(40, width - 76))
     lines = [total_line(rows)]
     for row in rows:
         done = row.bytes_total - row.bytes_left
         share = 100 * done // row.bytes_total if row.bytes_total else 0
         text = (
-            f"{row.job:>10} {state_word(row):<23} [{bar(done, row.bytes_total, columns)}] {share:3d}% "
+            f"{row.job:>8} {state_word(row):<22} [{bar(done, row.bytes_total, columns)}] {share:3d}% "
             f"{size(done)}/{size(row.bytes_total)} {row.files_total - row.files_left}/{row.files_total} files"
         )
+        more = ""
         if row.next_attempt_at > now:
-            text += f"  next try in {until(row.next_attempt_at, now)}"
+            more = f"next try in {until(row.next_attempt_at, now)}"
         elif row.eta_low_s is not None:
-            text += f"  expected {eta.phrase(row.eta_low_s, row.eta_high_s)}"
-        text += f"  {why}" if (why := reason(row, now)) else ""
-        lines.append(text)
+            more = f"expected {eta.phrase(row.eta_low_s, row.eta_high_s)}"
+        more = "  ".join(filter(None, (more, reason(row, now))))
+        if _columns(text) + 2 + _columns(more) <= width:
+            lines.append(f"{text}  {more}".rstrip())
+        else:
+            lines += [text, *(_wrapped(more, width) if more else ())]
     return lines
 
 

@@ -312,11 +312,31 @@ def test_what_others_wrote_cannot_steer_the_terminal() -> None:
             assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
 
 
-def test_lines_are_cut_to_the_terminal_and_never_elsewhere() -> None:
-    jobs = [job(StageOutReason="r" * 300, StageOutState="Moving")]
-    narrow = lines(Snapshot(merge(jobs, []), []), NOW, 60, False)
-    assert max(map(len, narrow)) == 60 and narrow[1].endswith("…")
-    assert "r" * 300 in lines(Snapshot(merge(jobs, []), []), NOW, 0, False)[1]
+_LONG_REASON = "507 Insufficient Storage: " + "the quota of the directory is used up, " * 4 + "ask its owner"
+
+
+def test_a_reason_without_room_stands_below_its_row() -> None:
+    jobs = [job(StageOutReason=_LONG_REASON, StageOutState="RetryWait")]
+    seen = Snapshot(merge(jobs, [report(box(reason=_LONG_REASON))]), [])
+    narrow = lines(seen, NOW, 80, False)
+    assert narrow[:2] == [
+        "JOB   OWNER  STATE             FILES           SIZE  ATTEMPT   NEXT  ETA",
+        "12.0  alice  waiting to retry    1/3  1.0 MB/3.0 MB  2 of 20  3m20s    -",
+    ]
+    assert max(map(len, narrow)) <= 80
+    assert " ".join(" ".join(narrow[2:-2]).split()) == f"REASON: {_LONG_REASON}"
+    assert _LONG_REASON in lines(seen, NOW, 0, False)[1]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 100])
+@pytest.mark.parametrize(("detail", "live"), [(True, False), (False, False), (False, True)])
+def test_nothing_is_cut_at_any_width(detail: bool, live: bool, columns: int) -> None:
+    rows = merge([job(StageOutState="RetryWait")], [report(box(reason=_LONG_REASON))])
+    shown = lines(Snapshot(rows, []), NOW, columns, detail, live)
+    text = " ".join(" ".join(shown).split())
+    assert "…" not in text
+    assert _LONG_REASON in text
+    assert "https://dest/b.dat" in text or not detail
 
 
 @pytest.mark.parametrize(
@@ -381,7 +401,7 @@ def watched(live: bool, monkeypatch: Any) -> str:
 
 def test_watching_on_a_terminal_draws_bars_in_place(monkeypatch: Any) -> None:
     text = watched(True, monkeypatch)
-    assert text.count("\x1b[2F\x1b[J") == 2 and text.count("\x1b[1F\x1b[J") == 1
+    assert re.findall(r"\x1b\[(\d)F\x1b\[J", text) == ["3", "3", "1"], "the reason has a line of its own"
     assert "[#############" in text and "33%" in text and "100%" in text
 
 
