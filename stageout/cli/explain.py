@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import statistics
 import time
@@ -27,9 +28,11 @@ from stageout.cli.servers import milliseconds_to, server_of
 from stageout.cli.submit_file import first_job, transformed
 from stageout.core.classads import ClassAd
 from stageout.core.config import Settings, condor_settings
+from stageout.core.errors import ErrorClass
 from stageout.core.synchronous import sentence_of
-from stageout.core.units import count, duration, size
-from stageout.movers.schemes import NODE_PATH, fallback_problem, shown_url
+from stageout.core.units import count, duration, rate, size
+from stageout.movers.schemes import NODE_PATH, fallback_problem, method_of, shown_url
+from stageout.sampling.plugins import ask, beside
 
 DESCRIPTION = """\
 Explain how the output of a job will be delivered, without submitting or changing anything. FILE is a submit file; its
@@ -109,6 +112,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _subject(text: str, settings: Settings, queue: Queue) -> Subject:
     """:raises CommandError: there is no such file or job."""
+    if "://" in text and not Path(text).is_file():
+        raise url_problem(text)
     if Path(text).is_file() or not re.fullmatch(r"[0-9.]+", text):
         import classad2
 
@@ -126,6 +131,33 @@ def _subject(text: str, settings: Settings, queue: Queue) -> Subject:
     job_id = f"{found.integer('ClusterId')}.{found.integer('ProcId')}"
     word = STATUS_WORDS.get(found.integer("JobStatus"), "in an unknown status")
     return Subject(f"Job {job_id}, {word}", found, True, in_queue=queued is not None)
+
+
+def url_problem(url: str) -> CommandError:
+    """Return the error for a URL in the place of a submit file: the command that tries it, or why nothing can."""
+    shown, method, ours = clean(shown_url(url)), method_of(url.partition("://")[0]), _own_methods()
+    if method in ours:
+        return UsageError(
+            f"{shown} is a URL: name a submit file or a job, or try the URL with 'stageout check {shown}'"
+        )
+    return CommandError(
+        f"{shown}: {_not_ours(method, ours)} 'stageout explain FILE' with this URL as output_destination says which "
+        "nodes have such a plugin.", ErrorClass.NOT_SUPPORTED,
+    )  # fmt: skip
+
+
+@functools.cache
+def _own_methods() -> list[str]:
+    """Return the methods of the plugins that are installed with this command."""
+    return sorted({method for plugin in map(ask, beside()) if plugin for method in plugin.methods})
+
+
+def _not_ours(method: str, ours: Sequence[str]) -> str:
+    return (
+        f"no plugin of stageout moves {method}:// URLs (they move {', '.join(ours) or 'nothing here'}). Choose a URL "
+        f"of these, or ask the administrator to give the nodes' plugin for {method}:// a front end (stageout wrap): "
+        "without one its transfers are synchronous."
+    )
 
 
 def decision(subject: Subject, outputs: Sequence[Output]) -> tuple[str, str, str]:
@@ -226,13 +258,17 @@ def _plugin_line(method: str, slots: Sequence[ClassAd]) -> Line:
     count = len({slot.text("Machine") for slot in slots})
     if not machines:
         text = f"none of {count} machines has a plugin for {method}://; the job would not run"
-        return Line("plugin", PROBLEM if count else UNKNOWN, text)
+        ours = _own_methods()
+        is_ours = method in ours
+        advice = "correct the URL, or tell the administrator" if is_ours else _not_ours(method, ours)
+        return Line("plugin", PROBLEM if count or not is_ours else UNKNOWN, f"{text}: {advice}")
     try:
         here = f"; {plugin_for(method).plugin.path.name} on this machine"
     except CommandError:
         here = ""
     text = f"{method}: {len(machines)} of {count} machines have one, {len(managed)} of them a sandbox manager{here}"
-    return Line("plugin", OK, text)
+    ours = _own_methods()
+    return Line("plugin", OK, text) if method in ours else Line("plugin", UNKNOWN, f"{text}; {_not_ours(method, ours)}")
 
 
 def _methods(slot: ClassAd) -> list[str]:
@@ -243,7 +279,9 @@ def _server_lines(outputs: Sequence[Output]) -> Iterator[Line]:
     for server in dict.fromkeys(server_of(output.url) for output in outputs):
         if server.method == "file":
             yield Line("server", UNKNOWN, f"{NODE_PATH}: use it only if all nodes mount the same filesystem there")
-        elif not server.host or not server.port:
+        elif not server.host:
+            yield Line("server", UNKNOWN, f"the URL names no server; the plugin for {server.method}:// chooses it")
+        elif not server.port:
             yield Line("server", UNKNOWN, f"{clean(str(server))}: the port of {server.method} is not known here")
         else:
             try:

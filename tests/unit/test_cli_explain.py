@@ -20,6 +20,7 @@ from stageout.cli.exits import CommandError, Unavailable, UnknownJob, UsageError
 from stageout.cli.explain import OK, PROBLEM, UNKNOWN, Line, Subject, decision
 from stageout.cli.explain_job import story
 from stageout.cli.jobs import Job
+from stageout.cli.main import main
 from stageout.cli.outputs import Output, outputs_of
 from stageout.core.classads import ClassAd
 from stageout.core.config import mapping_settings
@@ -190,6 +191,26 @@ def test_machines_and_managers_of_the_pool_are_counted() -> None:
     assert (plugin.level, agent.level) == (PROBLEM, PROBLEM)
     assert "none of 3 machines has a plugin for tape://" in plugin.text
     assert "NoAgent" in agent.text
+
+
+@pytest.mark.parametrize("scheme", ["osdf", "pelican", "box", "tape", "root"])
+def test_a_scheme_that_no_plugin_of_stageout_moves(scheme: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A URL in the place of the file, a pool without a plugin for it, and a pool with another maker's."""
+    assert main(["explain", f"{scheme}:///x"]) == 1
+    said = capsys.readouterr().err
+    assert f"{scheme}:///x: no plugin of stageout moves {scheme}:// URLs" in said
+    assert "Choose a URL of these" in said and "stageout wrap" in said
+    outputs = [Output("a", f"{scheme}:///x")]
+    line, _ = lines(outputs, Silent(slot("e1", "http")))
+    assert line.level == PROBLEM and "stageout wrap" in line.text
+    line, _ = lines(outputs, Silent(slot("e1", f"http,{scheme}")))
+    assert line.level == UNKNOWN and "1 of 1 machines have one" in line.text and "stageout wrap" in line.text
+
+
+@pytest.mark.parametrize("url", ["https://h/x", "token+davs://h/x", "globus://c/x"])
+def test_a_url_that_can_be_tried_is_no_submit_file(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", url]) == 64
+    assert f"stageout check {url}" in capsys.readouterr().err
 
 
 def test_a_collector_that_does_not_answer_leaves_it_unknown() -> None:
