@@ -67,6 +67,7 @@ class Edit:
 
     :param label: durable step. :param plain: attributes and literals, written one by one.
     :param logged: likewise, with event 033 in the job's log.
+    :param told: likewise, with event 033, only if ``condition`` holds.
     :param atomic: attributes and literals in one transaction, only if ``condition`` holds.
     :param command: command to run after that. If it fails, only its event is missing.
     """
@@ -76,6 +77,7 @@ class Edit:
     proc: int
     plain: tuple[Pair, ...] = ()
     logged: tuple[Pair, ...] = ()
+    told: tuple[Pair, ...] = ()
     atomic: tuple[Pair, ...] = ()
     condition: str = ""
     command: ToolCommand | None = None
@@ -93,7 +95,7 @@ class Edit:
     @property
     def is_groupable(self) -> bool:
         """Tell whether other jobs may share its transactions."""
-        return not (self.atomic or self.command)
+        return not (self.told or self.atomic or self.command)
 
 
 def edit_for(job: Job, effect: Effect, wall_s: float) -> Edit | None:
@@ -111,7 +113,9 @@ def edit_for(job: Job, effect: Effect, wall_s: float) -> Edit | None:
             job, "edit-hold", effect.ad_state, atomic=_held_state(job, effect, wall_s), command=_hold_event(job, effect)
         )
     if isinstance(effect, RestoreHoldReason):
-        return replace(_edit(job, "edit-hold-told", atomic=_restored_hold(job, effect)), condition=_held_run(job))
+        edit = _edit(job, "edit-hold-told", atomic=_restored_hold(job, effect))
+        # Event 012 says 1, the only code that condor_hold sets. Event 033 corrects it.
+        return replace(edit, told=(("HoldReasonCode", str(HOLD_CODE)),), condition=_held_run(job))
     if isinstance(effect, Rerun):
         return _edit(job, "edit-rerun", effect.ad_state, atomic=_idle_state(job, wall_s))
     if isinstance(effect, Complete):

@@ -314,6 +314,8 @@ class CondorJobQueue:
         with step(edit.label):
             for change in edit.changes:
                 self.set_in([edit.job_id], change)
+            for pair in edit.told:
+                self._set(edit.condition, edit.job_id, Change(*pair, is_logged=True))
             if edit.atomic:
                 self._edit_at_once(edit)
             if edit.command:
@@ -321,12 +323,16 @@ class CondorJobQueue:
 
     def set_in(self, job_ids: Sequence[str], change: Change) -> None:
         """Set an attribute in these jobs, in one transaction. :raises QueueError: no job is changed."""
+        self._set(list(job_ids), ", ".join(job_ids[:_IDS_SHOWN]), change)
+
+    def _set(self, which: list[str] | str, named: str, change: Change) -> None:
+        """Set an attribute. :param which: job ids, or a constraint. :raises QueueError: no job is changed."""
         flags = self._condor.TransactionFlag
         flag = flags.ShouldLog if change.is_logged else flags.Default
         try:
-            self._condor.Schedd().edit(list(job_ids), change.name, change.value, flags=flag)
+            self._condor.Schedd().edit(which, change.name, change.value, flags=flag)
         except self._errors as problem:
-            raise QueueError(f"{', '.join(job_ids[:_IDS_SHOWN])}: {problem}") from None
+            raise QueueError(f"{named}: {problem}") from None
 
     def remove(self, job: Job, reason: str) -> None:
         """Remove a job, as condor_rm does. :raises QueueError: the job stays."""

@@ -363,7 +363,7 @@ class Schedd:
                 self.world.on_call_now("schedd-edit")
                 if f"JobStatus == {int(job.status)} && NumShadowStarts == {job.run}" not in edit.condition:
                     raise QueueError("the job has moved on")
-                for attribute, value in edit.atomic:
+                for attribute, value in (*edit.told, *edit.atomic):
                     self._set(name, attribute, value)
             if edit.command:
                 self.world.on_call_now("schedd-act")

@@ -47,6 +47,14 @@ def _history(site: Any, job: Any) -> dict[str, Any]:
     return shown
 
 
+def _codes_in_log(site: Any, job: Any) -> list[int]:
+    """Return the hold codes that a reader of the job's log has seen, in their order."""
+    seen = [event.get("HoldReasonCode") if event["Type"] == HELD else
+            event.get("Value") if event.get("Attribute") == "HoldReasonCode" else None
+            for event in site.pool.events(job)]  # fmt: skip
+    return [int(code) for code in seen if code is not None]
+
+
 def test_from_the_hand_off_to_the_delivery(site: Any) -> None:
     site.destination.pause()
     job = site.submit()
@@ -72,6 +80,10 @@ def test_a_failure_and_a_retry_that_delivers(site: Any) -> None:
         job = site.submit()
         site.pool.wait_status(job, "Held", timeout_s=90)
         site.pool.wait(lambda: HELD in _numbers(site, job), what="event 012")
+        site.pool.wait(lambda: _codes_in_log(site, job)[-1:] == [12], what="the code of the ad in the log")
+        assert _codes_in_log(site, job) == [1, 12]
+        ad = site.pool.q(job, ["HoldReasonCode", "HoldReasonSubCode"])
+        assert (ad["HoldReasonCode"], ad["HoldReasonSubCode"]) == (12, 20033)
         assert "1 held" in _columns(site, job)
         assert _watched_as(site, job, "held")
         assert _log_says_ended(site, job), "condor_wait has returned at the hand-off"
@@ -98,6 +110,9 @@ def test_a_release_runs_the_job_again(site: Any) -> None:
     site.wait_left(job, timeout_s=120)
     told = [number for number in _numbers(site, job) if number in (TERMINATED, HELD, RELEASED)]
     assert told == [TERMINATED, HELD, RELEASED, TERMINATED]
+    checked = _run(site, job, "condor_check_userlogs", "job.log")
+    assert "BAD EVENT" in checked.stderr, "each run has an event 005 of its own, and the tool allows one for a job"
+    assert checked.returncode == _LEFT
     assert _watched_as(site, job, "done")
 
 

@@ -80,6 +80,8 @@ def test_after_the_event_the_ad_says_what_it_said_before() -> None:
         "NumHoldsByReason": "[ UserRequest = 2; TransferOutputError = 2 ]",
         "StageOutUntold": "0",
     }
+    assert edit.told == (("HoldReasonCode", "12"),), "event 033 corrects the code of event 012"
+    assert not edit.is_groupable
     assert edit.condition == "ClusterId == 7 && ProcId == 3 && JobStatus == 5 && NumShadowStarts == 2"
 
 
@@ -124,5 +126,5 @@ def test_values_are_literals() -> None:
     ]
     for effect in effects:
         edit = _edit(effect)
-        for _, value in (*edit.plain, *edit.logged, *edit.atomic):
+        for _, value in (*edit.plain, *edit.logged, *edit.told, *edit.atomic):
             assert value.startswith(('"', "[")) or value in ("true", "false", "undefined") or value.isdigit()
