@@ -67,7 +67,7 @@ def test_the_wheel_has_the_product_and_nothing_else(built: Path) -> None:
     tops = ("stageout", "sandbox_manager", "schedd_agent", "policy_service", "overlay_router", "stageout_web")
     assert {name for name in tracked() if name.startswith(tops) and name.endswith(".py")} <= names
     assert {f"{prefix}/data/share/stageout/condor_config.d/{name}" for name in FRAGMENTS} <= names
-    assert f"{prefix}/data/share/stageout/stageout.dag" in names
+    assert {f"{prefix}/data/share/stageout/{name}" for name in ("stageout.dag", "stageout.cpf")} <= names
     assert {f"{prefix}/scripts/{path.name}" for path in (ROOT / "plugins").glob("*_plugin")} <= names
     licenses = {name.rpartition("/")[2] for name in names if name.startswith(f"stageout-{__version__}.dist-info/")}
     assert {"LICENSE", "NOTICE"} <= licenses

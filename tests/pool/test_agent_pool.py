@@ -27,6 +27,7 @@ from tests.pool.messages import order_ads, write_messages
 
 pytestmark = pytest.mark.pool
 
+_COLUMNS = "/opt/stageout/share/stageout/stageout.cpf"
 MANAGER = "ep1@test"
 _HELD, _RELEASED = 12, 13
 _LEAVE_LIMIT_S = 600
@@ -331,6 +332,13 @@ def test_a_failure_holds_the_job_and_retry_delivers(desk: Desk) -> None:
     assert (held["HoldReasonCode"], held["HoldReasonSubCode"]) == (12, 20072)
     assert (held["NumHolds"], held["NumHoldsByReason"]) == (1, {"TransferOutputError": 1})
     assert [text.split(" (by")[0] for text in desk.hold_events(job)] == [held["HoldReason"]]
+    codes = [event for event in desk.pool.events(job) if event.get("Attribute") == "HoldReasonCode"]
+    assert [event["Value"] for event in codes] == ["12"], "event 033 corrects the code 1 of event 012"
+    shown = desk.pool.ap.run(["condor_q", "-allusers", str(job), "-pr", _COLUMNS], user="alice").stdout
+    (line,) = [line for line in shown.splitlines() if line.startswith(f"{job} ")]
+    assert line.split()[1:7] == ["alice", "H", "failed", "2", "5", "B"]
+    assert 'dest says "quota"' in line
+    assert "undef" not in shown
     assert held["StageOutState"] == "Failed"
     assert isinstance(held["EnteredCurrentStatus"], int)
     assert "stageout retry" in held["StageOutReason"]
