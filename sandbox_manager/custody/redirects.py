@@ -17,7 +17,8 @@ from sandbox_manager.custody.ledger import DamagedText
 from sandbox_manager.custody.queries import FileRow
 from sandbox_manager.sandbox import Destination, FileState
 from stageout.core.synchronous import NO_REASON, Reason
-from stageout.movers.schemes import comparable_url, credential_of, redirect_problem, shown_url, split_url
+from stageout.movers.schemes import comparable_url, credential_of, shown_url, split_url
+from stageout.wire.owner_requests import redirect_problem
 
 _NAMED = 5
 _GONE = (FileState.DELIVERED, FileState.HANDED_OVER)

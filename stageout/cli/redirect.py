@@ -11,8 +11,7 @@ from stageout.cli.exits import CommandError, UsageError
 from stageout.cli.jobs import parse_job_id
 from stageout.cli.request import await_answers, jobs_for, request_for
 from stageout.core.clock import SystemClock
-from stageout.movers.schemes import redirect_problem
-from stageout.wire.owner_requests import Verb
+from stageout.wire.owner_requests import Verb, redirect_problem
 
 DESCRIPTION = """\
 Send failed and waiting files of a job to another URL, without another run. On success a held job completes.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
+from stageout.wire.owner_requests import redirect_problem
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+._-]*\Z")
-_URL_CHARS = 4000
 #: Reports repeat the fallback of each job.
 _FALLBACK_CHARS = 1000
 _USUAL_PORTS = {"http": 80, "https": 443, "ftp": 21}
@@ -42,18 +40,6 @@ def shown_url(url: str) -> str:
 def userinfo(url: str) -> str:
     """Return the user information of a URL: a user, perhaps with a password."""
     return _authority(url).rpartition("@")[0]
-
-
-def redirect_problem(url: str) -> str:
-    """Return why output cannot be redirected to this URL; "" when it can. Orders and job ads are public."""
-    scheme, mark, rest = url.partition("://")
-    if not (_SCHEME.match(scheme) and mark and rest and url.isascii() and url.isprintable() and " " not in url):
-        return "the URL must be scheme://host/path, without spaces and with other than ASCII characters encoded"
-    if len(url) > _URL_CHARS:
-        return f"the URL has more than {_URL_CHARS} characters"
-    if userinfo(url) or "?" in url or "#" in url:
-        return "the URL has a user, a password, a query or a fragment, and everybody can read the job's ad"
-    return ""
 
 
 def fallback_problem(url: str) -> str:

@@ -20,6 +20,8 @@ class Verb(str, enum.Enum):
     REDIRECT = "redirect"
 
 
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+._-]*\Z")
+_URL_CHARS = 4000
 _VERBS = {verb.value: verb for verb in Verb}
 
 
@@ -59,6 +61,18 @@ class OwnerRequest:
     def is_same(self, other: OwnerRequest) -> bool:
         """Tell whether one answer is the answer to both requests."""
         return (self.verb, self.run, self.redirect_id) == (other.verb, other.run, other.redirect_id)
+
+
+def redirect_problem(url: str) -> str:
+    """Return why output cannot be redirected to this URL; "" when it can. Orders and job ads are public."""
+    scheme, mark, rest = url.partition("://")
+    if not (_SCHEME.match(scheme) and mark and rest and url.isascii() and url.isprintable() and " " not in url):
+        return "the URL must be scheme://host/path, without spaces and with other than ASCII characters encoded"
+    if len(url) > _URL_CHARS:
+        return f"the URL has more than {_URL_CHARS} characters"
+    if "@" in rest.partition("/")[0] or "?" in url or "#" in url:
+        return "the URL has a user, a password, a query or a fragment, and everybody can read the job's ad"
+    return ""
 
 
 def parse_request(text: str) -> OwnerRequest:

@@ -24,7 +24,7 @@ from stageout.cli.exits import CommandError, UsageError
 from stageout.core import durable
 from stageout.core.states import State
 from stageout.core.synchronous import NO_REASON, Reason
-from stageout.movers.schemes import comparable_url, redirect_problem
+from stageout.movers.schemes import comparable_url
 from stageout.wire.custody import (
     Action,
     Order,
@@ -34,6 +34,7 @@ from stageout.wire.custody import (
     payload_of,
     read_orders,
 )
+from stageout.wire.owner_requests import redirect_problem
 from tests.polling import until
 from tests.unit.manager_site import Node, Site, made, run
 
