@@ -325,7 +325,7 @@ class CustodyTable:
             files = tuple(replace(one, state=State.DELIVERED.value, verified=_VERIFIED) for one in sandbox.files)
             return replace(sandbox, state=State.DELIVERED.value, reason="", files=files)
         if held.given_up == State.CANCELLED:
-            return replace(sandbox, state=held.given_up, reason="given up by its owner")
+            return replace(sandbox, state=held.given_up, reason="given up on request")
         failed = next(((outcome, why) for outcome, why in bad if outcome not in _LOST), None)
         if failed and not held.open:
             text = f"the overlay could not deliver it: {failed[1] or failed[0]}"

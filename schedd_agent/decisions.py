@@ -344,7 +344,7 @@ def _decide_final_run(
     lost = _loss_reason(given, record, own, limits)
     states = {item.sandbox.state for item in own}
     if lost and job.owner_request.verb is Verb.CANCEL:
-        reason = f"given up by its owner; {lost}"
+        reason = f"given up on request; {lost}"
         yield from _leave_queue(job, replace(_summarize(job, own), state=State.CANCELLED.value, reason=reason))
     elif lost:
         yield from _handle_loss(given, job, replace(_summarize(job, own), state=State.LOST.value, reason=lost), limits)
@@ -357,7 +357,7 @@ def _decide_final_run(
         yield from _handle_failure(given, job, own, limits)
     elif State.CANCELLED in states:
         yield from _leave_queue(
-            job, replace(_summarize(job, own), state=State.CANCELLED.value, reason="given up by its owner")
+            job, replace(_summarize(job, own), state=State.CANCELLED.value, reason="given up on request")
         )
     elif states <= set(GOOD_ENDS):
         yield from _mark_delivered(given, job, own)

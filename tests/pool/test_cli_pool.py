@@ -503,7 +503,7 @@ def test_cancel_lets_the_job_go_without_its_output(site: Site) -> None:
     assert (history["JobStatus"], history["StageOutState"]) == (4, "Cancelled")
     done = site.stageout("wait", str(job), check=False)
     assert done.returncode == 1
-    assert "failed: cancelled: given up by its owner" in done.stdout
+    assert "failed: cancelled: given up on request" in done.stdout
     assert not site.puts(job)
 
 
