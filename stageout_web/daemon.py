@@ -1,4 +1,7 @@
-"""``stageout-web``: the pool's web page, a child of condor_master on an access point. It changes nothing."""
+"""``stageout-web``: the pool's web page, a child of condor_master on an access point.
+
+It changes nothing but requests in jobs, for readers who may change a delivery.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,14 @@ from stageout_web.connections import listen
 from stageout_web.queue import JobQueue
 from stageout_web.records import Records
 from stageout_web.ring import Ring
-from stageout_web.server import BASE, Readers, Server
+from stageout_web.server import BASE, Readers, Rights, Server
 from stageout_web.state import PageState
 
 PROGRAM = daemon.Program(
     name="stageout-web",
     subsystem="STAGEOUT_WEB",
     log_file="StageoutWebLog",
-    about="Show the pool's stage-out on a web page. condor_master starts the daemon, and it changes nothing.",
+    about="Show the pool's stage-out on a web page. condor_master starts the daemon.",
     metrics="STAGEOUT_WEB_METRICS",
 )
 #: Settings of TLS, and settings that count from the start to the end of the daemon.
@@ -60,6 +63,12 @@ def names_of(settings: Settings) -> list[str]:
     return [name for name in (*own, *settings.text("STAGEOUT_WEB_NAMES").replace(",", " ").split()) if name]
 
 
+def rights_of(settings: Settings) -> Rights:
+    """Return who may change deliveries."""
+    names = settings.text("STAGEOUT_WEB_OPERATORS").replace(",", " ").split()
+    return Rights(frozenset(names), settings.flag("STAGEOUT_WEB_OWNERS"))
+
+
 class Daemon:
     """The daemon.
 
@@ -80,7 +89,7 @@ class Daemon:
         self._state.set_interval(self._interval_s)
         self._server = Server(
             self._state, Readers(tokens_of(settings)), base_of(settings), settings.count("STAGEOUT_WEB_READERS"),
-            name_of_pool(settings.condor("COLLECTOR_HOST")), names_of(settings),
+            name_of_pool(settings.condor("COLLECTOR_HOST")), names_of(settings), rights_of(settings),
         )  # fmt: skip
         self._stop = asyncio.Event()
 
@@ -165,6 +174,7 @@ class Daemon:
         self._interval_s = settings.number("STAGEOUT_WEB_INTERVAL")
         self._state.set_interval(self._interval_s)
         self._server.readers.tokens = tokens
+        self._server.rights = rights_of(settings)
         return settings
 
 

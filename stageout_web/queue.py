@@ -24,6 +24,10 @@ class QueueError(Exception):
     """The schedd does not answer; the text says why."""
 
 
+class RequestRefused(Exception):
+    """The schedd has not taken a request; the text says why."""
+
+
 class JobQueue(QueryChild):
     """The schedd of this machine, queried by a child process. :param clock_s: a monotonic clock."""
 
@@ -61,3 +65,17 @@ class JobQueue(QueryChild):
             known = now_s, next(iter(answer["jobs"]), None)
             self._jobs[cluster, proc] = known
         return known[1]
+
+    async def request(self, cluster: int, proc: int, run: int, user: str, request: str, by: str) -> None:
+        """Write a request into the ad of a user's job, after who asked for it. On return it is in the schedd's log.
+
+        :param run: the last one. :param by: who asks, and why; the job's log gets it, too.
+        :raises RequestRefused: the job is not there in this run, has another request, or this daemon may not write.
+        :raises QueueError: there is no answer, and the request may have been written.
+        """
+        question = {"op": "request", "cluster": cluster, "proc": proc, "run": run, "user": user, "request": request,
+                    "by": by}  # fmt: skip
+        answer = await self._ask(question)
+        self._jobs.pop((cluster, proc), None)
+        if answer["refused"]:
+            raise RequestRefused(str(answer["refused"]))

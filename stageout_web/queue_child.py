@@ -1,6 +1,7 @@
 """The process that queries the schedd for the page: a question per line on stdin, an answer per line on stdout.
 
-It only queries. HTCondor's bindings hold the interpreter while they wait, so the page itself does not load them.
+It queries, and writes the requests of readers. HTCondor's bindings hold the interpreter while they wait, so the page
+itself does not load them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import sys
 from typing import Any
 
 from stageout.core.children import answer_lines
+from stageout.core.classads import quote
 from stageout.core.condor_ads import decoded
 
 #: Attributes of a job that the page shows.
@@ -16,11 +18,13 @@ JOB_ATTRIBUTES = (
     "ClusterId", "ProcId", "GlobalJobId", "Owner", "User", "JobStatus", "QDate", "JobCurrentStartExecutingDate",
     "CompletionDate", "EnteredCurrentStatus", "NumShadowStarts", "HoldReason", "HoldReasonCode", "HoldReasonSubCode",
     "StageOutState", "StageOutReason", "StageOutBytesLeft", "StageOutFilesLeft", "StageOutNextAttempt", "StageOutGuard",
+    "StageOutRequest", "StageOutRequestBy", "StageOutRefused",
 )  # fmt: skip
 
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
-    return _jobs(question) if question["op"] == "job" else _counts()
+    answers = {"job": _jobs, "counts": lambda _: _counts(), "request": _request}
+    return answers[question["op"]](question)
 
 
 def _counts() -> dict[str, Any]:
@@ -42,6 +46,27 @@ def _jobs(question: dict[str, Any]) -> dict[str, Any]:
     plain = (bool, int, float, str)
     read = [decoded(ad, JOB_ATTRIBUTES, lambda ad, attribute: None) for ad in ads]
     return {"jobs": [{name: value for name, value in ad.items() if isinstance(value, plain)} for ad in read]}
+
+
+def _request(question: dict[str, Any]) -> dict[str, Any]:
+    """Write a request into a job that has none, and first who asks for it."""
+    import htcondor2
+
+    job = f"ClusterId == {int(question['cluster'])} && ProcId == {int(question['proc'])}"
+    run, user = f"NumShadowStarts == {int(question['run'])}", f"User == {quote(question['user'])}"
+    free = f"{job} && {run} && {user} && StageOutRequest is undefined"
+    own = getattr(htcondor2, "HTCondorException", RuntimeError)  # HTCondor 23 has none
+    schedd = htcondor2.Schedd()
+    if not schedd.query(free, ["ClusterId"], limit=1):
+        return {"refused": "the job has left the queue, runs again, or has another request that waits for its answer"}
+    try:
+        schedd.edit(free, "StageOutRequestBy", quote(question["by"]), flags=htcondor2.TransactionFlag.ShouldLog)
+        schedd.edit(free, "StageOutRequest", quote(question["request"]))
+    except (OSError, RuntimeError, ValueError, own) as problem:
+        return {"refused": f"the schedd refuses it: {problem}. Is the user of stageout-web in QUEUE_SUPER_USERS?"}
+    found = schedd.query(job, ["StageOutRequest"], limit=1)
+    is_written = bool(found) and found[0].get("StageOutRequest") in (question["request"], None)
+    return {"refused": "" if is_written else "another request was written meanwhile"}
 
 
 if __name__ == "__main__":

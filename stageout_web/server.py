@@ -13,20 +13,23 @@ import sqlite3
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from aiohttp import web
 
 from stageout.core import log
 from stageout.core.tokens import TokenTable, digest_of
 from stageout.wire.custody import is_job_name, is_name_of, job_id_of, schedd_of
+from stageout.wire.owner_requests import Verb
 from stageout_web.connections import Connections
 from stageout_web.export import export
 from stageout_web.html import Markup, tag
-from stageout_web.queue import QueueError
+from stageout_web.queue import QueueError, RequestRefused
 from stageout_web.ring import COARSE_STEP_S, FINE_S
 from stageout_web.state import SERIES, PageState
-from stageout_web.views import destinations, history, jobs, nodes, now, owners, page, policy, routers
+from stageout_web.views import destinations, history, jobs, nodes, now, owners, page, policy, requests, routers
 from stageout_web.views.page import PageContext
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -63,6 +66,22 @@ _OTHER_CONNECTIONS = 300
 _JOB = re.compile(r"(\d{1,9})\.(\d{1,9})\Z", re.A)
 
 
+class Wanted(NamedTuple):
+    """The subject of a request: a job of this access point. :param run: the last one. :param name: GlobalJobId."""
+
+    cluster: int
+    proc: int
+    verb: Verb
+    run: int
+    user: str
+    name: str
+
+    @property
+    def job(self) -> str:
+        """Return ``cluster.proc``."""
+        return f"{self.cluster}.{self.proc}"
+
+
 class Readers:
     """Readers who may see names of files. :param tokens: None: nobody may."""
 
@@ -71,15 +90,15 @@ class Readers:
         self._clock_s = clock_s
         self._sessions: dict[str, tuple[bytes, float]] = {}
 
-    def knows(self, request: web.Request) -> bool:
-        """Tell whether a request has a token or a cookie of a reader."""
+    def name(self, request: web.Request) -> str:
+        """Return the name of the reader whose token or cookie a request has; "" without one."""
         if self.tokens is None:
-            return False
+            return ""
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self.tokens.owner(token.strip()) is not None:
-            return True
+        if scheme.lower() == "bearer" and (owner := self.tokens.owner(token.strip())) is not None:
+            return owner
         given, end_s = self._sessions.get(request.cookies.get(_COOKIE, ""), (b"", 0.0))
-        return end_s > self._clock_s() and self.tokens.knows_digest(given)
+        return self.tokens.owner_of_digest(given) or "" if end_s > self._clock_s() else ""
 
     def begin(self, token: str) -> str | None:
         """Return the cookie of a new session, which ends with its token; None for an unknown token."""
@@ -98,12 +117,29 @@ class Readers:
         self._sessions.pop(cookie, None)
 
 
+@dataclass(frozen=True)
+class Rights:
+    """Readers who may change deliveries.
+
+    :param operators: names of tokens for the output of all jobs. :param owners: a token with the name of a user is for
+        the jobs of this user.
+    """
+
+    operators: frozenset[str] = frozenset()
+    owners: bool = False
+
+    def allow(self, reader: str, user: str) -> bool:
+        """Tell whether a reader may change the delivery of a user's job. :param user: as in the job's ad."""
+        return bool(reader) and (reader in self.operators or (self.owners and bool(user) and reader == user))
+
+
 class Server:
     """The application.
 
     :param base: path below which a proxy shows the page; "": the proxy's X-Forwarded-Prefix counts.
     :param most_streams: browsers that may receive updates at the same time. :param pool: name of the pool.
-    :param names: host names under which browsers reach the page, besides localhost.
+    :param names: host names under which browsers reach the page, besides localhost. :param rights: to change
+        deliveries.
     """
 
     def __init__(
@@ -114,7 +150,9 @@ class Server:
         most_streams: int = 100,
         pool: str = "",
         names: Iterable[str] = (),
+        rights: Rights = Rights(),
     ) -> None:
+        self.rights = rights
         self._state, self.readers, self._base, self._pool = state, readers, base.rstrip("/"), pool
         self.connections = Connections(0)
         self.set_most_streams(most_streams)
@@ -148,7 +186,7 @@ class Server:
         routes: list[tuple[str, str, Handler]] = [
             ("GET", "/", self._view("", "Now", self._now)),
             ("GET", "/jobs", self._view("jobs", "Jobs", lambda c, r: jobs.jobs(c, self._state, r.query))),
-            ("GET", "/job", self._job),
+            ("GET", "/job", self._job), ("GET", "/request", self._ask), ("POST", "/request", self._request),
             ("GET", "/destinations", self._view("destinations", "Destinations",
                                                 lambda c, r: destinations.destinations(c, self._state))),
             ("GET", "/destination", self._view("destinations", "", self._destination)),
@@ -228,8 +266,8 @@ class Server:
     def _context(self, request: web.Request) -> PageContext:
         base = self._base or request.headers.get("X-Forwarded-Prefix", "").rstrip("/")
         return PageContext(
-            base if BASE.match(base) else "", self.readers.knows(request), self.readers.tokens is not None, self._pool,
-            self._static, dict(self._state.problems), self._state.updated_at,
+            base if BASE.match(base) else "", bool(self.readers.name(request)), self.readers.tokens is not None,
+            self._pool, self._static, dict(self._state.problems), self._state.updated_at,
         )  # fmt: skip
 
     def _page(self, request: web.Request, view: str, title: str, content: Markup, status: int = 200) -> web.Response:
@@ -287,8 +325,71 @@ class Server:
             name = own if is_name_of(own, schedd_of(own), short) else name  # an owner may write another job's name
         elif ad is not None and ad.get("GlobalJobId") != name:
             ad = None  # a job of the same number in another queue
-        content = _or_not_found(jobs.job(self._context(request), self._state, name, ad, problem))
+        may_ask = ad is not None and self.rights.allow(self.readers.name(request), str(ad.get("User", "")))
+        content = _or_not_found(jobs.job(self._context(request), self._state, name, ad, problem, may_ask))
         return self._page(request, "jobs", f"Job {short}", content)
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    async def _ask(self, request: web.Request) -> web.StreamResponse:
+        """Show the form of a request."""
+        return self._form(request, await self._wanted(request, request.query), {})
+
+    async def _request(self, request: web.Request) -> web.StreamResponse:
+        """Write a request into the job's ad, with the reader and the reason."""
+        _check_origin(request)
+        given = {name: str(value) for name, value in (await request.post()).items()}
+        wanted = await self._wanted(request, given)
+        reader, reason = self.readers.name(request), given.get("reason", "").strip()
+        asked = requests.request_of(wanted.verb, wanted.run, secrets.token_hex(4), given)
+        problem = requests.problem_of(asked, reason, given, wanted.run)
+        if problem:
+            return self._form(request, wanted, given, problem, 400)
+        text = str(asked)
+        by = f"{wanted.verb.value} by {reader}: {reason}"
+        try:
+            await self._state.queue.request(wanted.cluster, wanted.proc, wanted.run, wanted.user, text, by)
+        except (QueueError, RequestRefused) as refusal:
+            return self._form(request, wanted, given, str(refusal), 409 if isinstance(refusal, RequestRefused) else 503)
+        log.event("request-stored", job=wanted.job, user=wanted.user, reader=reader, request=text, reason=reason)
+        return web.Response(status=303, headers={"Location": self._context(request).link("job", id=wanted.job)})
+
+    async def _wanted(self, request: web.Request, given: Mapping[str, str]) -> Wanted:
+        """Return what a form is about.
+
+        :raises HTTPNotFound: there is no such job in the queue, or no such request. :raises HTTPForbidden: the reader
+            may not change its delivery. :raises HTTPServiceUnavailable: the schedd does not answer.
+        """
+        found, verb = _JOB.match(given.get("id", "")), given.get("verb", "")
+        reader = self.readers.name(request)
+        if not reader:
+            raise web.HTTPForbidden
+        if not found or verb not in {one.value for one in Verb}:
+            raise web.HTTPNotFound
+        cluster, proc = int(found[1]), int(found[2])
+        try:
+            ad = await self._state.queue.job(cluster, proc)
+        except QueueError:
+            raise web.HTTPServiceUnavailable from None
+        user = str(ad.get("User", "")) if ad is not None else ""
+        if not self.rights.allow(reader, user):
+            raise web.HTTPForbidden
+        if ad is None:
+            raise web.HTTPNotFound
+        run = ad.get("NumShadowStarts")
+        return Wanted(
+            cluster, proc, Verb(verb), run if isinstance(run, int) else 0, user, str(ad.get("GlobalJobId", ""))
+        )
+
+    def _form(
+        self, request: web.Request, wanted: Wanted, given: Mapping[str, str], problem: str = "", status: int = 200
+    ) -> web.Response:
+        pairs = self._state.pool.find(wanted.name, wanted.user)
+        box = next((box for _, box in pairs), None)
+        context = self._context(request)
+        content = requests.form(context, wanted.job, wanted.verb, wanted.run, box, given, problem)
+        text = page.page(context, "jobs", requests.title(wanted.job, wanted.verb), content, is_form=True)
+        return web.Response(text=text, status=status, content_type="text/html")
 
     # ---- data --------------------------------------------------------------------------------------------------------
 
@@ -369,7 +470,7 @@ class Server:
             return web.Response(status=503, text="other exports run", headers={"Retry-After": "60"})
         records = self._state.records
         wanted = history.Range.of(request.query, records.days())
-        rows = export(records.path, wanted.first, wanted.last, self.readers.knows(request), history.EXPORT_ROWS)
+        rows = export(records.path, wanted.first, wanted.last, bool(self.readers.name(request)), history.EXPORT_ROWS)
         name = f"stageout-{wanted.first}-{wanted.last}.csv"
         response = web.StreamResponse(headers={**HEADERS, "Content-Disposition": f'attachment; filename="{name}"'})
         response.content_type, response.charset = "text/csv", "utf-8"

@@ -34,6 +34,9 @@ class Jobs(Protocol):
     async def job(self, cluster: int, proc: int) -> Mapping[str, Any] | None:
         """Return the ad of a job in the queue. :raises QueueError: there is no answer."""
 
+    async def request(self, cluster: int, proc: int, run: int, user: str, request: str, by: str) -> None:
+        """Write a request into a job's ad. :raises RequestRefused, QueueError: it is not written, or perhaps."""
+
 
 class Rates:
     """Bytes that arrived at each server in the last minute. :param clock_s: a monotonic clock."""

@@ -541,6 +541,18 @@ KNOBS: dict[str, Knob] = {
             "web",
             "File of the readers who see names of files and URLs, one NAME TOKEN a line; empty: nobody does",
         ),
+        Knob(
+            "STAGEOUT_WEB_OPERATORS",
+            "",
+            "web",
+            "Names of tokens, separated by commas, that may change the delivery of every job's output; empty: none",
+        ),
+        Knob(
+            "STAGEOUT_WEB_OWNERS",
+            False,
+            "web",
+            "A token with the name of a user, such as alice@example.org, may change the delivery of this user's jobs",
+        ),
         Knob("STAGEOUT_WEB_READERS", 100, "web", "Browsers that may receive updates at the same time", 0),
         Knob("STAGEOUT_WEB_INTERVAL", 5, "web", "Seconds between two queries of the collector", 1, 60),
         Knob(

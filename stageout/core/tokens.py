@@ -47,9 +47,9 @@ class TokenTable:
                 found = owner
         return found
 
-    def knows_digest(self, digest: bytes) -> bool:
-        """Tell whether a token with this digest is in the table."""
-        return any(hmac.compare_digest(known, digest) for known, _ in self._owners)
+    def owner_of_digest(self, digest: bytes) -> str | None:
+        """Return the owner of the token with this digest; None if the table does not have it."""
+        return next((owner for known, owner in self._owners if hmac.compare_digest(known, digest)), None)
 
 
 def _entry(words: list[str], place: str) -> tuple[bytes, str]:

@@ -183,10 +183,16 @@ _JOB: tuple[Source, ...] = (
         AtSubmission.WISH, is_protected=True,
     ),
     Source(
-        Kind.JOB, ("StageOutRequest",), (_AGENT, _COMMAND), f"{_OWNER} after submission; the agent clears it",
+        Kind.JOB, ("StageOutRequest",), _SHOWN,
+        f"{_OWNER} after submission, or the web page for a reader with this right; the agent clears it",
         "It is a request about the own output, and names the run. In a submit file it would be about no run, so it is "
         "deleted there.",
         AtSubmission.DELETED,
+    ),
+    Source(
+        Kind.JOB, ("StageOutRequestBy",), (_PAGE,), "the web page",
+        "Only a superuser of the queue can change it. It is shown.",
+        AtSubmission.DELETED, is_protected=True,
     ),
     Source(
         Kind.JOB, ("StageOutGuard",), _SHOWN, _TRANSFORM,

@@ -18,6 +18,7 @@ from stageout_web.format import count, duration, expected, size
 from stageout_web.html import Markup, join, moment, table, tag, with_code
 from stageout_web.model import GROUP_OF, LEFT, MOVING, TROUBLE, WAITING, Box, Node, Pool, server_of
 from stageout_web.state import PageState
+from stageout_web.views import requests
 from stageout_web.views.page import PageContext, choice, page_number, pages_links
 
 ROWS = 50
@@ -164,11 +165,13 @@ def _until(at: int, now_at: int) -> str:
 # ---- one job ---------------------------------------------------------------------------------------------------------
 
 
-def job(context: PageContext, state: PageState, name: str, ad: Mapping[str, Any] | None, problem: str) -> Markup | None:
+def job(context: PageContext, state: PageState, name: str, ad: Mapping[str, Any] | None, problem: str,
+        may_ask: bool = False) -> Markup | None:  # fmt: skip
     """Return the page of one job.
 
     :param name: GlobalJobId, or ``cluster.proc`` of this schedd. :param ad: its ad in the queue.
-    :param problem: reason why the ad is not known. :returns: None if nothing is known about the job.
+    :param problem: reason why the ad is not known. :param may_ask: the reader may change the delivery.
+    :returns: None if nothing is known about the job.
     """
     runs = _runs(state.pool, name, str(ad.get("User", "")) if ad else "")
     if not runs and ad is None:
@@ -176,7 +179,15 @@ def job(context: PageContext, state: PageState, name: str, ad: Mapping[str, Any]
     parts = [_run(context, run, state.pool) for run in runs]
     if not runs and ad is not None:
         parts = [_from_ad(context, ad)]
-    return tag("div", _timeline(runs, ad), parts, _commands(name, runs, ad), data_live="job", id="job")
+    asked = _requests(context, runs, ad) if may_ask and ad is not None else None
+    return tag("div", _timeline(runs, ad), parts, asked, _commands(name, runs, ad), data_live="job", id="job")
+
+
+def _requests(context: PageContext, runs: list[_Run], ad: Mapping[str, Any]) -> Markup | None:
+    newest = runs[0] if runs else None
+    is_paused = newest is not None and newest.said is not None and bool(newest.said.paused)
+    verbs = requests.offered(newest.box if newest else None, is_paused)
+    return requests.links(context, f"{ad['ClusterId']}.{ad['ProcId']}", verbs, ad)
 
 
 class _Run(NamedTuple):

@@ -50,8 +50,11 @@ class PageContext:
         return f"{self.base}/static/{(self.static or {}).get(name, name)}"
 
 
-def page(context: PageContext, view: str, title: str, content: Markup) -> str:
-    """Return the whole page. :param view: name in the menu that the page belongs to."""
+def page(context: PageContext, view: str, title: str, content: Markup, is_form: bool = False) -> str:
+    """Return the whole page.
+
+    :param view: name in the menu that the page belongs to. :param is_form: the page never loads again by itself.
+    """
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -61,7 +64,7 @@ def page(context: PageContext, view: str, title: str, content: Markup) -> str:
         tag("link", rel="icon", href=context.file("icon.svg"), type="image/svg+xml"),
         tag("link", rel="stylesheet", href=context.file("uplot.css")),
         tag("link", rel="stylesheet", href=context.file("page.css")),
-        tag("noscript", tag("meta", http_equiv="refresh", content="30")),
+        None if is_form else tag("noscript", tag("meta", http_equiv="refresh", content="30")),
         tag("script", "", type="module", src=context.file("page.js")),
     )
     body = tag(

@@ -35,7 +35,7 @@ from stageout.wire.services import (
     RouterReport,
     service_ad,
 )
-from stageout_web.queue import QueueError
+from stageout_web.queue import QueueError, RequestRefused
 from stageout_web.records import Records
 from stageout_web.ring import Ring
 from stageout_web.state import PageState
@@ -175,6 +175,8 @@ class FakeQueue:
     def __init__(self, **jobs: Mapping[str, Any]) -> None:
         self.jobs, self.problem = jobs, ""
         self.numbers = {"running": 10, "transferring": 3, "idle": 5, "held": 0}
+        self.written: list[tuple[str, int, str, str, str]] = []
+        self.refusal = ""
 
     async def counts(self) -> Mapping[str, int]:
         """Answer."""
@@ -187,6 +189,14 @@ class FakeQueue:
         if self.problem:
             raise QueueError(self.problem)
         return self.jobs.get(f"job{cluster}_{proc}")
+
+    async def request(self, cluster: int, proc: int, run: int, user: str, request: str, by: str) -> None:
+        """Write, or refuse."""
+        if self.refusal:
+            raise RequestRefused(self.refusal)
+        self.written.append((f"{cluster}.{proc}", run, user, request, by))
+        job = self.jobs[f"job{cluster}_{proc}"]
+        self.jobs[f"job{cluster}_{proc}"] = {**job, "StageOutRequest": request, "StageOutRequestBy": by}
 
 
 class FakeClock:

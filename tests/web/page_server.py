@@ -15,7 +15,7 @@ from aiohttp import web
 from stageout.core.tokens import TokenTable
 from stageout.wire.custody import FlowReport, SandboxReport, ServerReport
 from stageout.wire.services import ClientReport, GrantReport, LinkReport, RouteReport
-from stageout_web.server import Readers, Server
+from stageout_web.server import Readers, Rights, Server
 from tests.unit.web_site import NOW, SCHEDD, Site, ad_of, file_record, job_name, policy_ad, router_ad, sandbox
 
 TOKEN = "reader-token-0123456789"
@@ -151,9 +151,16 @@ def serve(folder: Path, interval_s: float = 0.5) -> Iterator[tuple[str, Site]]:
             "ClusterId": 4031, "ProcId": 0, "GlobalJobId": job_name(4031), "QDate": NOW - 9000, "StageOutGuard": True,
             "JobCurrentStartExecutingDate": NOW - 8000, "CompletionDate": NOW - 400,
         }  # fmt: skip
+        for cluster in (4018, 4060):
+            site.queue.jobs[f"job{cluster}_0"] = {
+                "ClusterId": cluster, "ProcId": 0, "GlobalJobId": job_name(cluster), "StageOutGuard": True,
+                "User": _OWNERS[cluster % len(_OWNERS)], "NumShadowStarts": 1,
+            }  # fmt: skip
         site.queue.numbers = {"running": 400, "transferring": 12}
         await site.tick(0)
-        server = Server(site.state, Readers(TokenTable(tokens)), pool=SCHEDD, names=[NAME])
+        server = Server(
+            site.state, Readers(TokenTable(tokens)), pool=SCHEDD, names=[NAME], rights=Rights(frozenset({"ops"}))
+        )
         runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -235,6 +235,93 @@ def test_a_hidden_page_has_no_stream(window: tuple[Browser, str, Site]) -> None:
     assert found == ["open", "close"]
 
 
+@pytest.fixture
+def operator(window: tuple[Browser, str, Site]) -> Iterator[tuple[Browser, str, Site]]:
+    """The browser of a reader who may change deliveries."""
+    opened, url, _ = window
+    opened.size(1200, 900)
+    opened.open(f"{url}/sign-in")
+    opened.run("document.getElementById('token').focus()")
+    opened.press(f"{TOKEN}\ue007")
+    wait_for(lambda: "Hide file names" in opened.run("return document.body.innerText"), "the session")
+    yield window
+    opened.open(url)
+    opened.click("footer button")
+    wait_for(lambda: "Show file names" in opened.run("return document.body.innerText"), "the end of the session")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("page", ["job", "retry", "redirect", "pause", "cancel"])
+def test_requests_are_accessible(operator: tuple[Browser, str, Site], page: str, theme: str) -> None:
+    opened, url, _ = operator
+    opened.messages()
+    opened.theme(theme)
+    opened.open(url + (VIEWS["job"] if page == "job" else f"/request?id=4018.0&verb={page}"))
+    opened.run(AXE.read_text())
+    assert opened.run_async(_CHECK) == []
+    opened.size(360, 740)
+    assert opened.run("return document.documentElement.scrollWidth") <= 360
+    assert [one["message"] for one in opened.messages() if one["level"] == "SEVERE"] == []
+
+
+def test_a_delivery_is_redirected_by_hand(operator: tuple[Browser, str, Site]) -> None:
+    opened, url, site = operator
+    opened.open(url + VIEWS["job"])
+    opened.click("a[href*='verb=redirect']")
+    wait_for(lambda: opened.run("return location.pathname") == "/request", "the form")
+    opened.run("document.getElementById('url').focus()")
+    opened.press("https://other.example.org/alice/")
+    opened.run("document.getElementById('reason').focus()")
+    opened.press("quota is full\ue007")
+    wait_for(lambda: opened.run("return location.pathname") == "/job", "the job")
+    (written,) = [one for one in site.queue.written if one[0] == "4018.0"]
+    assert re.fullmatch(r"redirect run=1 [0-9a-f]{8} https://other\.example\.org/alice/", written[3])
+    assert written[4] == "redirect by ops: quota is full"
+    text = opened.run("return document.querySelector('main').innerText")
+    assert "The request 'redirect' waits for the agent and the node." in text
+    assert opened.run("return document.querySelector(\"a[href*='verb=']\")") is None, "one request at a time"
+
+
+def test_output_is_cancelled_after_a_confirmation_only(operator: tuple[Browser, str, Site]) -> None:
+    opened, url, site = operator
+    opened.open(f"{url}/request?id=4060.0&verb=cancel")
+    opened.run("document.getElementById('reason').focus()")
+    opened.press("nobody needs it\ue007")
+    assert (
+        opened.run("return location.pathname + document.querySelector(':invalid[type=checkbox]').id") == "/requestsure"
+    )
+    assert not [one for one in site.queue.written if one[0] == "4060.0"]
+    opened.click("#sure")
+    opened.click("form.request button")
+    wait_for(lambda: opened.run("return location.pathname") == "/job", "the job")
+    ((_, run, _, request, by),) = [one for one in site.queue.written if one[0] == "4060.0"]
+    assert (run, request, by) == (1, "cancel run=1", "cancel by ops: nobody needs it")
+
+
+_REQUEST = """
+const form = document.createElement("form");
+form.method = "post";
+form.action = arguments[0] + "/request";
+for (const [name, value] of Object.entries({id: "4018.0", verb: "cancel", run: "1", reason: "evil", sure: "yes"})) {
+  const field = document.createElement("input");
+  Object.assign(field, { name, value });
+  form.append(field);
+}
+document.documentElement.append(form);
+form.submit();
+"""
+
+
+def test_no_other_site_can_ask_in_a_reader_s_name(operator: tuple[Browser, str, Site]) -> None:
+    opened, url, site = operator
+    before = list(site.queue.written)
+    opened.open("data:text/html,<title>evil</title>")
+    opened.run(_REQUEST, url)
+    wait_for(lambda: "Forbidden" in opened.run("return document.body.innerText"), "the refusal")
+    assert site.queue.written == before
+    opened.open(url)
+
+
 def test_the_end_of_a_node_is_counted_down(window: tuple[Browser, str, Site]) -> None:
     opened, url, site = window
     flow = FlowReport("https://store.example.org", 1000, 1000, 0.1, files_waiting=1, bytes_waiting=10**9)
