@@ -417,13 +417,13 @@ def bar(done: int, total: int, columns: int) -> str:
 
 def progress_lines(rows: Sequence[Row], now: float, width: int) -> list[str]:
     """For ``--watch`` on a terminal: a bar per job, with the reason below it where it has no room beside it."""
-    columns = max(10, min(40, width - 76))
+    columns = max(10, min(40, width - 90))
     lines = [total_line(rows)]
     for row in rows:
         done = row.bytes_total - row.bytes_left
         share = 100 * done // row.bytes_total if row.bytes_total else 0
         text = (
-            f"{row.job:>8} {state_word(row):<22} [{bar(done, row.bytes_total, columns)}] {share:3d}% "
+            f"{row.job:>8} {state_word(row):<23} [{bar(done, row.bytes_total, columns)}] {share:3d}% "
             f"{size(done)}/{size(row.bytes_total)} {row.files_total - row.files_left}/{row.files_total} files"
         )
         more = ""

@@ -346,7 +346,7 @@ class Storm:
 
     def _free_again(self, name: str) -> list[str]:
         """A file that takes nearly the whole spool is taken in: no lot is left."""
-        size_bytes = int(_SPOOL_MB[name] * MIB * 0.9) if name not in self._disks else _FREE_AGAIN_BYTES
+        size_bytes = int(_SPOOL_MB[name] * 10**6 * 0.9) if name not in self._disks else _FREE_AGAIN_BYTES
         terminal, expires = self.known_as("t1", name), int(time.time()) + 60
         origin = secrets.token_hex(16)
         with Channel(self.end(name)) as channel:

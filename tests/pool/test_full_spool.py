@@ -44,7 +44,7 @@ def test_a_full_spool_stops_new_work_until_its_destination_is_back(site: Any, sm
     pinned = f'requirements = Machine == "{here}"'
     pool.wait(lambda: accepts(site, here), timeout_s=60, what=f"{here} to take jobs")
     site.destination.stop()
-    filler = site.submit(outputs=("out1",), env="SIZE=19500000", extra=pinned)
+    filler = site.submit(outputs=("out1",), env="SIZE=18600000", extra=pinned)
     site.wait_state(filler, "RetryWait", timeout_s=120)
     pool.wait(lambda: not accepts(site, here), timeout_s=60, what=f"{here} to refuse jobs")
 
@@ -70,7 +70,7 @@ def test_failed_output_of_one_owner_keeps_no_job_away(site: Any, small: Node) ->
     pinned = f'requirements = Machine == "{here}"'
     pool.wait(lambda: accepts(site, here), timeout_s=60, what=f"{here} to take jobs")
     site.destination.refuse("no such project")
-    failed = site.submit(outputs=("out1",), env="SIZE=19500000", extra=pinned)
+    failed = site.submit(outputs=("out1",), env="SIZE=18600000", extra=pinned)
     site.wait_state(failed, "Failed", timeout_s=120)
     pool.wait(lambda: figure(site, here, "StageOutSpoolMB") == 18, timeout_s=60, what="the node to say what it holds")
 

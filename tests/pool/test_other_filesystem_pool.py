@@ -94,5 +94,5 @@ def test_output_that_has_no_room_is_sent_at_once(site: Any, node: Node, submit: 
     assert history["JobStatus"] == 4
     site.check_delivered(job, "gate-no-room")
     (result,) = site.epoch_results(job)
-    assert "copy of 238 MB has no room" in result["DeveloperData"]["StageOutSynchronous"]
+    assert "copy of 250 MB has no room" in result["DeveloperData"]["StageOutSynchronous"]
     assert not list((node.root / str(spool).lstrip("/")).glob("intake/*"))

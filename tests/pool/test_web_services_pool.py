@@ -100,7 +100,7 @@ def test_routers_and_a_policy_service_are_shown(
         stop_router(pool.eps[0])
         url = f"overlay://{terminal}/{source.name}"
         assert main(["put", str(source), url, "--key", str(key), "--through", custodian, "--custody"]) == 0
-        wait_until(lambda: "Custody 1 4.0 KB" in _shown(page, one), timeout_s=_SHOWN_S, what="the file in custody")
+        wait_until(lambda: "Custody 1 4.1 kB" in _shown(page, one), timeout_s=_SHOWN_S, what="the file in custody")
         shown, hidden = _shown(page, one, TOKENS["web"]), _shown(page, one)
         assert f"{terminal} not connected" in hidden
         assert "Deliveries that fail" in hidden

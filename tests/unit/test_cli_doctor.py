@@ -290,7 +290,7 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     (
         "space",
         Level.FAIL,
-        "12.0 MB, too little for any output",
+        "12.6 MB, too little for any output",
         tiny_disk,
     ),
     ("spool-filesystem", Level.WARN, "copy", file("/var/lib/condor/stageout", seen_file(device=2))),
@@ -299,14 +299,14 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     (
         "spool-filesystem",
         Level.WARN,
-        "a copy (12 in the last hour, 3.0 GB in 9.5 s)",
+        "a copy (12 in the last hour, 3.2 GB in 9.5 s)",
         manager(HandoffsCopied=12, HandoffBytesCopied=3 * GB, HandoffCopyMs=9500),
     ),
     ("spool-owner", Level.FAIL, "belongs to uid 7", file("/var/lib/condor/stageout", seen_file(uid=7))),
     ("spool-owner", Level.FAIL, "mode 0777", file("/var/lib/condor/stageout", seen_file(mode=0o777))),
     ("space", Level.FAIL, "above the disk", values(STAGEOUT_SPOOL_QUOTA_MB="999999999")),
     ("space", Level.WARN, "RESERVED_DISK 0 B", values(RESERVED_DISK="0")),
-    ("space", Level.WARN, "RESERVED_DISK 10.0 GB", values(STAGEOUT_SPOOL_QUOTA_MB="0")),
+    ("space", Level.WARN, "RESERVED_DISK 10.7 GB", values(STAGEOUT_SPOOL_QUOTA_MB="0")),
     ("space", Level.WARN, "before the quota is", has(total_free=(100 * GB, GB))),
     ("encryption", Level.WARN, "not taken over", values(ENCRYPT_EXECUTE_DIRECTORY="True")),
     ("manager", Level.FAIL, "no sandbox manager listens", has(manager=FileNotFoundError(2, "", "x"))),
@@ -611,7 +611,7 @@ def test_no_fault_of_the_system_ends_the_doctor() -> None:
 def test_a_planned_restart_with_output_at_risk() -> None:
     machine = Fake(manager=ClassAd({"Manager": "m", "Uid": 0, "BytesAtRisk": 5 * GB}))
     (found,) = [item for item in examine(machine) if item.name == "restart-risk"]
-    assert found.level is Level.OK and "5.0 GB" in found.text
+    assert found.level is Level.OK and "5.4 GB" in found.text
     machine.files["/run/systemd/shutdown/scheduled"] = seen_file()
     (found,) = [item for item in examine(machine) if item.name == "restart-risk"]
     assert found.level is Level.WARN and "a shutdown is scheduled" in found.text and "drain" in found.remedy

@@ -125,7 +125,7 @@ def test_scanning_stops_where_older_records_begin(site: Any, monkeypatch: pytest
 def test_the_table(site: Any) -> None:
     lines = site("-allusers", "-files")[1].splitlines()
     assert lines[0].split() == ["JOB", "OWNER", "STATE", "SIZE", "TOOK", "ENDED", "FILE", "TO", "ERROR"]
-    assert lines[1].split()[:5] == ["1.0", "alice", "delivered", "1.0", "KB"]
+    assert lines[1].split()[:5] == ["1.0", "alice", "delivered", "1.0", "kB"]
     assert lines[6].split()[:3] == ["6.0", "alice", "failed"]
     assert "403: no way" in lines[6]
 
@@ -178,7 +178,7 @@ def test_a_duration_is_known_only_of_what_arrived() -> None:
 def test_totals_as_a_table(site: Any) -> None:
     lines = site("-totals", "owner")[1].splitlines()
     assert lines[0].split() == ["DELIVERED", "SIZE", "UNDELIVERED", "MEDIAN", "95%", "OWNER"]
-    assert lines[1].split() == ["45", "26.4", "KB", "1", "5s", "5s", "alice"]
+    assert lines[1].split() == ["45", "27.0", "kB", "1", "5s", "5s", "alice"]
 
 
 @pytest.mark.parametrize(

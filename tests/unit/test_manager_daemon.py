@@ -296,7 +296,7 @@ def test_a_full_spool_stops_new_jobs_until_there_is_room(site: Site, monkeypatch
                 return bool(answer["metrics"]["StageOutAccept"])
 
             for megabytes, expected in ((89, True), (91, False), (75, False), (69, True), (75, True)):
-                used["bytes"] = megabytes << 20
+                used["bytes"] = megabytes * 10**6
                 assert await accepting() is expected, megabytes
 
     run(story())
