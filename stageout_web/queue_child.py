@@ -53,7 +53,7 @@ def _request(question: dict[str, Any]) -> dict[str, Any]:
     import htcondor2
 
     job = f"ClusterId == {int(question['cluster'])} && ProcId == {int(question['proc'])}"
-    run, user = f"NumShadowStarts == {int(question['run'])}", f"User == {quote(question['user'])}"
+    run, user = f"NumShadowStarts == {int(question['run'])}", f"User =?= {quote(question['user'])}"
     free = f"{job} && {run} && {user} && StageOutRequest is undefined"
     own = getattr(htcondor2, "HTCondorException", RuntimeError)  # HTCondor 23 has none
     schedd = htcondor2.Schedd()

@@ -133,6 +133,10 @@ class Rights:
         return bool(reader) and (reader in self.operators or (self.owners and bool(user) and reader == user))
 
 
+NOBODY = Rights()
+"""Rights of a page that changes nothing."""
+
+
 class Server:
     """The application.
 
@@ -150,7 +154,7 @@ class Server:
         most_streams: int = 100,
         pool: str = "",
         names: Iterable[str] = (),
-        rights: Rights = Rights(),
+        rights: Rights = NOBODY,
     ) -> None:
         self.rights = rights
         self._state, self.readers, self._base, self._pool = state, readers, base.rstrip("/"), pool
