@@ -31,12 +31,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "history": ("stageout.cli.history", "show jobs that have left the queue, with the end of their output"),
     "explain": ("stageout.cli.explain", "explain how output will be delivered, before the job is submitted"),
     "check": ("stageout.cli.check", "try a destination: write, read and delete a small file"),
-    "completion": ("stageout.cli.completion", "print the completion script for a shell"),
+    "estimate": ("stageout.cli.estimate", "estimate streams, rate and duration of a transfer"),
+    "profile": ("stageout.cli.profile", "measure rate, CPU and memory of a server"),
     "doctor": ("stageout.cli.doctor.report", "check the installation and print what to correct"),
     "wrap": ("stageout.cli.wrap", "make a front end that adds the hand-off to another plugin"),
     "plugin": ("stageout.cli.plugin_new", "write a new transfer plugin from a template"),
-    "estimate": ("stageout.cli.estimate", "estimate streams, rate and duration of a transfer"),
-    "profile": ("stageout.cli.profile", "measure rate, CPU and memory of a server"),
     "put": ("stageout.overlay.cli.put", "send files to a router of the overlay"),
     "ask": ("stageout.overlay.cli.ask", "ask a custodian of the overlay for the state of a file"),
     "get": ("stageout.overlay.cli.get", "fetch a file from a router of the overlay"),
@@ -49,7 +48,33 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lot": ("stageout.overlay.cli.lot", "reserve space at a router of the overlay"),
     "routes": ("stageout.overlay.cli.routes", "show links and routes between routers of the overlay"),
     "capability": ("stageout.overlay.cli.capability", "make a capability for the overlay"),
+    "completion": ("stageout.cli.completion", "print the completion script for a shell"),
 }
+
+
+#: Heading in the help -> first command below it.
+_GROUPS = {
+    "Follow and control deliveries:": "status",
+    "Before you submit:": "explain",
+    "Administrators and authors of plugins:": "doctor",
+    "Routers of the overlay:": "put",
+    "About this command:": "completion",
+}
+
+
+class _GroupedHelp(argparse.RawDescriptionHelpFormatter):
+    """Help that lists commands below headings."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if not isinstance(action, argparse._SubParsersAction):
+            return super()._format_action(action)
+        headings = {first: heading for heading, first in _GROUPS.items()}
+        lines: list[str] = []
+        for one in action._get_subactions():
+            if one.dest in headings:
+                lines.append(f"{'' if not lines else chr(10)}{headings[one.dest]}\n")
+            lines.append(super()._format_action(one))
+        return "".join(lines)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -90,7 +115,7 @@ def build_parser(word: str | None = None) -> argparse.ArgumentParser:
     :param word: the command that is called: no other is loaded. Where there is none of that name, none is: they have
         names and short help only.
     """
-    parser = _Parser(prog="stageout", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _Parser(prog="stageout", description=_DESCRIPTION, formatter_class=_GroupedHelp)
     parser.add_argument("--version", action="version", version=f"stageout {stageout.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=_Parser)
     for name in [word] if word in COMMANDS else COMMANDS:

@@ -28,6 +28,11 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]|\x1b")
 #: Words for files in custody of routers, by whether it is their only copy.
 _HELD = {True: "only copy", False: "copies"}
 _ENDED = frozenset(state.value for state in ENDS)
+#: Words of :func:`state_word` beside those of the state table.
+OTHER_STATES = frozenset(
+    {"removed", "synchronous", UNREPORTED, "node silent", "paused", "waiting for the server"}
+    | {_SECOND_WORD.sub(" ", word).lower() for word in STATUS_WORDS.values()}
+)
 _HOSTS_SHOWN = 3
 _RED, _GREEN, _YELLOW = "31", "32", "33"
 #: Colours of words in the column STATE, those of owners and those of the ledger.

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from stageout.cli.exits import Unavailable, UsageError
 from stageout.cli.jobs import Job, JobId
 from stageout.cli.outputs import outputs_of
-from stageout.cli.rows import merge
+from stageout.cli.rows import Row, merge
 from stageout.cli.servers import server_of
 from stageout.cli.whose import whose_jobs
 from stageout.core.states import ENDS, State
-from stageout.wire.custody import Report
+from stageout.wire.custody import FileReport, Report
 
 if TYPE_CHECKING:
     from stageout.cli.condor import Pool, Queue
@@ -25,10 +25,15 @@ _ENDED = frozenset(state.value for state in ENDS) - {State.FAILED.value}
 def add_selection(command: argparse.ArgumentParser) -> None:
     """Add the ways to choose many jobs."""
     command.add_argument(
-        "-constraint", "--constraint", metavar="EXPR", help="choose your jobs in stage-out for which EXPR is true"
-    )
-    command.add_argument(
         "--destination", metavar="HOST", help="choose your jobs with output that waits for this server"
+    )
+    add_choice(command)
+
+
+def add_choice(command: argparse.ArgumentParser) -> None:
+    """Add the ways to choose among the jobs in stage-out, and to see the choice only."""
+    command.add_argument(
+        "-constraint", "--constraint", metavar="EXPR", help="choose your jobs in stage-out for which EXPR is true"
     )
     command.add_argument("-a", "--all", dest="all_users", action="store_true", help="choose from the jobs of all users")
     command.add_argument("--dry-run", action="store_true", help="show the jobs, and ask for nothing")
@@ -37,25 +42,25 @@ def add_selection(command: argparse.ArgumentParser) -> None:
 def is_selection(options: argparse.Namespace) -> bool:
     """Tell whether jobs are chosen.
 
-    :raises UsageError: they are named as well, or neither; or ``--destination`` names no server.
+    :raises UsageError: they are named as well, or neither.
     """
     chosen = options.constraint is not None or options.destination is not None
     if chosen == bool(options.jobs):
         raise UsageError("name jobs, or choose them with -constraint or --destination; not both")
     if options.all_users and not chosen:
         raise UsageError("--all needs -constraint or --destination")
-    if options.destination is not None and not server_of(_as_url(options.destination)).host:
-        names = "HOST, HOST:PORT, [IPv6 ADDRESS]:PORT or SCHEME://HOST"
-        raise UsageError(f"--destination '{options.destination}' names no server: write {names}")
     return chosen
 
 
 def selected(queue: Queue, pool: Pool, options: argparse.Namespace) -> list[Job]:
     """Return the jobs in stage-out that the options choose, in the order of their ids.
 
-    :raises UsageError: the expression is none, or root does not say whose jobs.
+    :raises UsageError: the expression is none, no server is named, or root does not say whose jobs.
     :raises Unavailable: the schedd or the collector does not answer.
     """
+    if options.destination is not None and not server_of(_as_url(options.destination)).host:
+        names = "HOST, HOST:PORT, [IPv6 ADDRESS]:PORT or SCHEME://HOST"
+        raise UsageError(f"'{options.destination}' names no server: write {names}")
     if os.geteuid() == 0 and not options.all_users:
         raise UsageError("root: add --all for the jobs of all users")
     owner = None if options.all_users else whose_jobs()
@@ -63,11 +68,11 @@ def selected(queue: Queue, pool: Pool, options: argparse.Namespace) -> list[Job]
     jobs = [job for job, _ in found]
     if options.destination is not None and jobs:
         outputs = {job.id: [one.url for one in outputs_of(ad)] for job, ad in found}
-        jobs = _for_server(jobs, outputs, _reports(jobs, pool), options.destination)
+        jobs = _for_server(jobs, outputs, reports_on(jobs, pool), options.destination)
     return sorted(jobs, key=lambda job: job.id)
 
 
-def _reports(jobs: Iterable[Job], pool: Pool) -> list[Report]:
+def reports_on(jobs: Iterable[Job], pool: Pool) -> list[Report]:
     """Return the managers' reports on these jobs; none when the collector does not answer: the jobs' ads then count."""
     managers = {name for job in jobs for name in job.manager.split(",")}
     try:
@@ -83,10 +88,15 @@ def _for_server(jobs: list[Job], outputs: Mapping[JobId, list[str]], reports: li
     """
     waiting = {}
     for row in merge(jobs, reports):
-        urls = [file.url for file in row.files if file.state not in _ENDED]
+        urls = [file.url for file in waiting_files(row)]
         if urls and len(urls) >= row.files_left:
             waiting[row.job] = urls
     return [job for job in jobs if any(is_at(url, host) for url in waiting.get(str(job.id)) or outputs[job.id])]
+
+
+def waiting_files(row: Row) -> list[FileReport]:
+    """Return the files of a job that wait, move or have failed, as far as they are known."""
+    return [file for file in row.files if file.state not in _ENDED]
 
 
 def is_at(url: str, host: str) -> bool:

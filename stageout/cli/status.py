@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, NamedTuple
 
 from stageout.cli import render
@@ -27,9 +28,11 @@ from stageout.cli.rows import (
     needs_node,
     rows_of_report,
 )
+from stageout.cli.selection import is_at, waiting_files
 from stageout.cli.whose import whose_jobs as whose_jobs
 from stageout.cli.why import Why, why
 from stageout.core.classads import ClassAd
+from stageout.core.states import PLAIN, State
 from stageout.wire.custody import JobKey
 
 if TYPE_CHECKING:
@@ -46,7 +49,7 @@ class Snapshot(NamedTuple):
     :param agent_heard_at: time of the schedd agent's last ad (wall clock, seconds), 0: the collector has none; None:
         it was not looked up, because no output waits.
     :param is_whole: False: other users may have more on this node. :param destinations: of the output of these rows.
-    :param is_of_all: the rows are those of all users.
+    :param is_of_all: the rows are those of all users. :param if_none: what to say if there is no row.
     """
 
     rows: list[Row]
@@ -56,6 +59,7 @@ class Snapshot(NamedTuple):
     is_whole: bool = True
     destinations: tuple[Destination, ...] = ()
     is_of_all: bool = False
+    if_none: str = "No output is in stage-out."
 
 
 DESCRIPTION = """\
@@ -74,6 +78,26 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--watch", action="store_true", help="refresh every 2 s until all output is delivered, or until Ctrl-C"
     )
+    which = command.add_argument_group("jobs to show")
+    which.add_argument(
+        "--state",
+        metavar="WORD",
+        action="append",
+        type=_state,
+        help="only those in this state, such as failed; repeatable",
+    )
+    which.add_argument("--destination", metavar="HOST", help="only those with files that wait for this server")
+    which.add_argument("--owner", metavar="USER", help="only those of this user")
+    command.add_argument(
+        "-af",
+        "-autoformat",
+        "--af",
+        "--autoformat",
+        metavar="FIELD",
+        dest="autoformat",
+        nargs="+",
+        help="print only these fields of --json, one line for each job",
+    )
     command.add_argument("--node", action="store_true", help="ask this machine's sandbox manager instead of a schedd")
     command.add_argument(
         "--empty", action="store_true", help="with --node: end with status 1 while the node is needed, else with 0"
@@ -83,9 +107,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show the status once, or again and again with --watch."""
-    if options.empty and (not options.node or options.watch or options.jobs):
-        raise UsageError("--empty goes with --node, without --watch and without JOB")
-    look = _node_look(options) if options.node else _queue_look(options)
+    if options.empty and (not options.node or options.watch or options.jobs or _is_filtered(options)):
+        raise UsageError("--empty goes with --node, without --watch, JOB and a choice of jobs")
+    _check_formats(options)
+    look = _filtered(_node_look(options) if options.node else _queue_look(options), options)
     show = _shower(options)
     if options.watch:
         return _watch(look, show, live=sys.stdout.isatty() and not options.json)
@@ -97,12 +122,59 @@ def run(options: argparse.Namespace) -> int:
     return Exit.FAILED if options.empty and snapshot.rows else Exit.OK
 
 
+def _state(text: str) -> str:
+    """Read a state. :raises argparse.ArgumentTypeError: it is none, with those that are."""
+    words = {*PLAIN.values(), *(state.value.lower() for state in State), *render.OTHER_STATES}
+    if text.lower() not in words:
+        known = ", ".join(sorted({*PLAIN.values(), *render.OTHER_STATES}))
+        raise argparse.ArgumentTypeError(f"{text!r} is no state; they are {known}")
+    return text.lower()
+
+
+def _check_formats(options: argparse.Namespace) -> None:
+    """:raises UsageError: a field is none, or two formats are asked for."""
+    if not options.autoformat:
+        return
+    if options.json:
+        raise UsageError("-af and --json are two formats: give one of them")
+    known = [field.name for field in fields(Row)]
+    for name in options.autoformat:
+        if name not in known:
+            raise UsageError(f"{name} is no field of a job; they are {', '.join(known)}")
+
+
+def _is_filtered(options: argparse.Namespace) -> bool:
+    return bool(options.state or options.destination or options.owner)
+
+
+def _filtered(look: Callable[[], Snapshot], options: argparse.Namespace) -> Callable[[], Snapshot]:
+    """Look, and keep the rows that the options choose."""
+    if not _is_filtered(options):
+        return look
+
+    def chosen() -> Snapshot:
+        seen = look()
+        rows = [row for row in seen.rows if _is_chosen(row, options)]
+        return seen._replace(rows=rows, is_whole=False, is_of_all=False, if_none="No such output is in stage-out.")
+
+    return chosen
+
+
+def _is_chosen(row: Row, options: argparse.Namespace) -> bool:
+    words = {render.state_word(row), render.state_word(row, ledger=True).lower()}
+    return (
+        (not options.state or bool(words & set(options.state)))
+        and (not options.owner or row.owner == options.owner)
+        and (not options.destination or any(is_at(file.url, options.destination) for file in waiting_files(row)))
+    )
+
+
 def _queue_look(options: argparse.Namespace) -> Callable[[], Snapshot]:
     from stageout.cli.condor import Pool, Queue
 
     wanted = parse_job_ids(options.jobs)
     queue, pool = Queue(options.name, options.pool), Pool(options.pool)
-    owner = None if options.all_users else whose_jobs()
+    owner = options.owner or (None if options.all_users else whose_jobs())
     causes: dict[tuple[JobId, int], Why] = {}  # of runs that have ended: they do not change while one watches
     return lambda: look(queue, pool, wanted, owner, causes)
 
@@ -239,6 +311,10 @@ def _is_wanted(row: Row, wanted: list[JobId]) -> bool:
 
 
 def _shower(options: argparse.Namespace) -> Callable[[Snapshot], list[str]]:
+    if options.autoformat:
+        return lambda seen: [
+            " ".join(_formatted(getattr(row, name)) for name in options.autoformat) for row in seen.rows
+        ]
     if options.json:
         return lambda seen: [
             json.dumps(
@@ -250,6 +326,15 @@ def _shower(options: argparse.Namespace) -> Callable[[Snapshot], list[str]]:
     live = options.watch and sys.stdout.isatty()
     colour = render.wants_colours(sys.stdout)
     return lambda seen: lines(seen, time.time(), terminal_width(), in_detail, live, colour)
+
+
+def _formatted(value: object) -> str:
+    """Return a field's value as ``condor_q -af`` prints values; lists as JSON."""
+    if value is None:
+        return "undefined"
+    if isinstance(value, tuple):
+        return json.dumps([asdict(one) for one in value])
+    return str(value).lower() if isinstance(value, bool) else render.clean(str(value))
 
 
 def terminal_width() -> int:
@@ -279,7 +364,7 @@ def lines(
 def _body(seen: Snapshot, now: float, width: int, in_detail: bool, live: bool, colour: bool) -> list[str]:
     of_node = seen.streams is not None
     if not seen.rows:
-        return [_nothing(seen.is_whole) if of_node else "No output is in stage-out."]
+        return [_nothing(seen.is_whole) if of_node else seen.if_none]
     if live:
         return render.progress_lines(seen.rows, now, width)
     if not in_detail or len(seen.rows) > 20:

@@ -72,3 +72,28 @@ def test_output_that_waits_for_a_server_that_is_down_goes_elsewhere(places: tupl
     assert (past["StageOutState"], past["NumShadowStarts"]) == ("Delivered", 1)
     for name in ("out1", "out2"):
         _check(site, new, job, name, f"late/{job}/{name}")
+
+
+def test_all_jobs_of_a_server_go_elsewhere_at_once(places: tuple[Site, Destination]) -> None:
+    """Each file keeps its path below the new URL."""
+    site, new = places
+    site.destination.be_well()
+    site.destination.refuse("no such project")
+    jobs = [site.submit() for _ in range(2)]
+    for job in jobs:
+        site.pool.wait_status(job, "Held", timeout_s=90)
+    failed = site.stageout("status", "--state", "failed", "-af", "job", "owner").stdout.split("\n")
+    assert sorted(filter(None, failed)) == sorted(f"{job} alice" for job in jobs)
+    servers = ("--server", site.destination.url(""), new.url("moved"))
+    shown = site.stageout("redirect", *servers, "--dry-run").stdout
+    assert all(f"{job}  all files that wait  {new.url('moved')}" in shown for job in jobs), shown
+    told = site.stageout("redirect", *servers).stdout
+    assert told.count("redirect accepted") == 2, told
+    for job in jobs:
+        past = site.wait_left(job)
+        assert (past["StageOutState"], past["NumShadowStarts"]) == ("Delivered", 1)
+        old = [one["TransferUrl"] for one in site.wait_recorded(job, 2)]
+        assert all(url.startswith(new.url("moved/")) for url in old), old
+        for name, url in zip(("out1", "out2"), sorted(old)):
+            _check(site, new, job, name, url.partition("/moved/")[2] and f"moved/{url.partition('/moved/')[2]}")
+    site.destination.accept()

@@ -109,7 +109,7 @@ def test_without_a_key_it_says_whom_to_ask(tmp_path: Path) -> None:
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     text = capsys.readouterr().out
-    assert all(f"\n    {command} " in text for command in COMMANDS)
+    assert all(f"\n  {command} " in text for command in COMMANDS)
     assert main(["help"]) == 0
 
 

@@ -56,7 +56,7 @@ def test_jobs_are_named_or_chosen(words: list[str]) -> None:
 @pytest.mark.parametrize("host", ["", "/", "h.org:44x", "2001:db8::1", "davs://", "davs:///a"])
 def test_words_that_name_no_server_are_refused(host: str) -> None:
     with pytest.raises(UsageError, match="names no server"):
-        is_selection(options("--destination", host))
+        Site(2).choose("--destination", host)
 
 
 @pytest.fixture(autouse=True)

@@ -705,6 +705,51 @@ def test_only_those_who_see_all_output_may_ask_whether_a_node_is_empty(monkeypat
         assert on_node(monkeypatch, words=words)[0] == 64
 
 
+def _file(name: str, url: str, state: str = "RetryWait") -> FileReport:
+    return FileReport(name, url, 1, state)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("--state failed", ["31.0"]),
+        ("--state Failed --state paused", ["31.0", "32.0"]),
+        ("--owner bob@x", ["32.0"]),
+        ("--destination b.org", ["31.0"]),
+        ("--destination davs://a.org", ["30.0"]),
+        ("--destination a.org --state failed", []),
+        ("--state idle", []),
+    ],
+)
+def test_rows_are_chosen(words: str, shown: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delivered files wait for no server."""
+    delivered = _file("g", "davs://b.org/g", "Delivered")
+    boxes = [
+        box(job="ap#30.0#1", files=(_file("f", "davs://a.org/d/f"), delivered)),
+        box(job="ap#31.0#1", state="Failed", files=(_file("f", "davs://b.org/d/f", "Failed"),)),
+        box(job="ap#32.0#1", owner="bob@x", paused=1),
+    ]
+    status, text = on_node(monkeypatch, *boxes, words=f"--node {words} -af job")
+    assert (status, text.split()) == (0, shown)
+
+
+def test_a_choice_without_a_row_is_no_empty_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, text = on_node(monkeypatch, box(), words="--node --state idle")
+    assert (status, text.splitlines()[-1]) == (0, "None of your output waits here.")
+    assert on_node(monkeypatch, words="--node --empty --owner bob")[0] == 64
+
+
+def test_fields_are_printed_as_condor_q_prints_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields_wanted = "job state bytes_left paused eta_low_s reason"
+    status, text = on_node(monkeypatch, box(reason="507\x1b[2J from dest"), words=f"--node -af {fields_wanted}")
+    assert status == 0 and re.fullmatch(r"12\.0 RetryWait 1000000 false (undefined|\d+) 507 .*from dest\n", text), text
+    assert "\x1b" not in text
+    for words in ("--node -af nothing", "--node -af job --json"):
+        assert on_node(monkeypatch, words=words)[0] == 64
+    with pytest.raises(SystemExit, match="64"):
+        on_node(monkeypatch, words="--node --state nothing")
+
+
 DELIVERED = {"StageOutState": "Delivered", "StageOutRun": 1}
 
 
