@@ -36,6 +36,7 @@ from sandbox_manager.scheduling.own_lease import OwnLease
 from sandbox_manager.scheduling.policy_client import PolicyClient, address_of
 from sandbox_manager.transfer.front_ends import FrontEnds
 from sandbox_manager.transfer.handover import METHOD
+from sandbox_manager.transfer.stored_answers import StoredAnswers
 from stageout.core import daemon, log
 from stageout.core.clock import Clock, SystemClock
 from stageout.core.config import ConfigError, Settings, checked_path
@@ -95,7 +96,8 @@ class Daemon:
             raise ConfigError("EXECUTE is not set; a sandbox manager runs where jobs run")
         execute = Path(checked_path("EXECUTE", settings.condor("EXECUTE")))
         self.spool = Spool(spool_directory(settings), execute)
-        self._table, self._missing, self._front_ends = PluginsTable(), MissingPluginAlert(), FrontEnds()
+        self._table, self._missing = PluginsTable(), MissingPluginAlert()
+        self._front_ends, self._answers = FrontEnds(), StoredAnswers()
         self._keys = AgentKeys(dependencies.clock, read_listed(settings.text("STAGEOUT_AGENT_KEYS")))
         self._agents = AgentTable(dependencies.clock, settings.number("STAGEOUT_AGENT_TIMEOUT"), self._keys.claimed)
         self._stop = asyncio.Event()
@@ -265,6 +267,7 @@ class Daemon:
         self._agents.timeout_s = timeout_s
         self._settings, self._rules, self._keys.listed = settings, rules, listed
         self._front_ends.forget()
+        self._answers.forget()
         if self._pipeline is not None:
             self._pipeline.new_rules(rules)
             if self._own_lease is not None:
@@ -283,6 +286,7 @@ class Daemon:
 
     def _ask_plugins(self, paths: list[str]) -> None:
         self._front_ends.renew(paths)
+        self._answers.renew(paths)
         self._table.load(paths)
 
     def _tell_missing(self, pipeline: Pipeline) -> None:

@@ -111,6 +111,7 @@ ATTRIBUTES: dict[str, tuple[str, str, str]] = {
     "StageOutBatchFiles": ("plugin", "integer", "Most files that the plugin wants in one call."),
     "StageOutConcurrency": ("plugin", "boolean", "The plugin obeys `STAGEOUT_CONCURRENCY`, the number of files that may move at once."),
     "StageOutInParts": ("plugin", "string", "URL schemes whose uploads the plugin can send over several streams."),
+    "StageOutSources": ("plugin", "string", "Files on which the answer depends, only in the answer to `-classad -sources`."),
     "StageOutSplitsDownloads": ("plugin", "string", "URL schemes whose downloads the plugin can fetch over several streams."),
     "StageOutDeletes": ("plugin", "string", "URL schemes whose files the plugin can delete (`-delete`), for `stageout check`."),
     # The result ads of a plugin, and its input.
@@ -234,6 +235,7 @@ EVENTS: dict[str, str] = {
     "plugin-not-found": "A plugin of `FILETRANSFER_PLUGINS` does not exist. Correct the list.",
     "plugin-kill-failed": "A plugin left a process that could not be killed; a file may arrive twice. `stageout doctor` names it.",
     "front-end-renewal-failed": "The front end of a plugin that has changed could not be renewed. Run `stageout wrap` for that plugin as root.",
+    "plugin-answer-not-stored": "A plugin's answer to `-classad` could not be stored beside the plugin. HTCondor's question then starts Python for each job. Let only root write to the plugin's directory.",
     "streams-granted": "The policy service granted another number of streams for a server.",
     "streams-released": "Streams were given back to the policy service.",
     "streams-release-failed": "Streams could not be given back. Their lease ends by itself.",

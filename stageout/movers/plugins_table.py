@@ -115,10 +115,16 @@ def ask(path: str, as_itself: bool = False) -> Plugin | None:
         return None
 
 
-def printed(path: str, as_itself: bool = False, environment: Mapping[str, str] = os.environ) -> str:
+def printed(
+    path: str,
+    as_itself: bool = False,
+    environment: Mapping[str, str] = os.environ,
+    arguments: Sequence[str] = ("-classad",),
+) -> str:
     """Return the answer that a plugin prints for ``-classad``. Blocks up to 20 s.
 
     :param as_itself: by this process's user. :param environment: its own, but for HTCondor's variables.
+    :param arguments: other ones for the plugin.
     :raises OSError: it cannot be started. :raises subprocess.TimeoutExpired: it does not end.
     """
     uid, gid = (os.geteuid(), os.getegid()) if as_itself else _unprivileged()
@@ -127,7 +133,7 @@ def printed(path: str, as_itself: bool = False, environment: Mapping[str, str] =
     if "CONDOR_CONFIG" in environment:
         passed["CONDOR_CONFIG"] = environment["CONDOR_CONFIG"]
     done = subprocess.run(
-        [*shim, path, "-classad"],
+        [*shim, path, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -29,10 +29,10 @@ def run(abilities: Abilities, protocol: str) -> NoReturn:
     :param protocol: ``"module:Class"``, a TransferProtocol or BatchProtocol of :mod:`stageout.plugin.api`; loaded only
         when a file has to be moved here and now (``"__main__:Class"`` for a class in the executable itself).
     """
-    if sys.argv[1:] == ["-classad"]:
+    if sys.argv[1:] in (["-classad"], ["-classad", "-sources"]):
         from stageout.plugin.query import answer
 
-        status = answer(abilities)
+        status = answer(abilities, "-sources" in sys.argv)
     elif sys.argv[1:] == ["--version"]:
         print(sys.argv[0].rpartition("/")[2], abilities.version)
         status = 0

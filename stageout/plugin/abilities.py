@@ -31,6 +31,7 @@ class Abilities:
     :param deletes: those of the methods for which the plugin deletes files (``-delete``).
     :param one_status: HTCondor's own plugin for these methods has the exit status 1 for every failure. The status 11,
         for failures that may pass, is then kept for access points that read it.
+    :param reads: files, beside the modules, on which this declaration depends.
     :raises ValueError: for a declaration that HTCondor would misread.
     """
 
@@ -47,6 +48,7 @@ class Abilities:
         "one_status",
         "parallel",
         "proxy_methods",
+        "reads",
         "startd_attributes",
         "upload",
         "verifies",
@@ -71,6 +73,7 @@ class Abilities:
         multi_stream_downloads: tuple[str, ...] = (),
         deletes: tuple[str, ...] = (),
         one_status: bool = False,
+        reads: tuple[str, ...] = (),
     ) -> None:
         self.methods = methods
         self.version = version
@@ -88,6 +91,7 @@ class Abilities:
         self.multi_stream_methods = multi_stream_methods
         self.deletes = deletes
         self.one_status = one_status
+        self.reads = reads
         self._check()
 
     def _check(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from stageout.core.classads import unparse_old
 from stageout.plugin.abilities import Abilities
@@ -40,7 +41,23 @@ def query_ad(abilities: Abilities) -> dict[str, object]:
     return ad
 
 
-def answer(abilities: Abilities) -> int:
-    """Print the ad and return the exit status."""
-    os.write(_STDOUT, unparse_old(query_ad(abilities)).encode())
+def answer(abilities: Abilities, sources: bool = False) -> int:
+    """Print the ad and return the exit status.
+
+    :param sources: add the files on which the ad depends (:mod:`stageout.core.stored_answer`).
+    """
+    ad = query_ad(abilities)
+    if sources:
+        ad["StageOutSources"] = " ".join(_sources(abilities))
+    os.write(_STDOUT, unparse_old(ad).encode("utf-8", "surrogateescape"))
     return 0
+
+
+def _sources(abilities: Abilities) -> list[str]:
+    """The interpreter, what chooses it, all modules beside the interpreter's own, and what the abilities name."""
+    own = os.path.dirname(os.__file__) + "/"  # noqa: PTH120 - pathlib is not worth its import time here
+    files = {getattr(module, "__file__", None) for name, module in sys.modules.items() if name != "__main__"}
+    modules = {path for path in files if path and ("-packages/" in path or not path.startswith(own))}
+    command = os.path.join(os.path.dirname(sys.argv[0]), "stageout")  # noqa: PTH118, PTH120
+    chosen = [command] if os.path.exists(command) else []  # noqa: PTH110
+    return sorted({sys.executable, *chosen, *modules, *abilities.reads})

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from stageout import __version__
+from stageout.core import stored_answer
 from tests.polling import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,6 +71,26 @@ def test_it_is_what_it_is_called(pyz: Path, tmp_path: Path) -> None:
     for wrong in ([], ["nothing"], ["../etc/passwd"], [".."]):
         refused = call([pyz, *wrong])
         assert (refused.returncode, "PROGRAM" in refused.stderr) == (2, True), wrong
+
+
+def test_a_link_prints_the_stored_answer_without_python(pyz: Path, tmp_path: Path) -> None:
+    links = tmp_path / "bin"
+    assert call([pyz, "links", links]).returncode == 0
+    plugin = links / "stageout_curl_plugin"
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.defpath}"}
+
+    def ask(path: str, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
+        return subprocess.run([path, *arguments], env=variables, capture_output=True, text=True, check=True).stdout
+
+    python = ask(str(plugin), ["-classad"], environment)
+    assert python == call([plugin, "-classad"]).stdout != ""
+    stored_answer.write(plugin, environment, ask)
+    answer = stored_answer.path_of(plugin)
+    answer.write_text(answer.read_text().replace('Version = "', 'Version = "stored'))
+    assert ask(str(plugin), ["-classad"], environment) == python.replace('Version = "', 'Version = "stored')
+    (module,) = unpacked(pyz)[0].rglob("stageout/plugin/query.py")
+    os.utime(module)
+    assert ask(str(plugin), ["-classad"], environment) == python
 
 
 def test_the_plugin_in_it_moves_files(pyz: Path, tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ _DEATH = re.compile(r"kill-(?:before|after)|Death|_dying|Crash")
 #: One file that is replaced as a whole (``durable.write_file``, tests/unit/test_durable.py), and nothing that must
 #: stand in an order to it: a death leaves the old one or the new one, and each is right.
 _REPLACED_AS_A_WHOLE = {
-    "agent-certificate", "capability-key", "credential-replace", "front-end", "overlay-lessor", "profile-store"
+    "agent-certificate", "capability-key", "credential-replace", "front-end", "overlay-lessor",
+    "plugin-answer", "profile-store",
 }  # fmt: skip
 
 

@@ -87,7 +87,7 @@ def _own_files(setup: configparser.ConfigParser) -> Iterator[tuple[str, bytes]]:
 
 
 def _write(output: Path, files: Mapping[str, Mapping[str, bytes]]) -> None:
-    """The archive, with an interpreter line before it. The same input makes the same file, byte for byte."""
+    """The archive, with shell before it. The same input makes the same file, byte for byte."""
     blobs = {_name(data): data for content in files.values() for data in content.values()}
     index = {tag: {path: _name(data) for path, data in sorted(content.items())} for tag, content in files.items()}
     manifest = json.dumps({"machine": MACHINE, "pythons": list(files), "files": index}, sort_keys=True).encode()
@@ -102,13 +102,20 @@ def _write(output: Path, files: Mapping[str, Mapping[str, bytes]]) -> None:
                 _add(archive, f"blobs/{name}", data)
         aside = output.with_name(f".{output.name}.new")
         with open(aside, "wb") as stream:
-            stream.write(b"#!/usr/bin/env python3\n")
+            stream.write(_head().encode())
             with zipfile.ZipFile(stream, "w") as archive:
                 _add(archive, "__main__.py", scripts["launcher.py"].replace("@BUILD@", build).encode())
                 _add(archive, "unpack.py", scripts["unpack.py"].encode())
                 _add(archive, "payload.zip", payload.read_bytes())
     aside.chmod(0o755)
     aside.replace(output)
+
+
+def _head() -> str:
+    """The beginning of plugins, up to the search for their interpreter: here it is that of the path."""
+    text = (ROOT / "plugins" / "stageout_curl_plugin").read_text()
+    answering = text[text.index("if [") : text.index("self=")]
+    return f'#!/bin/sh\n{answering}exec python3 "$0" "$@"\n'
 
 
 def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:

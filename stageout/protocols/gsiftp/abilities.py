@@ -21,6 +21,7 @@ def program_path(environment: Mapping[str, str]) -> str:
     return ""
 
 
+_FOUND = program_path(os.environ)
 _MISSING = f"{PROGRAM} is not installed on this node (Debian's package globus-gass-copy-progs has it)"
 ABILITIES = Abilities(
     methods=METHODS,
@@ -30,5 +31,6 @@ ABILITIES = Abilities(
     multi_stream_methods=METHODS,
     proxy_methods=("gsiftp",),
     multi_stream_downloads=METHODS,
-    missing_requirement="" if program_path(os.environ) else _MISSING,
+    missing_requirement="" if _FOUND else _MISSING,
+    reads=(_FOUND,) if _FOUND else (),
 )
