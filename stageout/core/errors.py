@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import enum
 import errno
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+
+TYPE_CHECKING = False  # known to type checkers by its name; typing itself is not worth its import time here
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
 
 class Advice(enum.Enum):
@@ -23,13 +26,16 @@ class Advice(enum.Enum):
     NEEDS_PERSON = "needs a person"
 
 
-class Row(NamedTuple):
+class Row:
     """One line of the table: HTCondor's ErrorType and FailureType, a stable number, and the advice."""
 
-    code: int
-    error_type: str
-    failure_type: str | None
-    advice: Advice
+    __slots__ = ("advice", "code", "error_type", "failure_type")
+
+    def __init__(self, code: int, error_type: str, failure_type: str | None, advice: Advice) -> None:
+        self.code = code
+        self.error_type = error_type
+        self.failure_type = failure_type
+        self.advice = advice
 
 
 class ErrorClass(enum.Enum):
@@ -150,7 +156,6 @@ OF_NODE = frozenset(
 SILENT = UNREACHABLE | {ErrorClass.TIMED_OUT, ErrorClass.STALLED, ErrorClass.DEADLINE}
 
 
-@dataclass
 class TransferFailure(Exception):
     """A transfer failed, and why. Raised by protocols, turned into result ads by the plugin framework.
 
@@ -164,13 +169,23 @@ class TransferFailure(Exception):
     :param connection_s: as in :class:`stageout.plugin.api.Outcome`.
     """
 
-    kind: ErrorClass
-    message: str
-    server: str = ""
-    retry_after_s: float | None = None
-    developer: dict[str, Any] = field(default_factory=dict)
-    intermediate: str = ""
-    connection_s: float = 0.0
+    def __init__(
+        self,
+        kind: ErrorClass,
+        message: str,
+        server: str = "",
+        retry_after_s: float | None = None,
+        developer: Mapping[str, Any] | None = None,
+        intermediate: str = "",
+        connection_s: float = 0.0,
+    ) -> None:
+        self.kind = kind
+        self.message = message
+        self.server = server
+        self.retry_after_s = retry_after_s
+        self.developer = dict(developer or {})
+        self.intermediate = intermediate
+        self.connection_s = connection_s
 
     def __str__(self) -> str:
         return self.message

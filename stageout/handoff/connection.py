@@ -61,7 +61,7 @@ class ManagerConnection:
         """The files go only to root, to the startd's user, or to ourselves, as whom the listener was started."""
         raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         listener = _CREDENTIALS.unpack(raw)[1]
-        if listener not in (0, os.geteuid(), os.stat(where.execute).st_uid):  # noqa: PTH116 - no pathlib
+        if listener not in (0, os.geteuid(), os.stat(where.execute).st_uid):
             whose = f"uid {listener}, which does not run HTCondor here"
             raise HandoffRefused(f"the socket of the sandbox manager belongs to {whose}", "NoManager")
 

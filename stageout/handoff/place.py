@@ -29,7 +29,7 @@ class Place:
         spool = os.environ.get("STAGEOUT_SPOOL") or _told(scratch) or f"{execute}/../stageout"
         if not spool.startswith("/"):
             raise ValueError(f"STAGEOUT_SPOOL = {spool}: write an absolute path into the configuration of the node")
-        self.run = os.path.join(spool, "run")  # noqa: PTH118
+        self.run = os.path.join(spool, "run")
 
 
 def _told(scratch: str) -> str:
@@ -53,7 +53,7 @@ def find(local_path: str) -> Place | None:
         execute = _execute_of(directory)
         if execute:
             place = Place(directory, execute)
-            return place if os.path.isdir(place.run) else None  # noqa: PTH112
+            return place if os.path.isdir(place.run) else None
     return None
 
 
@@ -61,11 +61,11 @@ def _candidates(local_path: str) -> Iterator[str]:
     yield os.path.realpath(".")
     job_ad = os.environ.get("_CONDOR_JOB_AD")
     if job_ad:
-        yield os.path.dirname(os.path.realpath(job_ad))  # noqa: PTH120
-    directory = os.path.dirname(os.path.realpath(local_path))  # noqa: PTH120
+        yield os.path.dirname(os.path.realpath(job_ad))
+    directory = os.path.dirname(os.path.realpath(local_path))
     while directory not in ("/", ""):
         yield directory
-        directory = os.path.dirname(directory)  # noqa: PTH120
+        directory = os.path.dirname(directory)
 
 
 def _execute_of(directory: str) -> str:

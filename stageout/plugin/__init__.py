@@ -37,6 +37,9 @@ def run(abilities: Abilities, protocol: str) -> NoReturn:
         print(sys.argv[0].rpartition("/")[2], abilities.version)
         status = 0
     else:
+        import gc
+
+        gc.disable()  # it looks at all that is imported, over and over; a transfer enables it
         from stageout.plugin.session import main
 
         status = main(abilities, protocol, sys.argv)

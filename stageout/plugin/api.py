@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Callable, Protocol
 
 from stageout.core.errors import ErrorClass, TransferFailure
@@ -13,7 +12,6 @@ from stageout.plugin.abilities import Abilities
 __all__ = ["Abilities", "BatchProtocol", "Context", "Outcome", "Request", "Transfer", "TransferProtocol"]
 
 
-@dataclass(frozen=True)
 class Request:
     """One file to move.
 
@@ -26,18 +24,18 @@ class Request:
         blanks), and a query in the middle stands at the end.
     """
 
-    url: str
-    local_path: str
-    index: int = 0
-    data: Mapping[str, Any] = field(default_factory=dict)
-    encoded_url: str = ""
+    __slots__ = ("data", "encoded_url", "index", "local_path", "url")
 
-    def __post_init__(self) -> None:
-        if not self.encoded_url:
-            object.__setattr__(self, "encoded_url", self.url)
+    def __init__(
+        self, url: str, local_path: str, index: int = 0, data: Mapping[str, Any] | None = None, encoded_url: str = ""
+    ) -> None:
+        self.url = url
+        self.local_path = local_path
+        self.index = index
+        self.data: Mapping[str, Any] = data or {}
+        self.encoded_url = encoded_url or url
 
 
-@dataclass
 class Outcome:
     """A transfer that succeeded.
 
@@ -50,12 +48,23 @@ class Outcome:
     :param developer: further facts for DeveloperData (scalars only, no secrets).
     """
 
-    size_bytes: int
-    transferred_bytes: int = 0
-    connection_s: float = 0.0
-    verified: str = ""
-    digests: dict[str, str] = field(default_factory=dict)
-    developer: dict[str, Any] = field(default_factory=dict)
+    __slots__ = ("connection_s", "developer", "digests", "size_bytes", "transferred_bytes", "verified")
+
+    def __init__(
+        self,
+        size_bytes: int,
+        transferred_bytes: int = 0,
+        connection_s: float = 0.0,
+        verified: str = "",
+        digests: dict[str, str] | None = None,
+        developer: dict[str, Any] | None = None,
+    ) -> None:
+        self.size_bytes = size_bytes
+        self.transferred_bytes = transferred_bytes
+        self.connection_s = connection_s
+        self.verified = verified
+        self.digests = {} if digests is None else digests
+        self.developer = {} if developer is None else developer
 
 
 class Context(Protocol):
@@ -134,16 +143,18 @@ class TransferProtocol(abc.ABC):
         """Called once after the last file."""
 
 
-@dataclass(frozen=True)
 class Transfer:
     """One file of a batch that moves as a whole.
 
     :param finish: called once with what became of the file, from any thread; further calls count for nothing.
     """
 
-    request: Request
-    context: Context
-    finish: Callable[[Outcome | TransferFailure], None]
+    __slots__ = ("context", "finish", "request")
+
+    def __init__(self, request: Request, context: Context, finish: Callable[[Outcome | TransferFailure], None]) -> None:
+        self.request = request
+        self.context = context
+        self.finish = finish
 
 
 class BatchProtocol(abc.ABC):

@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 from stageout.core.classad_parser import parse_old
@@ -101,7 +100,8 @@ class PluginEnvironment:
             text = f"no credentials came with this job; ask for them with use_oauth_services = {service}"
             raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, text)
         try:
-            content = (Path(folder) / f"{name}.use").read_text()
+            with open(f"{folder}/{name}.use") as stream:
+                content = stream.read()
         except (OSError, UnicodeDecodeError) as error:
             text = f"cannot read the credential {name}.use ({type(error).__name__}); check use_oauth_services"
             raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, text) from None
@@ -118,8 +118,11 @@ def credential_name(service: str, handle: str) -> str:
 
 
 def _read_ad(path: str) -> ClassAd:
+    if not path:
+        return ClassAd()
     try:
-        return parse_old(decode(Path(path).read_bytes())) if path else ClassAd()
+        with open(path, "rb") as stream:
+            return parse_old(decode(stream.read()))
     except OSError:
         return ClassAd()
 

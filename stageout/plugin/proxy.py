@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import MutableMapping
-from pathlib import Path
 
 _ATTRIBUTE = re.compile(r'^\s*x509userproxy\s*=\s*"([^"\\]+)"\s*$', re.IGNORECASE | re.MULTILINE)
 
@@ -21,10 +20,11 @@ def name_proxy(environment: MutableMapping[str, str]) -> None:
     if not path or "X509_USER_PROXY" in environment:
         return
     try:
-        found = _ATTRIBUTE.search(Path(path).read_text(errors="replace"))
+        with open(path, errors="replace") as stream:
+            found = _ATTRIBUTE.search(stream.read())
     except OSError:
         return
     if found is not None:
-        proxy = Path(path).with_name(os.path.basename(found[1]))  # noqa: PTH119 - what is no path names nothing
-        if proxy.is_file():
-            environment["X509_USER_PROXY"] = str(proxy)
+        proxy = os.path.join(os.path.dirname(path), os.path.basename(found[1]))  # what is no path names nothing
+        if os.path.isfile(proxy):
+            environment["X509_USER_PROXY"] = proxy

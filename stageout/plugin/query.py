@@ -55,9 +55,9 @@ def answer(abilities: Abilities, sources: bool = False) -> int:
 
 def _sources(abilities: Abilities) -> list[str]:
     """The interpreter, what chooses it, all modules beside the interpreter's own, and what the abilities name."""
-    own = os.path.dirname(os.__file__) + "/"  # noqa: PTH120 - pathlib is not worth its import time here
+    own = os.path.dirname(os.__file__) + "/"
     files = {getattr(module, "__file__", None) for name, module in sys.modules.items() if name != "__main__"}
     modules = {path for path in files if path and ("-packages/" in path or not path.startswith(own))}
-    command = os.path.join(os.path.dirname(sys.argv[0]), "stageout")  # noqa: PTH118, PTH120
-    chosen = [command] if os.path.exists(command) else []  # noqa: PTH110
+    command = os.path.join(os.path.dirname(sys.argv[0]), "stageout")
+    chosen = [command] if os.path.exists(command) else []
     return sorted({sys.executable, *chosen, *modules, *abilities.reads})

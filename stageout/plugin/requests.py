@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stageout.core.classad_parser import parse_ads
 from stageout.core.classads import ClassAd, ClassAdSyntaxError, decode
@@ -18,8 +16,7 @@ from stageout.plugin.urls import encode_url, is_url, safe_url, split_scheme
 USAGE = "usage: PLUGIN -classad, or -infile FILE -outfile FILE [-upload | -delete], or SOURCE DESTINATION"
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One call of the plugin.
 
     :param infile: "" in the single-file form. :param outfile: "" when results go to stdout.
@@ -36,7 +33,6 @@ class Call:
     problem: str = ""
 
 
-@dataclass(frozen=True)
 class Item:
     """One requested file.
 
@@ -45,12 +41,23 @@ class Item:
     :param given: ``PluginData`` and ``METHOD_PluginData`` as they came, for a hand-off.
     """
 
-    request: Request
-    file_name: str
-    method: str
-    shown_url: str
-    refused: TransferFailure | None = field(default=None, compare=False)
-    given: ClassAd = field(default_factory=ClassAd, compare=False)
+    __slots__ = ("file_name", "given", "method", "refused", "request", "shown_url")
+
+    def __init__(
+        self,
+        request: Request,
+        file_name: str,
+        method: str,
+        shown_url: str,
+        refused: TransferFailure | None = None,
+        given: ClassAd | None = None,
+    ) -> None:
+        self.request = request
+        self.file_name = file_name
+        self.method = method
+        self.shown_url = shown_url
+        self.refused = refused
+        self.given = ClassAd() if given is None else given
 
 
 def parse_arguments(arguments: list[str]) -> Call:
@@ -110,7 +117,7 @@ class Reader:
         data = _merged(given)
         destination = self._base(url, data)
         encoded = encode_url(url, destination)
-        request = Request(url, os.path.join(os.getcwd(), file_name), index, data, encoded)  # noqa: PTH109,PTH118
+        request = Request(url, os.path.join(os.getcwd(), file_name), index, data, encoded)
         refused = self._refusal(url, file_name, method) or _fragment(destination)
         return Item(request, file_name, method or "none", safe_url(encoded), refused, given)
 
@@ -155,16 +162,16 @@ class Reader:
         return self._local_refusal(url, file_name)
 
     def _local_refusal(self, url: str, file_name: str) -> TransferFailure | None:
-        path = Path(file_name)
+        name = os.path.basename(file_name.rstrip("/"))
         if self._upload:
-            if path.is_file() or path.is_dir():
+            if os.path.isfile(file_name) or os.path.isdir(file_name):
                 return None
-            problem = "is not an ordinary file" if path.exists() else "does not exist"
-            return TransferFailure(ErrorClass.LOCAL_FILE, f"{path.name} {problem}; check transfer_output_files")
+            problem = "is not an ordinary file" if os.path.exists(file_name) else "does not exist"
+            return TransferFailure(ErrorClass.LOCAL_FILE, f"{name} {problem}; check transfer_output_files")
         first = self._taken.setdefault(os.path.normpath(file_name), url)
         if first is url:
             return None
-        text = f"{safe_url(first)} is written to the same file {path.name}; rename one (transfer_input_remaps)"
+        text = f"{safe_url(first)} is written to the same file {name}; rename one (transfer_input_remaps)"
         return TransferFailure(ErrorClass.CONFLICT, text)
 
 
@@ -196,7 +203,7 @@ def read_items(call: Call, abilities: Abilities, destination: Callable[[str, boo
     items: list[Item] = []
     problem = ""
     try:
-        for item in reader.items(parse_ads(decode(Path(call.infile).read_bytes()))):
+        for item in reader.items(parse_ads(decode(_content(call.infile)))):
             items.append(item)  # one by one: those before a broken ad are kept
     except OSError as error:
         problem = f"cannot read the input file: {error.strerror}"
@@ -205,6 +212,11 @@ def read_items(call: Call, abilities: Abilities, destination: Callable[[str, boo
     if not items and not problem:
         problem = "the input file names no file"
     return _all_refused(items, problem) if problem else items
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as stream:
+        return stream.read()
 
 
 def _all_refused(items: list[Item], problem: str) -> list[Item]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from stageout import __version__
@@ -26,23 +25,33 @@ _CUSTODY = "StageOutCustody"
 _SHORT_CHARS = 120
 
 
-@dataclass
 class Record:
     """The result of one file.
 
     :param failed_attempts: before the last one. :param result: None while there is none.
     :param moved_bytes: over the network, all attempts together.
     :param start_s: wall clock; 0 when it was not begun. :param end_s: likewise.
-    :param pace: how the bytes moved.
+    :ivar pace: how the bytes moved.
     """
 
-    item: Item
-    result: Outcome | TransferFailure | None = None
-    failed_attempts: list[TransferFailure] = field(default_factory=list)
-    moved_bytes: int = 0
-    start_s: float = 0.0
-    end_s: float = 0.0
-    pace: Pace = field(default_factory=Pace)
+    __slots__ = ("end_s", "failed_attempts", "item", "moved_bytes", "pace", "result", "start_s")
+
+    def __init__(
+        self,
+        item: Item,
+        result: Outcome | TransferFailure | None = None,
+        failed_attempts: Sequence[TransferFailure] = (),
+        moved_bytes: int = 0,
+        start_s: float = 0.0,
+        end_s: float = 0.0,
+    ) -> None:
+        self.item = item
+        self.result = result
+        self.failed_attempts = list(failed_attempts)
+        self.moved_bytes = moved_bytes
+        self.start_s = start_s
+        self.end_s = end_s
+        self.pace = Pace()
 
     @property
     def failure(self) -> TransferFailure | None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import gc
 import os
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stageout.core.classads import unparse_old
@@ -52,7 +50,7 @@ class Session:
     def __init__(self, abilities: Abilities, protocol: str, argv: Sequence[str], stack: ExitStack) -> None:
         self._abilities = abilities
         self._protocol = protocol
-        self._executable = str(Path(argv[0]).absolute())
+        self._executable = os.path.join(os.getcwd(), argv[0])
         self._stack = stack
         self._quiet = Quiet()
         self._scrubber = Scrubber()
@@ -69,6 +67,8 @@ class Session:
         try:
             return self._run()
         except Exception as error:  # a defect of our own: the promised failure ads stand, and the job may go elsewhere
+            import traceback
+
             self._log.add("defect in the plugin framework", trace=traceback.format_exc(limit=-6))
             if not self._records:
                 self._report.promise([Record(refused_item(f"{type(error).__name__} in the plugin: {error}"))])
@@ -104,7 +104,7 @@ class Session:
 
     def _nothing_to_send(self, item: Item) -> Outcome | None:
         """The result of a directory: HTCondor before 24 names directories beside each of the files in them."""
-        if self._call.upload and Path(item.file_name).is_dir():
+        if self._call.upload and os.path.isdir(item.file_name):
             return Outcome(0, developer={"Directory": True})
         return None
 
@@ -137,7 +137,7 @@ class Session:
         try:
             from stageout.handoff.client import offer
 
-            sizes_bytes = [Path(path).stat().st_size for _, path in requests]
+            sizes_bytes = [os.stat(path).st_size for _, path in requests]
             answer = offer(requests, self._executable, self._carried([record.item for record in waiting]))
         except TransferFailure as failure:
             return "Credential", failure.message
@@ -164,6 +164,7 @@ class Session:
         return carried(self._abilities, items, self._environment)
 
     def _move(self) -> None:
+        gc.enable()
         from stageout.plugin.batch import Batch
 
         waiting = [record for record in self._records if record.result is None]
@@ -195,6 +196,8 @@ class Session:
                 self._report.finished(record)
 
     def _make_protocol(self) -> TransferProtocol | BatchProtocol:
+        import importlib
+
         module, _, name = self._protocol.partition(":")
         made = getattr(importlib.import_module(module), name)()
         if not isinstance(made, (TransferProtocol, BatchProtocol)):

@@ -32,8 +32,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 VERSION = 2
 MAX_FRAME_BYTES = 4 * 1024 * 1024
@@ -49,8 +48,7 @@ class BadMessage(Exception):
     """The other side sent something that is not in the protocol."""
 
 
-@dataclass(frozen=True)
-class OfferedFile:
+class OfferedFile(NamedTuple):
     """One file of an offer.
 
     :param url: destination as HTCondor gave it.
@@ -63,8 +61,7 @@ class OfferedFile:
     size_bytes: int
 
 
-@dataclass(frozen=True)
-class OfferedCredential:
+class OfferedCredential(NamedTuple):
     """One credential of an offer; its content never travels in a message.
 
     :param kind: "token" (``_CONDOR_CREDS/SERVICE.use``) or "proxy" (X.509).
@@ -81,8 +78,7 @@ class OfferedCredential:
         return f"{self.service}.use" if self.kind == "token" else "x509_proxy"
 
 
-@dataclass(frozen=True)
-class TransferContext:
+class TransferContext(NamedTuple):
     """Data that the plugin needs besides the files, and that is gone when the job has ended.
 
     :param job_ad: attributes of the job's ad that the plugin may read, an ad in the new syntax; "" for none.
@@ -94,13 +90,15 @@ class TransferContext:
     plugin_data: str = ""
 
 
+_NOTHING = TransferContext()
+
+
 def credential_link(number: int) -> str:
     """Name of the offer's credential of this number among the links."""
     return f"credential-{number}"
 
 
-@dataclass(frozen=True)
-class Receipt:
+class Receipt(NamedTuple):
     """Proof of custody, carried to the access point in the plugin's result ads (DeveloperData.StageOutReceipt).
 
     :param ticket: random name of this hand-off, 32 hexadecimal digits.
@@ -129,10 +127,19 @@ class Receipt:
 
 def socket_name(execute_dir: str) -> str:
     """Name of the socket of the manager that serves jobs below ``execute_dir`` (symbolic links are resolved)."""
+    return _sha256(os.fsencode(os.path.realpath(execute_dir)))[:16] + ".sock"
+
+
+def _sha256(data: bytes) -> str:
+    """The digest by the interpreter's own module where it has one: hashlib loads OpenSSL, in every job's way."""
+    for name in ("_sha2", "_sha256"):  # from Python 3.12 on, and before
+        try:
+            return str(__import__(name).sha256(data).hexdigest())
+        except ImportError:
+            continue
     import hashlib
 
-    real = os.fsencode(os.path.realpath(execute_dir))
-    return hashlib.sha256(real).hexdigest()[:16] + ".sock"
+    return hashlib.sha256(data).hexdigest()
 
 
 def accepted_receipt(message: dict[str, Any]) -> Receipt:
@@ -220,7 +227,7 @@ def _receive_exactly(sock: socket.socket, count: int) -> bytes:
 
 
 def offer_frames(
-    files: Sequence[OfferedFile], plugin: str, context: TransferContext = TransferContext()
+    files: Sequence[OfferedFile], plugin: str, context: TransferContext = _NOTHING
 ) -> Iterator[dict[str, Any]]:
     """The frames of an offer: a head with the totals, then the files in chunks.
 

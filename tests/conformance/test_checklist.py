@@ -43,7 +43,7 @@ POINTS: dict[int, tuple[str, list[str]]] = {
     14: ("no deadline of its own", [f"{SESSION}::test_own_deadline", f"{SESSION}::test_sigterm"]),
     15: ("counts on the job's environment", ["bare-environment", f"{SESSION}::test_surroundings_reach_the_protocol"]),
     16: ("writes state into the sandbox", ["clean-scratch"]),
-    17: ("slow or noisy -classad", ["query-quick", "query-clean", f"{QUERY}::test_query_loads_nothing_heavy"]),
+    17: ("slow or noisy -classad", ["query-quick", "query-clean", f"{QUERY}::test_what_the_query_loads"]),
     18: ("methods that HTCondor cuts", ["query-methods", f"{QUERY}::test_methods_that_condor_cannot_find_are_refused"]),
     19: ("reads the token once", [f"{HERE}::test_tokens_are_read_anew"]),
     20: ("uploads that cannot be repeated", ["upload-again"]),
