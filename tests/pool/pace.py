@@ -1,4 +1,8 @@
-"""Measure what stage-out costs a schedd: transactions and processor time for each job, and the delay of "Delivered"."""
+"""Measure what stage-out costs: the schedd (transactions, processor time), the delay of "Delivered", tiny jobs.
+
+Tiny jobs (``--tiny``) run in both pools at the same time, in one cluster each. Printed are starters with plugins and
+jobs (processor time of what the startd has reaped), the rate, and medians of all pairs.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +46,23 @@ class Paced:
     schedd_s: float
     transactions: float
     late_s: list[float]
+
+
+@dataclass
+class Tiny:
+    """Tiny jobs in one cluster.
+
+    :param rate: jobs that have ended, with their transfers, each second. :param starter_s: processor time of starter,
+        plugins and job for each job. :param schedd_s: of the schedd, likewise. :param handed_off: share of the jobs.
+    """
+
+    rate: float
+    starter_s: float
+    schedd_s: float
+    handed_off: float
+
+
+_TINY_JOB = "#!/bin/sh\necho $$ > out1\n"
 
 
 def transactions_in(text: str) -> int:
@@ -111,11 +133,20 @@ def stopped_half_of_the_time(pool: Pool) -> Iterator[None]:
         thread.join()
 
 
+def _cpu_s(pid: int) -> tuple[float, float]:
+    """Return the processor time of a process, and of all that it has waited for."""
+    ticks = list(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:15]))
+    return sum(ticks[:2]) / _TICKS, sum(ticks[2:]) / _TICKS
+
+
 def schedd_cpu_s(pool: Pool) -> float:
     """Return the processor time of the schedd itself, without its shadows."""
-    pid = min(pool.ap.pids("schedd"))  # the others are its children for queries
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    return _cpu_s(min(pool.ap.pids("schedd")))[0]  # the others are its children for queries
+
+
+def starters_cpu_s(pool: Pool) -> float:
+    """Return the processor time of starters that have ended, of their plugins and their jobs."""
+    return sum(_cpu_s(min(ep.pids("startd")))[1] for ep in pool.eps)
 
 
 def queue_log(pool: Pool) -> str:
@@ -144,6 +175,61 @@ def run(site: Site, jobs: int, rate: int, timeout_s: float) -> Paced:
     return Paced(jobs, wall_s, cpu_s / jobs, written / jobs, late_s(site, made, timeout_s) if written else [])
 
 
+def run_tiny(site: Site, jobs: int, timeout_s: float) -> Tiny:
+    """Run the jobs of one cluster until the last has ended, its transfers included."""
+    begin_s, schedd_s, starters_s = time.monotonic(), schedd_cpu_s(site.pool), starters_cpu_s(site.pool)
+    made = site.submit(outputs=("out1",), script=_TINY_JOB, queue=f"queue {jobs}")
+    running = f"ClusterId == {made.cluster} && JobStatus != 4"
+    site.pool.wait(lambda: not site.pool.jobs(running, ["ProcId"]), timeout_s=timeout_s, what="all tiny jobs to end")
+    wall_s = time.monotonic() - begin_s
+    site.pool.wait(lambda: not site.pool.eps[0].pids("starter"), timeout_s=60, what="all starters to end")
+    starters_s, schedd_s = starters_cpu_s(site.pool) - starters_s, schedd_cpu_s(site.pool) - schedd_s
+    wait_ended(site, [made], timeout_s)
+    log = site.pool.eps[0].log("SandboxManagerLog") if site.pool.stageout else ""
+    handed_off = len(re.findall(rf"sandbox-accepted .*job=\S+?#{made.cluster}\.", log))
+    print(*re.findall(r"handoff-refused.*", log)[-5:], sep="\n", flush=True)
+    return Tiny(jobs / wall_s, starters_s / jobs, schedd_s / jobs, handed_off / jobs)
+
+
+def run_tiny_pairs(home: Path, destination: Destination, settings: dict[str, Any], options: argparse.Namespace) -> None:
+    """Run the same tiny jobs in both pools at the same time, and print each run and the medians."""
+    titles = {True: "with stageout", False: "HTCondor as it comes"}
+    found: dict[bool, list[Tiny]] = {True: [], False: []}
+    with ExitStack() as stack:
+        pools = {is_ours: stack.enter_context(Pool(**settings, stageout=is_ours)) for is_ours in titles}
+        wait_until_acquainted(pools[True])
+        for is_ours, pool in pools.items():
+            print(f"{titles[is_ours]}: {pool.eps[0].config_val('FILETRANSFER_PLUGINS')}")
+        for number in range(options.pairs):
+            sites = {
+                is_ours: Site(pool, destination, f"tiny-{number}-{is_ours}", home) for is_ours, pool in pools.items()
+            }
+            with ThreadPoolExecutor(2) as threads:
+                runs = {
+                    is_ours: threads.submit(run_tiny, site, options.tiny, options.timeout)
+                    for is_ours, site in sites.items()
+                }
+            for is_ours, one in runs.items():
+                found[is_ours].append(one.result())
+                _say_tiny(titles[is_ours], one.result())
+    medians = {is_ours: _median(runs) for is_ours, runs in found.items()}
+    for is_ours, title in titles.items():
+        _say_tiny(f"median, {title}", medians[is_ours])
+    ours, plain = medians[True], medians[False]
+    print(
+        f"starter and plugins {ours.starter_s / plain.starter_s:.2f}, rate {ours.rate / plain.rate:.2f} of HTCondor's"
+    )
+
+
+def _median(runs: Sequence[Tiny]) -> Tiny:
+    return Tiny(*(statistics.median(getattr(run, item.name) for run in runs) for item in fields(Tiny)))
+
+
+def _say_tiny(title: str, found: Tiny) -> None:
+    text = f"{title}: {found.rate:.2f} jobs/s; starter, plugins and job {found.starter_s * 1000:.0f} ms, "
+    print(f"{text}schedd {found.schedd_s * 1000:.1f} ms for each; handed off {found.handed_off:.0%}", flush=True)
+
+
 def _say(title: str, found: Paced) -> None:
     late = sorted(found.late_s)
     text = f"{title}: {found.jobs} jobs in {found.wall_s:.0f} s, {found.schedd_s * 1000:.1f} ms of the schedd and "
@@ -159,11 +245,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=100, help="jobs of each run (default: %(default)s)")
     parser.add_argument("--rate", type=int, default=5, help="jobs submitted each second (default: %(default)s)")
     parser.add_argument("--pairs", type=int, default=3, help="pairs of runs (default: %(default)s)")
+    parser.add_argument("--tiny", type=int, default=0, help="tiny jobs instead, so many in one cluster")
     parser.add_argument("--cpus", type=int, default=16, help="CPUs of the execute point (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for each run (default: %(default)s)")
     options = parser.parse_args(argv)
     settings: dict[str, Any] = {"base_config": LEAN, "execute_points": 1, "cpus": options.cpus}
     with open_directory("pace") as home, Destination(home) as destination:
+        if options.tiny:
+            run_tiny_pairs(home, destination, settings, options)
+            return 0
         for is_ours in itertools.islice(itertools.cycle((True, False)), 2 * options.pairs):
             title = "with stageout" if is_ours else "HTCondor as it comes"
             with Pool(**settings, stageout=is_ours) as pool:

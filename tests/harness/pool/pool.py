@@ -361,7 +361,13 @@ class Pool:
             hosts = "127.0.0.1 localhost\n" + "".join(f"{at} {one}\n" for at, one in zip(places, names))
             own = f"NETWORK_INTERFACE = {places[number]}\nCONDOR_HOST = {network.access_point}\n"
             node_config.write("06-network.conf", own)
-        binds = ((venv, PREFIX, False), *((Path(path), str(path), True) for path in self.binds))
+        # The node's own programs: the manager stores answers of plugins beside them.
+        shutil.copytree(venv / "bin", home / "bin", symlinks=True)
+        binds = (
+            (venv, PREFIX, False),
+            (home / "bin", f"{PREFIX}/bin", True),
+            *((Path(path), str(path), True) for path in self.binds),
+        )
         return Node(
             name, role, home, self.dir, self.image, spec, node_config, hosts, binds, self._held,
             network if number else None, number,
