@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _socket as socket  # the module in Python above it loads selectors and more, in every job's way
 import os
-import socket
 import struct
 import time
 from collections.abc import Sequence

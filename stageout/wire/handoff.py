@@ -29,10 +29,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from _socket import socket
 
 VERSION = 2
 MAX_FRAME_BYTES = 4 * 1024 * 1024
@@ -176,7 +178,7 @@ def refused_code(message: dict[str, Any]) -> str:
     return code if isinstance(code, str) and code.isalpha() and len(code) <= _MOST_CODE_CHARS else ""
 
 
-def send_frame(sock: socket.socket, message: dict[str, Any]) -> None:
+def send_frame(sock: socket, message: dict[str, Any]) -> None:
     """Send one frame (blocking, within the socket's time-out)."""
     sock.sendall(encode_frame(message))
 
@@ -189,7 +191,7 @@ def encode_frame(message: dict[str, Any]) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def receive_frame(sock: socket.socket) -> dict[str, Any]:
+def receive_frame(sock: socket) -> dict[str, Any]:
     """Receive one frame (blocking, within the socket's time-out).
 
     :raises BadMessage: not a frame. :raises EOFError: the other side closed.
@@ -216,7 +218,7 @@ def decode_body(body: bytes) -> dict[str, Any]:
     return message
 
 
-def _receive_exactly(sock: socket.socket, count: int) -> bytes:
+def _receive_exactly(sock: socket, count: int) -> bytes:
     parts = bytearray()
     while len(parts) < count:
         part = sock.recv(count - len(parts))

@@ -187,7 +187,8 @@ def run_tiny(site: Site, jobs: int, timeout_s: float) -> Tiny:
     wait_ended(site, [made], timeout_s)
     log = site.pool.eps[0].log("SandboxManagerLog") if site.pool.stageout else ""
     handed_off = len(re.findall(rf"sandbox-accepted .*job=\S+?#{made.cluster}\.", log))
-    print(*re.findall(r"handoff-refused.*", log)[-5:], sep="\n", flush=True)
+    if refused := re.findall(r"handoff-refused .*?reason=(.*)", log):
+        print(f"the last hand-off that was refused: {refused[-1]}", flush=True)
     return Tiny(jobs / wall_s, starters_s / jobs, schedd_s / jobs, handed_off / jobs)
 
 
@@ -247,9 +248,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=3, help="pairs of runs (default: %(default)s)")
     parser.add_argument("--tiny", type=int, default=0, help="tiny jobs instead, so many in one cluster")
     parser.add_argument("--cpus", type=int, default=16, help="CPUs of the execute point (default: %(default)s)")
+    parser.add_argument("--setting", metavar="NAME=VALUE", action="append", default=[], help="of both pools")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for each run (default: %(default)s)")
     options = parser.parse_args(argv)
-    settings: dict[str, Any] = {"base_config": LEAN, "execute_points": 1, "cpus": options.cpus}
+    settings: dict[str, Any] = {
+        "base_config": LEAN,
+        "execute_points": 1,
+        "cpus": options.cpus,
+        "config": "\n".join(options.setting),
+    }
     with open_directory("pace") as home, Destination(home) as destination:
         if options.tiny:
             run_tiny_pairs(home, destination, settings, options)
