@@ -2,7 +2,7 @@
 
 The words are used everywhere: in the ledger, in log events, in the job's ad (StageOutState) and by
 ``stageout status --node`` and ``--json``. Tables for job owners use :data:`PLAIN` instead.
-``docs/explanation/states.md`` shows the diagram that :func:`diagram` draws from the table.
+``docs/explanation/states.svg`` draws the same moves.
 """
 
 from __future__ import annotations
@@ -96,12 +96,3 @@ def move(old: State, new: State) -> State:
 def plain_word(state: str) -> str:
     """Return the word for job owners; a state that is not in the table as it is."""
     return PLAIN[State(state)] if state in PLAIN else state
-
-
-def diagram() -> str:
-    """The table as a Mermaid state diagram (for the documentation)."""
-    lines = ["stateDiagram-v2", "    [*] --> Offered"]
-    for old, targets in MOVES.items():
-        lines += [f"    {old} --> {new}" for new in sorted(targets, key=list(State).index)]
-    lines += [f"    {state} --> [*]" for state, targets in MOVES.items() if not targets]
-    return "\n".join(lines)
