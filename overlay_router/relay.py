@@ -32,7 +32,7 @@ from overlay_router.data.pool import Pool
 from overlay_router.delivery.leases import Leases
 from overlay_router.delivery.outflow import Means
 from overlay_router.ends import Ends
-from overlay_router.incoming import listen_on
+from overlay_router.incoming import Receiving, listen_on
 from overlay_router.line import Line, answered, closed
 from overlay_router.local.destination import Destination
 from overlay_router.local.replies import Reply
@@ -64,6 +64,8 @@ from stageout.overlay.wire.route import Route
 
 #: Messages of one connection that wait for the disk; then it is not read.
 _WAITING = 8
+#: With so many control connections, those that come are told to send no more than 1 MiB in a pack.
+_GENEROUS = 128
 _EXPIRE_INTERVAL_S = 60.0
 _AGAIN_S = 5
 _ACCEPT_AGAIN_S = 0.1
@@ -114,6 +116,7 @@ class Router:
         self._lines: dict[str, list[Line]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._packs = Packs()
+        self._receiving, self._controls = Receiving(), 0
         self._changes = Changes()
         self._pool = Pool(workers, self._on_report, self._on_again)
         self._terms = Terms(lambda key, ends: self._start(self._pool.end_of(key, ends)))
@@ -245,7 +248,8 @@ class Router:
                 raise Unwelcome(f"the key {name!r} was withdrawn")
             proved(name)
 
-        return await greet(wire.sock, self._node, keys, still_proved, self._ends.epoch)
+        packed_bytes = packs.MAX_TAKEN_BYTES if self._controls < _GENEROUS else packs.MAX_PACK_BYTES
+        return await greet(wire.sock, self._node, keys, still_proved, self._ends.epoch, packed_bytes)
 
     async def _pass_on(self, sock: socket.socket, peer: Peer, ask: messages.Via) -> None:
         ask = replace(ask, owner=ask.owner if peer.key.is_router else peer.key.name)
@@ -292,11 +296,22 @@ class Router:
         return self._ends.destination
 
     async def _control(self, sock: socket.socket, peer: Peer, first: Message) -> None:
-        incoming, writer = await listen_on(sock, Decoder(frames.checksums()[peer.checksum]))
+        todo: asyncio.Queue[Message | Frame] = asyncio.Queue(_WAITING)
+        turn = object()
+
+        async def admit(size_bytes: int) -> None:
+            """A connection has one large frame here: the last one waits with all others, or is no more."""
+            nonlocal turn
+            await todo.join()
+            self._receiving.end(turn)
+            if size_bytes > frames.MAX_BULK_BYTES:
+                turn = await self._receiving.begin(size_bytes)
+
+        incoming, writer = await listen_on(sock, Decoder(frames.checksums()[peer.checksum]), admit)
         line = Line(writer, peer)
         allowance = self.limits.allowance()
-        todo: asyncio.Queue[Message | Frame] = asyncio.Queue(_WAITING)
         answering = asyncio.get_running_loop().create_task(self._answers(line, todo))
+        self._controls += 1
         try:
             await todo.put(first)
             async for frame in incoming.frames():
@@ -312,11 +327,13 @@ class Router:
             writer.transport.abort()
             raise
         finally:
+            self._controls -= 1
             answering.cancel()
             try:
                 with contextlib.suppress(asyncio.CancelledError):
                     await answering
             finally:
+                self._receiving.end(turn)
                 self._leave(line)
                 await closed(writer)
         if line.problem is not None:
@@ -371,7 +388,8 @@ class Router:
             self._deliver([Reply(name, packs.refused(pack, refusal[:_REASON_CHARS]))])
             return
         mine = await self._known(line, pack)
-        await self._packs.put(line, Arrived(mine, files, frames.digests()[digest], name, digest))
+        arrived = Arrived(mine, files, frames.digests()[digest], name, digest)
+        await self._packs.put(line, arrived, len(frame.payload))
 
     async def _execute_packs(self, batch: list[Arrived]) -> None:
         replies = await self._on_disk(partial(self._ends.pack, batch))

@@ -20,20 +20,33 @@ Execute = Callable[["list[tuple[Operation, str]]"], Awaitable[None]]
 ExecutePacks = Callable[["list[Arrived]"], Awaitable[None]]
 
 
-_PACKS = 16
+#: Packs of which the disk has not heard yet, and bytes of all that it has not done with.
+_PACKS, _PACKS_BYTES = 16, 32 * 1024 * 1024
 
 
 class Packs:
     """Packs of all connections that wait for the disk; those that came while others were executed are one batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = _PACKS_BYTES) -> None:
         self._queue: asyncio.Queue[tuple[Line, Arrived]] = asyncio.Queue(_PACKS)
         self._waiting: dict[int, tuple[Arrived, asyncio.Future[None]]] = {}
+        self._most_bytes, self._sizes_bytes = most_bytes, dict[int, int]()
+        self._next, self._freed = asyncio.Lock(), asyncio.Event()
 
-    async def put(self, line: Line, arrived: Arrived) -> None:
-        """Have a pack executed soon; waits while many do."""
+    @property
+    def held_bytes(self) -> int:
+        """Of packs that wait for the disk, or are being executed."""
+        return sum(self._sizes_bytes.values())
+
+    async def put(self, line: Line, arrived: Arrived, size_bytes: int = 0) -> None:
+        """Have a pack executed soon; waits, each in its turn, while many do. :param size_bytes: that it takes."""
         self._waiting[id(arrived)] = arrived, asyncio.get_running_loop().create_future()
         try:
+            async with self._next:
+                while self._sizes_bytes and self.held_bytes + size_bytes > self._most_bytes:
+                    self._freed.clear()
+                    await self._freed.wait()
+                self._sizes_bytes[id(arrived)] = size_bytes
             await self._queue.put((line, arrived))
         except asyncio.CancelledError:
             self._passed(arrived)
@@ -78,6 +91,8 @@ class Packs:
                 line.end(problem)
 
     def _passed(self, arrived: Arrived) -> None:
+        self._sizes_bytes.pop(id(arrived), None)
+        self._freed.set()
         _, future = self._waiting.pop(id(arrived))
         if not future.done():
             future.set_result(None)

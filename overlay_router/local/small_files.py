@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from overlay_router.local import unnamed
 from overlay_router.local.hidden import Directories, Hidden
+from overlay_router.local.maker import PART_BYTES
 from overlay_router.local.makers import MANY, Crew, MakerDied, Makers
 from overlay_router.local.staging import as_packed
 from overlay_router.local.store import PackIntent, PackResults, Store
@@ -172,8 +173,10 @@ class SmallFiles:
         return works
 
     def _crew(self, files: list[PackedFile]) -> Crew | None:
-        """Processes that make these files: of many, of which none stands in the way of another."""
+        """Processes that make these files: of many, none too large for them, or in the way of another."""
         if self._makers is None or self._link is None or len(files) < MANY or not _are_apart(files):
+            return None
+        if max(len(file.data) for file in files) > PART_BYTES:
             return None
         return self._makers.crew()
 

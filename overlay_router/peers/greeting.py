@@ -85,11 +85,12 @@ async def greet(
     keys: Keys,
     proved: Callable[[str], None] = lambda key: None,
     store: str = "",
+    packed_bytes: int = packs.MAX_TAKEN_BYTES,
 ) -> tuple[Peer, Message]:
     """HELLO, WELCOME, PROVE, and the frame behind them, of which nothing further was read.
 
     :param proved: called with the name of the key, before that frame has come.
-    :param store: epoch of the store here, "" for none.
+    :param store: epoch of the store here, "" for none. :param packed_bytes: of a file that is taken in a pack.
     :raises Unwelcome: wrong key, clock or choices. :raises BadFrame: not in the protocol.
     :raises OSError: the connection ended or said nothing for 10 s.
     """
@@ -110,7 +111,7 @@ async def greet(
         cancels=True,
         packs=bool(store),
         parts=bool(store),
-        packed_bytes=packs.MAX_TAKEN_BYTES if store else 0,
+        packed_bytes=packed_bytes if store else 0,
     )
     mine = messages.proof(key.secret, "welcome", hello, welcome)
     answer = replace(welcome, proof=mine)

@@ -31,7 +31,8 @@ from stageout.overlay.wire.packs import MAX_FILE_BYTES, MAX_FILES, MAX_PACK_BYTE
 from stageout.overlay.wire.route import Route
 from stageout.wire.deposits import EXPIRES_AFTER_S
 
-_UNDER_WAY = 16
+#: Packs, and bytes of files in them.
+_UNDER_WAY, _UNDER_WAY_BYTES = 16, 32 * 1024 * 1024
 #: To connect takes so long over a way that is worth more than one connection.
 _FAR_S = 0.04
 #: Of a router that is not reached, on each route.
@@ -43,7 +44,7 @@ _ASK_EVERY_S = 10.0
 #: Characters that JSON takes at most for one of ASCII; twice as many for others.
 _ESCAPED = 6
 #: Of the data of a pack, of one more file that may turn out not to fit, and of a byte that shows that one has grown.
-_ROOM_BYTES = MAX_PACK_BYTES + MAX_TAKEN_BYTES + 1
+_ROOM_BYTES = 2 * MAX_PACK_BYTES + 1
 Key = TypeVar("Key")
 
 
@@ -250,7 +251,7 @@ class Packer(Generic[Key]):
             self._send()
         load = self._load
         try:
-            found = _read(local, load.room, load.data_bytes, self._takes)
+            found = _read(local, self._room_for)
             if found is None:
                 return False
             if len(path) > MAX_PATH_BYTES // 4 and len(path.encode(errors="surrogateescape")) > MAX_PATH_BYTES:
@@ -260,20 +261,38 @@ class Packer(Generic[Key]):
         except TransferFailure as failure:
             self._ended(key, failure)
             return True
-        size_bytes, mode = found
+        data, mode = found
+        size_bytes = len(data)
+        is_alone = size_bytes > MAX_PACK_BYTES
         if load.data_bytes + size_bytes > MAX_PACK_BYTES:
-            data = load.room[load.data_bytes : load.data_bytes + size_bytes]
-            self._send_full()
-            load = self._load
-            load.room[:size_bytes] = data
+            if load.paths:
+                self._send_full()
+                load = self._load
+            if is_alone:
+                self._rooms.append(load.room)
+                load.room = data
+            else:
+                load.room[:size_bytes] = data
         load.add(key, path, path_bytes, mode, size_bytes)
         if earlier is not None:
             load.after.add(earlier)
         self._names.add(path)
+        if is_alone:
+            self._send_full()
         return True
 
+    def _room_for(self, size_bytes: int) -> memoryview | None:
+        """Room for a file of that size, and a byte behind it; None where it may not be in a pack.
+
+        :raises _Unreached: that cannot be asked.
+        """
+        if not self._takes(size_bytes):
+            return None
+        if size_bytes > MAX_PACK_BYTES:
+            return memoryview(bytearray(size_bytes + 1))
+        return self._load.room[self._load.data_bytes : self._load.data_bytes + size_bytes + 1]
+
     def _takes(self, size_bytes: int) -> bool:
-        """Tell whether a file of that size may be in a pack. :raises _Unreached: that cannot be asked."""
         if size_bytes <= MAX_FILE_BYTES:
             return True
         if size_bytes > MAX_TAKEN_BYTES or self._like.terminal:
@@ -312,14 +331,19 @@ class Packer(Generic[Key]):
         self._send()
 
     def _send(self) -> None:
-        while len(self._waiting) >= _UNDER_WAY:
-            self._trying(self._take)
         load = self._load
+        while len(self._waiting) >= _UNDER_WAY or self._is_much(load):
+            self._trying(self._take)
         load.close(self._like)
         self._load = self._new(load.next)
         self._trying(lambda: self._say(load))
         while self._waiting and self._channel is not None and self._channel.has_more(0):
             self._trying(self._take)
+
+    def _is_much(self, load: _Load[Key]) -> bool:
+        """Tell whether it has to wait until memory is free."""
+        under_way_bytes = sum(one.data_bytes for one in self._waiting)
+        return bool(under_way_bytes) and under_way_bytes + load.data_bytes > _UNDER_WAY_BYTES
 
     def _trying(self, step: Callable[[], None]) -> None:
         """One step with the router; a connection that was lost is made anew by the next one."""
@@ -421,7 +445,8 @@ class Packer(Generic[Key]):
             self._tell(channel, load, answer)
             if not self._custody:
                 self._settled(channel)
-        self._rooms.append(load.room)
+        if load.data_bytes <= MAX_PACK_BYTES:
+            self._rooms.append(load.room)
 
     def _settled(self, channel: Channel) -> None:
         """A file known here need not be kept there. It costs the router a record: said for some packs at once."""
@@ -476,16 +501,16 @@ def _answers(answer: Packed, keys: Sequence[object]) -> bool:
     return len(answer.generations) == len(keys) and len(answer.failed) == len(answer.outcomes)
 
 
-def _read(local: AnyPath, room: memoryview, start: int, takes: Callable[[int], bool]) -> tuple[int, int] | None:
-    """A whole small file into a room; its size and permissions, None for a larger one.
+def _read(local: AnyPath, room_for: Callable[[int], memoryview | None]) -> tuple[memoryview, int] | None:
+    """The content of a whole small file, in its room, and its permissions; None for a larger one.
 
-    :param takes: tells whether a size is small. :raises TransferFailure: classified.
+    :param room_for: gives a room for so many bytes and one more, or None. :raises TransferFailure: classified.
     """
     descriptor, before = open_source(local)
     try:
-        if not takes(before.st_size):
+        view = room_for(before.st_size)
+        if view is None:
             return None
-        view = room[start : start + before.st_size + 1]
         size_bytes = os.readv(descriptor, (view,))
         if size_bytes < before.st_size:
             size_bytes = _fill(descriptor, view, size_bytes)
@@ -497,7 +522,7 @@ def _read(local: AnyPath, room: memoryview, start: int, takes: Callable[[int], b
     changed = (before.st_mtime_ns, before.st_ctime_ns) != (after.st_mtime_ns, after.st_ctime_ns)
     if changed or size_bytes != before.st_size:
         raise TransferFailure(ErrorClass.SOURCE_CHANGED, f"{local} was changed while it was sent")
-    return size_bytes, before.st_mode & 0o777
+    return view[:size_bytes], before.st_mode & 0o777
 
 
 def _fill(descriptor: int, view: memoryview, filled: int) -> int:

@@ -17,7 +17,7 @@ from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.helpers import MOST
 from stageout.overlay.key_file import read_key
 from stageout.overlay.packs import End, Packer, SmallPut
-from stageout.overlay.wire.packs import MAX_FILE_BYTES, MAX_TAKEN_BYTES
+from stageout.overlay.wire.packs import MAX_FILE_BYTES, MAX_PACK_BYTES, MAX_TAKEN_BYTES
 from tests.harness.router import RouterProcess
 from tests.overlay.between import Between
 
@@ -63,6 +63,29 @@ def test_many_small_files_arrive_although_the_router_is_killed(
             router.start()
 
     ends = _send(gateway, tmp_path / "from", list(files), kill)
+    assert {name for name, end in ends.items() if isinstance(end, SmallPut)} == set(files)
+    assert {end.generation for end in ends.values() if isinstance(end, SmallPut)} == {1}, "each executed once"
+    assert _there(router) == files
+    assert not any((router.root / ".stageout/packs").iterdir())
+
+
+def test_larger_files_arrive_beside_small_ones_although_the_router_is_killed(
+    router: RouterProcess, gateway: Gateway, tmp_path: Path
+) -> None:
+    """Each in a pack of its own; the router makes small ones beside them."""
+    files = {**_make(tmp_path / "from", 200, 3000), "last": b"last"}
+    for number in range(12):
+        files[f"d{number % 3}/large{number}"] = os.urandom(MAX_PACK_BYTES + number * 250_000)
+    for name, data in files.items():
+        (tmp_path / "from" / name).write_bytes(data)
+    names = sorted(files, key=lambda name: hash(name))
+
+    def kill(number: int) -> None:
+        if number == 150:
+            router.kill()
+            router.start()
+
+    ends = _send(gateway, tmp_path / "from", names, kill)
     assert {name for name, end in ends.items() if isinstance(end, SmallPut)} == set(files)
     assert {end.generation for end in ends.values() if isinstance(end, SmallPut)} == {1}, "each executed once"
     assert _there(router) == files

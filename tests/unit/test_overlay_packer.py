@@ -23,17 +23,16 @@ from stageout.overlay.safekeeping import Custodian
 from stageout.overlay.small_deposits import Small, deposit_small
 from stageout.overlay.wire.fields import MAX_PATH_BYTES
 from stageout.overlay.wire.messages import Low, Message, Operation, Packed
-from stageout.overlay.wire.packs import MAX_FILE_BYTES, MAX_TAKEN_BYTES
+from stageout.overlay.wire.packs import MAX_FILE_BYTES, MAX_PACK_BYTES, MAX_TAKEN_BYTES
 from stageout.overlay.wire.route import Route
 
 GATEWAY = Gateway("192.0.2.1", 1, "key", b"secret")
 
 
 def _read(path: Path) -> bytes:
-    room = memoryview(bytearray(1000))
-    found = packs._read(path, room, 10, lambda size_bytes: True)
+    found = packs._read(path, lambda size_bytes: memoryview(bytearray(1000))[: size_bytes + 1])
     assert found is not None
-    return bytes(room[10 : 10 + found[0]])
+    return bytes(found[0])
 
 
 def test_a_file_that_comes_in_pieces_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +80,7 @@ def test_a_path_that_no_router_reads_costs_no_other_file(letter: str, tmp_path: 
         (MAX_FILE_BYTES + 1, MAX_FILE_BYTES, "", False),
         (MAX_FILE_BYTES + 1, MAX_FILE_BYTES + 1, "", True),
         (MAX_FILE_BYTES + 2, MAX_FILE_BYTES + 1, "", False),
+        (MAX_PACK_BYTES + 1, MAX_PACK_BYTES, "", False),
         (MAX_TAKEN_BYTES + 1, None, "", False),
         (MAX_FILE_BYTES + 1, None, "t:1", False),
     ],
@@ -122,6 +122,39 @@ def test_packs_that_ended_in_another_order_are_all_settled() -> None:
     packer._load = packer._new(9)
     packer._settled(SimpleNamespace(send=said.append))  # type: ignore[arg-type]
     assert said == [Low(packer.origin, 8)]
+
+
+def test_a_large_file_is_alone_in_its_pack_and_memory_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small ones before and behind it are in packs of their own. Of 32 MiB that are under way, results come first."""
+    large = os.urandom(MAX_TAKEN_BYTES)
+    for name, data in (("small", b"small"), ("large", large)):
+        (tmp_path / name).write_bytes(data)
+    packer, said, taken = Packer(GATEWAY, print, origin="0d" * 16), list[tuple[int, list[str], bytes]](), list[int]()
+
+    def say(load: Any) -> None:
+        said.append((load.first, load.keys, bytes(load.room[: load.data_bytes])))
+        packer._waiting.append(load)
+
+    def take() -> None:
+        taken.append(len(said))
+        packer._waiting.popleft()
+
+    monkeypatch.setattr(packer, "_say", say)
+    monkeypatch.setattr(packer, "_take", take)
+    packer._channel = SimpleNamespace(packed_bytes=MAX_TAKEN_BYTES, has_more=lambda s: False)  # type: ignore[assignment]
+    for number, name in enumerate(["small", "small", "large", "large", "small"]):
+        assert packer.add(f"{name}{number}", tmp_path / name, str(number))
+    packer.cut()
+    assert said == [
+        (1, ["small0", "small1"], b"smallsmall"), (3, ["large2"], large), (4, ["large3"], large),
+        (5, ["small4"], b"small"),
+    ]  # fmt: skip
+    for number in range(8):
+        packer.add("large", tmp_path / "large", f"more{number}")
+    assert taken == [9, 9, 10, 11]
+    assert sum(load.data_bytes for load in packer._waiting) <= 32 * 1024 * 1024
 
 
 def test_a_gap_between_numbers_begins_another_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

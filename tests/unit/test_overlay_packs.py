@@ -324,6 +324,7 @@ def test_no_router_begins_while_files_of_another_are_made(tmp_path: Path, monkey
 LABELS = ["overlay-pack-write", "overlay-pack-intent", "overlay-parents", "overlay-pack-publish", "overlay-pack-settle"]
 FILES = {f"d{number % 3}/f{number}": f"{number}".encode() for number in range(12)}
 NEWER = {"d0/f0": b"newer", "last": b"last"}
+LARGE = {"d1/large": b"L" * (packs.MAX_PACK_BYTES + 1)}
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -344,12 +345,13 @@ def _die_and_go_on(home: Path, label: str, when: str) -> None:
         died = _die_with(router, label, count, when)
         assert died or count == 2, f"nobody passes {label}"
         for path, text in router.content().items():
-            assert text in {"/", FILES.get(path, b"?").decode(), NEWER.get(path, b"?").decode()}, "never half of it"
+            known = {"/"} | {files[path].decode() for files in (FILES, NEWER, LARGE) if path in files}
+            assert text in known, "never half of it"
         for _ in range(2):
-            told = [execute(router, arrived(1, FILES)), execute(router, arrived(13, NEWER))]
-            assert [one.generations for (one,) in told] == [(1,) * 12, (2, 1)]
+            told = execute(router, arrived(1, FILES), arrived(15, LARGE)) + execute(router, arrived(13, NEWER))
+            assert [one.generations for one in told] == [(1,) * 12, (1,), (2, 1)]
             router.restart()
-        wanted = {path: data.decode() for path, data in {**FILES, **NEWER}.items()}
+        wanted = {path: data.decode() for path, data in {**FILES, **NEWER, **LARGE}.items()}
         assert {path: text for path, text in router.content().items() if text != "/"} == wanted
         assert (leftovers(router), router.store.pack_intents()) == ([], [])
         router.close()
@@ -359,7 +361,7 @@ def _die_with(router: Router, label: str, count: int, when: str) -> bool:
     recovering = label == "overlay-recover-sync"
     with _dying("overlay-pack-publish" if recovering else label, count, "after" if recovering else when):
         try:
-            execute(router, arrived(1, FILES))
+            execute(router, arrived(1, FILES), arrived(15, LARGE))
             execute(router, arrived(13, NEWER))
             return False
         except Crash:
@@ -418,8 +420,65 @@ def test_files_in_packs_are_small_and_smaller_on_the_way_to_another_router(
         packs.decode(frame)
 
 
-def test_a_maker_has_room_for_the_largest_file() -> None:
-    assert PART_BYTES >= packs.MAX_TAKEN_BYTES
+def test_files_that_makers_have_no_room_for_are_made_by_the_daemon(router: Router) -> None:
+    small = router.place._small
+    small._makers, small._link = cast(Any, SimpleNamespace(crew=lambda: "a crew", end=lambda: None)), cast(Any, print)
+    most = max(PART_BYTES, packs.MAX_FILE_BYTES)
+    files = [packs.PackedFile(seq, str(seq), 0, b"", memoryview(b"")) for seq in range(makers.MANY)]
+    assert small._crew([*files, packs.PackedFile(0, "most", 0, b"", memoryview(bytes(most)))]) == "a crew"
+    assert small._crew([*files, packs.PackedFile(0, "more", 0, b"", memoryview(bytes(most + 1)))]) is None
+
+
+def test_a_large_file_is_alone_in_its_pack() -> None:
+    assert arrived(1, {"f": bytes(packs.MAX_TAKEN_BYTES)}).files[0].data.nbytes == packs.MAX_TAKEN_BYTES
+    with pytest.raises(BadFrame, match="more than the protocol allows"):
+        arrived(1, {"f": bytes(packs.MAX_PACK_BYTES), "g": b"g"})
+
+
+def test_the_largest_pack_fits_a_frame() -> None:
+    head = Pack(ORIGIN, 1, EXPIRES, ("\U0001f4be" * 1024,), (0,), (0,), "0" * 64, "c" * 8192, "s" * 200)
+    longest = len(packs.encode(head, [bytes(16)], [bytes(packs.MAX_TAKEN_BYTES)], lambda data: 0))
+    assert longest - frames.HEADER_BYTES <= frames.max_bytes(frames.Type.PACK)
+    assert frames.max_bytes(frames.Type.PACK) <= packs.MAX_TAKEN_BYTES + frames.MAX_META_BYTES
+
+
+def test_packs_that_wait_take_so_much_memory_and_no_more() -> None:
+    """Each waits for its turn, a large one, too; one that is larger than all may be comes alone."""
+    executed = list[str]()
+
+    async def run() -> None:
+        waiting, may_go_on = Packs(most_bytes=10), asyncio.Semaphore(0)
+
+        async def execute(batch: list[Any]) -> None:
+            await may_go_on.acquire()
+            executed.extend(batch)
+
+        async def held(wanted: int) -> None:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert waiting.held_bytes == wanted
+
+        running = asyncio.ensure_future(waiting.run(execute, lambda batch: [batch]))
+        puts = [
+            asyncio.ensure_future(waiting.put(cast(Any, None), cast(Any, name), size_bytes))
+            for name, size_bytes in (("first", 6), ("gone", 5), ("large", 20), ("small", 1), ("last", 1))
+        ]
+        await held(6)
+        puts[1].cancel()
+        await held(6)
+        assert [put.done() for put in puts] == [True, True, False, False, False], "the small ones are behind the large"
+        may_go_on.release()
+        await held(20)
+        may_go_on.release()
+        await held(2)
+        may_go_on.release()
+        may_go_on.release()
+        await asyncio.wait_for(waiting.passed(lambda arrived: True), 30)
+        assert waiting.held_bytes == 0
+        running.cancel()
+
+    asyncio.run(run())
+    assert executed == ["first", "large", "small", "last"]
 
 
 def test_numbers_of_files_end_where_those_of_operations_do() -> None:

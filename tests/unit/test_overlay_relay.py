@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import pytest
 
-from overlay_router import line, relay
+from overlay_router import incoming, line, relay
 from overlay_router.copying import copyist
 from overlay_router.copying.copier import Copier, _Try
 from overlay_router.copying.warrants import refusal
@@ -47,7 +47,7 @@ from stageout.core.errors import TransferFailure
 from stageout.movers.mover import Equipment
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.tcp import notice_death
-from stageout.overlay.wire import frames, messages, warrant
+from stageout.overlay.wire import frames, messages, packs, warrant
 from stageout.overlay.wire.fields import MAX_NUMBER
 from stageout.overlay.wire.frames import Decoder
 from stageout.overlay.wire.greeting import WrongKey, accept, offer
@@ -340,6 +340,106 @@ def test_packs_that_cannot_be_executed_do_not_stop_the_others(end: _End) -> None
             await router._packs.put(line, cast(Any, SimpleNamespace(pack=SimpleNamespace(terminal="", paths=("f",)))))
             await until(lambda wanted=number: len(batches) == wanted)  # type: ignore[misc]
 
+    serving(end, work)
+
+
+class _Receiving(incoming.Receiving):
+    """:ivar begun: large frames that were let in, of all."""
+
+    begun = 0
+
+    async def begin(self, size_bytes: int) -> object:
+        turn = await super().begin(size_bytes)
+        self.begun += 1
+        return turn
+
+
+@pytest.mark.parametrize("slow_s", [1000.0, 0.05])
+def test_large_frames_of_many_connections_take_their_turns(
+    end: _End, monkeypatch: pytest.MonkeyPatch, slow_s: float
+) -> None:
+    """Headers alone take no memory. Who has gone makes room, and one that says no more keeps nobody waiting."""
+    monkeypatch.setattr(incoming, "_SLOW_S", slow_s)
+
+    def begun(gateway: Gateway) -> Channel:
+        channel = Channel(gateway)
+        channel.send(Low(ORIGIN, 0))
+        channel._socket.sendall(frames.pack_header(frames.Type.PACK, 2_000_000, 0, channel._checksum) + b"x")
+        return channel
+
+    async def work(router: Router, gateway: Gateway) -> None:
+        receiving = router._receiving = _Receiving(4_000_000)
+        router.limits.most = 10
+        channels = [await asyncio.to_thread(begun, gateway) for _ in range(5)]
+        if slow_s < 1:
+            await until(lambda: receiving.begun == 5)
+        else:
+            await until(lambda: receiving._next.locked())
+            assert (receiving.begun, sum(receiving._sizes_bytes.values())) == (2, 4_000_000)
+            for wanted in (3, 4, 5):
+                channels.pop(0).close()
+                await until(lambda wanted=wanted: receiving.begun == wanted)  # type: ignore[misc]
+        for channel in channels:
+            channel.close()
+        await until(lambda: not receiving._sizes_bytes)
+
+    end.low = lambda ask: None  # type: ignore[attr-defined]
+    serving(end, work)
+
+
+def test_a_connection_has_one_pack_beside_those_that_wait_for_the_disk(end: _End) -> None:
+    happened = list[str]()
+
+    def pack(batch: object) -> list[Any]:
+        time.sleep(0.1)  # the next one could come in that time
+        happened.append("executed")
+        return []
+
+    def say(gateway: Gateway) -> None:
+        with Channel(gateway) as channel:
+            channel.send(Low(ORIGIN, 0))
+            data = bytes(200_000)
+            for number in range(6):
+                head = Pack(ORIGIN, number + 1, int(time.time()) + 60, (f"f{number}",), (len(data),), (0,), "")
+                channel.send_pack(head, [channel.digest(data)], [data])
+            assert not channel.has_more(0.1)
+
+    class Noted(incoming.Receiving):
+        def end(self, turn: object) -> None:
+            happened.append("begun")
+
+    async def work(router: Router, gateway: Gateway) -> None:
+        router._receiving, router._packs._most_bytes = Noted(), 1
+        await asyncio.to_thread(say, gateway)
+        await until(lambda: happened.count("executed") == 6)
+
+    end.low, end.pack = lambda ask: None, pack  # type: ignore[attr-defined]
+    serving(end, work)
+    assert happened.pop() == "begun", "when the connection ends"
+    ahead = [happened[:number].count("begun") - happened[:number].count("executed") for number in range(len(happened))]
+    assert max(ahead) == 2, happened
+
+
+def test_a_router_with_many_connections_asks_for_smaller_packs(end: _End, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_GENEROUS", 2)
+
+    async def work(router: Router, gateway: Gateway) -> None:
+        def connected() -> Channel:
+            channel = Channel(gateway)
+            channel.send(Low(ORIGIN, 0))
+            return channel
+
+        channels, said = list[Channel](), list[int]()
+        for number in (1, 2, 3):
+            channels.append(await asyncio.to_thread(connected))
+            said.append(channels[-1].packed_bytes)
+            await until(lambda wanted=number: router._controls == wanted)  # type: ignore[misc]
+        for channel in channels:
+            channel.close()
+        await until(lambda: not router._controls)
+        assert said == [packs.MAX_TAKEN_BYTES] * 2 + [packs.MAX_PACK_BYTES]
+
+    end.low = lambda ask: None  # type: ignore[attr-defined]
     serving(end, work)
 
 

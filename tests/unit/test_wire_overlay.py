@@ -186,6 +186,17 @@ def test_large_frames_come_out_as_they_went_in(cuts: list[int], sizes: list[int]
     assert found == payloads
 
 
+def test_a_large_frame_takes_memory_when_its_payload_may_come() -> None:
+    decoder, payload = Decoder(), os.urandom(400_000)
+    decoder.feed(frames.encode_header(Type.PACK, payload, decoder.checksum) + payload[:100])
+    assert list(decoder.frames()) == []
+    assert (decoder.due_bytes, decoder.has_more) == (400_000, False)
+    assert len(decoder.room()) == 399_900
+    assert decoder.due_bytes == 0
+    decoder.feed(payload[100:])
+    assert [frame.payload for frame in decoder.frames()] == [payload]
+
+
 def test_a_frame_that_comes_byte_by_byte_is_no_list_of_bytes() -> None:
     sent = messages.Refuse("x" * 4000)
     decoder = Decoder()

@@ -110,6 +110,8 @@ class Type(enum.IntEnum):
 BULK = frozenset({Type.BLOCK, Type.PART, Type.PACK, Type.ANSWER, Type.FOUND_PACK})
 MAX_BULK_BYTES = 1024 * 1024 + 256 * 1024
 MAX_META_BYTES = 256 * 1024
+#: Of a PACK, which carries many small files or one of 4 MiB.
+MAX_PACKED_BYTES = 4 * 1024 * 1024 + MAX_META_BYTES
 MAX_GREETING_BYTES = 16 * 1024
 
 
@@ -233,6 +235,8 @@ def max_bytes(kind: Type) -> int:
     """Greatest length of a payload of this type."""
     if kind in (Type.HELLO, Type.WELCOME, Type.PROVE, Type.REFUSE, Type.VIA, Type.GET_PACK):
         return MAX_GREETING_BYTES
+    if kind is Type.PACK:
+        return MAX_PACKED_BYTES
     return MAX_BULK_BYTES if kind in BULK else MAX_META_BYTES
 
 
@@ -292,14 +296,17 @@ _LARGE_BYTES = 128 * 1024
 
 
 class _Large:
-    """A large frame of which some has come."""
+    """A large frame of which some has come. It takes memory when the rest is to come."""
 
     def __init__(self, header: Header, begun: memoryview) -> None:
-        self.header, self.payload, self.filled_bytes = header, bytearray(header.length_bytes), len(begun)
-        self.payload[: len(begun)] = begun
+        self.header, self._begun, self.payload, self.filled_bytes = header, begun, bytearray(), len(begun)
 
     def room(self) -> memoryview:
         """The buffer for the rest."""
+        if not self.payload:
+            self.payload = bytearray(self.header.length_bytes)
+            self.payload[: len(self._begun)] = self._begun
+            self._begun = memoryview(b"")
         return memoryview(self.payload)[self.filled_bytes :]
 
 
@@ -326,10 +333,15 @@ class Decoder:
         self._large.filled_bytes += size_bytes
 
     @property
+    def due_bytes(self) -> int:
+        """Return the payload of a large frame that takes no memory yet; 0 for none."""
+        return self._large.header.length_bytes if self._large is not None and not self._large.payload else 0
+
+    @property
     def has_more(self) -> bool:
         """Tell whether :meth:`frames` has something to do."""
         if self._large is not None:
-            return not self._large.room()
+            return self._large.filled_bytes == self._large.header.length_bytes
         return self._held_bytes >= self._wanted_bytes
 
     def feed(self, data: Buffer) -> None:

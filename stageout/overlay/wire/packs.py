@@ -22,9 +22,10 @@ from stageout.wire.deposits import MAX_PACKED_FILE_BYTES
 
 #: Of a file that any router takes in a pack, and gives in one. WELCOME says whether larger ones may come.
 MAX_FILE_BYTES = MAX_PACKED_FILE_BYTES
+#: Of all files of a pack. A larger one is alone in its pack.
 MAX_PACK_BYTES = 1024 * 1024
 #: Of a file that this version takes in a pack, unless it goes on to another router, which may be older.
-MAX_TAKEN_BYTES = MAX_PACK_BYTES
+MAX_TAKEN_BYTES = 4 * 1024 * 1024
 MAX_FILES = MAX_ENTRIES
 #: Bytes of meta data that the paths of a pack may take up; the rest is for its other columns.
 MAX_PATHS_BYTES = 128 * 1024
@@ -63,7 +64,8 @@ def decode(frame: Frame) -> tuple[Pack, list[PackedFile]]:
         raise BadFrame("the columns of a pack are not of one length, or empty")
     total_bytes = sum(pack.sizes_bytes)
     most_bytes = MAX_FILE_BYTES if pack.terminal else MAX_TAKEN_BYTES
-    if max(pack.sizes_bytes) > most_bytes or total_bytes > MAX_PACK_BYTES or pack.seq + count > MAX_NUMBER:
+    is_too_much = total_bytes > (most_bytes if count == 1 else MAX_PACK_BYTES)
+    if max(pack.sizes_bytes) > most_bytes or is_too_much or pack.seq + count > MAX_NUMBER:
         raise BadFrame("a pack holds more than the protocol allows")
     if len(tail) != count * DIGEST_BYTES + total_bytes:
         raise BadFrame("the data of a pack are not those that it names")
