@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -317,6 +318,7 @@ class EmbeddedStarter:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
+                start_new_session=True,
             )
         except OSError as problem:
             return PluginRun(plugin, Result.EXEC_FAILED, -1003, printed=str(problem))
@@ -330,14 +332,21 @@ class EmbeddedStarter:
 
 
 def _wait(process: subprocess.Popen[bytes], lifetime_s: float) -> tuple[bytes, bool]:
-    """Read until everybody closed the pipe; at the limit kill this one process, without a warning."""
+    """Read until everybody closed the pipe; at the limit kill this one process, without a warning.
+
+    What the process has started ends a second later, as it does when the job leaves the slot.
+    """
     try:
         return process.communicate(timeout=lifetime_s)[0] or b"", False
     except subprocess.TimeoutExpired as problem:
         process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a child may hold the pipe for ever
+        try:
             return process.communicate(timeout=1)[0] or b"", True
-        return problem.output or b"", True
+        except subprocess.TimeoutExpired:  # a child may hold the pipe for ever
+            return problem.output or b"", True
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _judge(status: int, timed_out: bool) -> tuple[Result, int]:

@@ -32,6 +32,15 @@ def test_the_example_in_bash(tmp_path, place):
     findings = check(plugin, Endpoint(f"depot://{place}", place))
     assert failures(findings) == [], table(findings)
     assert {item.rule for item in findings if item.outcome == "n/a"} <= {"nameless-node"}
+    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if _is_there(path)]
+    assert not [line for line in lines if str(tmp_path).encode() in line], "the script ends with its plugin"
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return bool(path.read_bytes())
+    except OSError:
+        return False
 
 
 def test_the_example_in_bash_believes_only_what_is_stored(tmp_path, place):
