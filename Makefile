@@ -1,6 +1,7 @@
 # make demo    the main job on a real pool         make test   everything that CI runs
 # make check   style, types, unit tests            make bench  benchmarks (QUICK=1: short)
 # make figures published figures of papers, measured again: one report in out/figures (QUICK=1: ten minutes)
+# make reference  the tables of docs/ that are read from the code, anew
 # make docs    this site in out/docs/html, man pages in out/docs/man
 # make oldest  what differs between versions of Python, on the oldest one that is installed here
 # make pools   all tests but the unit tests, most of them on real pools
@@ -19,7 +20,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: dist dist-test lock pilot demo docs test check oldest pools bench figures mutants crash planted sim storm chaos hostile cuts overlay-storm web clean
+.PHONY: dist dist-test lock pilot demo reference docs test check oldest pools bench figures mutants crash planted sim storm chaos hostile cuts overlay-storm web clean
 
 $(STAMP): setup.cfg pyproject.toml $(wildcard requirements/*.txt)
 	tools/install
@@ -39,10 +40,12 @@ check: $(STAMP)
 	.venv/bin/mypy
 	tools/run-tests -n 3 tests/unit
 
+reference: $(STAMP)
+	PYTHONPATH=. $(PY) docs/_ext/reference.py
+
 # Strict: a warning is an error. No network is needed.
 docs: $(STAMP)
 	$(PY) -m sphinx -q -W --keep-going -d out/docs/doctrees -b html docs out/docs/html
-	$(PY) -m sphinx -q -W --keep-going -d out/docs/doctrees -b man docs out/docs/man
 
 oldest: $(STAMP)
 	tools/oldest

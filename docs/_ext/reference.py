@@ -2,27 +2,27 @@
 
 The table of decisions is read from their pages.
 
-A line ``<!-- reference: NAME ARGUMENT -->`` in a page stands for a table; :func:`fill` puts the table there. Sphinx
-calls it for every page (``stageout_docs.py``), tests call it without Sphinx.
+A line ``<!-- reference: NAME ARGUMENT -->`` in a page begins a table, and the line :data:`END` ends it. The command
+``make reference`` prints all tables anew, and a test compares them with the code.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import dataclasses
 import enum
 import importlib
 import inspect
 import re
+import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from descriptions import ATTRIBUTES, EVENTS, EXTRA_KNOBS, FILE_RECORD, STATE_MEANINGS
+from programs import Argument, Command, command, parser_of, parsers_of_commands, sentence
 
 from schedd_agent.model import HOLD_SUBCODE_BASE
 from stageout.cli.exits import Exit
@@ -39,7 +39,9 @@ from stageout.testing.conformance_rules import RULES
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_MARKER = re.compile(r"^<!-- reference: (\S+)(?: (\S+))? -->$", re.M)
+#: Line that ends a table in a page.
+END = "<!-- end of reference -->"
+_TABLE = re.compile(rf"^(<!-- reference: (\S+)(?: (\S+))? -->)\n.*?^{END}$", re.M | re.S)
 _ATTRIBUTE = re.compile(r"\bStageOut[A-Z]\w*")
 #: Names that begin like an attribute: transforms of the access point, types of ads, and a probe of the doctor.
 _NO_ATTRIBUTES = frozenset({
@@ -61,14 +63,6 @@ _LEVELS = {"event": "INFO", "warn": "WARNING", "error": "ERROR"}
 #: Functions that write an event whose name they are given -> ends that they add to the name.
 _INDIRECT = {"ThrottledLog": ("", "-repeated"), "_try": ("",)}
 
-PROGRAMS = {
-    "stageout": ("stageout.cli.main", "build_parser"),
-    "stageout-sandbox-manager": ("sandbox_manager.daemon", "main"),
-    "stageout-schedd-agent": ("schedd_agent.daemon", "main"),
-    "stageout-router": ("overlay_router.daemon", "main"),
-    "stageout-policy-service": ("policy_service.daemon", "main"),
-    "stageout-web": ("stageout_web.daemon", "main"),
-}
 EXIT_MEANINGS = {
     Exit.OK: "The command did what was asked: output delivered, request carried out, installation healthy.",
     Exit.FAILED: "The command failed, a delivery failed or was cancelled, a request was refused, or a check failed.",
@@ -100,13 +94,16 @@ class Event:
 
 
 def fill(text: str) -> str:
-    """Return a page with its tables. :raises KeyError: for a name that :data:`TABLES` does not have."""
-    return _MARKER.sub(lambda found: TABLES[found[1]](found[2] or ""), text)
+    """Return a page with its tables as the code is now.
+
+    :raises KeyError: for a name that :data:`TABLES` does not have.
+    """
+    return _TABLE.sub(lambda found: f"{found[1]}\n\n{TABLES[found[2]](found[3] or '')}\n\n{END}", text)
 
 
-def has_tables(text: str) -> bool:
-    """Tell whether a page has tables that are read from the code."""
-    return bool(_MARKER.search(text))
+def written(text: str) -> str:
+    """Return a page without its tables."""
+    return _TABLE.sub("", text)
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -172,13 +169,12 @@ def _kind(knob: Knob) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Return a description as a sentence: with a capital letter and a full stop."""
-    text = _literal(text)
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+    return _literal(sentence(text))
 
 
 def _anchor(shown: str, name: str) -> str:
-    return f"[{shown}]{{#{name.lower().replace('_', '-')}}}"
+    """Text with an anchor before it, which Sphinx (``stageout_docs.py``) and code hosts understand."""
+    return f'<a id="{name.lower().replace("_", "-")}"></a>{shown}'
 
 
 # ---- ClassAd attributes ----------------------------------------------------------------------------------------------
@@ -295,7 +291,7 @@ def hold_codes(_: str) -> str:
     for kind in ErrorClass:
         code = HOLD_SUBCODE_BASE + kind.code
         explanation = EXPLANATIONS[kind]
-        rows.append([f"[**{code}**]{{#hold-{code}}}", explanation.happened, explanation.action])
+        rows.append([_anchor(f"**{code}**", f"hold-{code}"), explanation.happened, explanation.action])
     return _table(["sub-code", "what happened", "what to do"], rows)
 
 
@@ -305,7 +301,9 @@ def error_codes(_: str) -> str:
     for kind in ErrorClass:
         hold = HOLD_SUBCODE_BASE + kind.code
         types = [kind.value.error_type, kind.value.failure_type or ""]
-        rows.append([str(kind.code), f"`{kind.name}`", *types, _ADVICE[kind.advice], f"[{hold}](#hold-{hold})"])
+        rows.append(
+            [str(kind.code), f"`{kind.name}`", *types, _ADVICE[kind.advice], f"[{hold}](hold-codes.md#hold-{hold})"]
+        )
     return _table(["code", "name", "`ErrorType`", "`FailureType`", "next step", "hold sub-code"], rows)
 
 
@@ -403,6 +401,8 @@ def _signed(name: str, item: Any) -> str:
     """Signature and docstring as they stand in the code: docstrings are not written in Markdown."""
     try:
         plain = re.sub(r"(: |-> )'([^']+)'", r"\1\2", str(inspect.signature(item)))  # annotations are kept as texts
+        plain = re.sub(r"<\S+ (?:[^<>]|<\w+>)*at 0x[0-9a-f]+>", "...", plain)  # default values without a text
+        plain = plain.replace(repr(sys.executable), "sys.executable")
         shown = textwrap.fill(name + plain, 110, subsequent_indent="    ", break_long_words=False)
     except ValueError:
         shown = name
@@ -414,83 +414,39 @@ def _signed(name: str, item: Any) -> str:
 # ---- programs --------------------------------------------------------------------------------------------------------
 
 
-class _Seen(Exception):
-    """Carry a parser out of a program that was about to use it."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        super().__init__()
-        self.parser = parser
-
-
-def parser_of(program: str) -> argparse.ArgumentParser:
-    """Return the parser of a program's command line, without running the program."""
-    module, name = PROGRAMS[program]
-    function: Callable[..., object] = getattr(importlib.import_module(module), name)
-
-    def stop(parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
-        raise _Seen(parser)
-
-    try:
-        with mock.patch.object(argparse.ArgumentParser, "parse_args", stop):
-            made = function()
-    except _Seen as seen:
-        return seen.parser
-    assert isinstance(made, argparse.ArgumentParser)
-    return made
-
-
-def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return the subcommands of a parser, by name."""
-    found = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return dict(found[0]) if found else {}
-
-
 def program(name: str) -> str:
-    """Return usage, description and options of a program and of all its subcommands."""
+    """Return usage, description and options of a program and of all its commands."""
     parser = parser_of(name)
-    parts = [_usage(parser), _text(parser.description or ""), _options(parser)]
-    for word, command in commands(parser).items():
-        parts += [f"({name}-{word})=\n## {word}", _usage(command), _text(command.description or ""), _options(command)]
-    return "\n\n".join(part for part in parts if part)
-
-
-def _usage(parser: argparse.ArgumentParser) -> str:
-    usage = " ".join(parser.format_usage().split()).removeprefix("usage: ")
-    return f"```text\n{usage}\n```"
-
-
-def _text(description: str) -> str:
-    """A description as paragraphs; lines that are set in stay as they are."""
-    blocks = []
-    for block in description.strip().split("\n\n"):
-        plain = [line for line in block.splitlines() if not line.startswith("  ")]
-        kept = [line for line in block.splitlines() if line.startswith("  ")]
-        if "\n  " not in f"\n{block}":
-            blocks.append(_literal(block))
-            continue
-        blocks.append(_literal(" ".join(plain)) + "\n\n```text\n" + "\n".join(line.strip() for line in kept) + "\n```")
-    return "\n\n".join(blocks)
-
-
-def _options(parser: argparse.ArgumentParser) -> str:
-    """Arguments as a list of definitions, which man pages show well."""
-    parts = []
-    for action in parser._actions:
-        if isinstance(action, (argparse._HelpAction, argparse._SubParsersAction)) or action.help == argparse.SUPPRESS:
-            continue
-        words = action.option_strings or [_metavar(action)]
-        value = f" {_metavar(action)}" if action.option_strings and action.nargs != 0 else ""
-        text = (action.help or "").replace("%(default)s", str(action.default))
-        names = ", ".join(f"`{word}{value}`" for word in words)
-        parts.append(f"{names}\n: {_sentence(text) if text else 'Required.'}")
+    parts = [_command(command(parser))]
+    parts += [f"## {word}\n\n{_command(command(each))}" for word, each in parsers_of_commands(parser).items()]
     return "\n\n".join(parts)
 
 
-def _metavar(action: argparse.Action) -> str:
-    given = action.metavar if action.metavar is not None else action.dest
-    if isinstance(given, tuple):
-        return " ".join(given)
-    return "{" + ",".join(map(str, action.choices)) + "}" if action.choices and action.metavar is None else given
+def _command(shown: Command) -> str:
+    parts = ["```text\n" + _wrapped_usage(shown) + "\n```"]
+    parts += [f"```text\n{text}\n```" if is_program else _linked(text) for text, is_program in shown.description]
+    parts.append("\n".join(map(_argument, shown.arguments)))
+    if shown.statuses:
+        parts.append(_table(["status", "meaning"], [[code, _sentence(meaning)] for code, meaning in shown.statuses]))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _wrapped_usage(shown: Command) -> str:
+    """Usage in lines of at most 100 letters; an option and its value stay on one line."""
+    words = " ".join(word.replace(" ", "\0") for word in (shown.name, *shown.usage))
+    lines = textwrap.wrap(words, 100, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\0", " ")
+
+
+def _argument(argument: Argument) -> str:
+    value = f" {argument.value}" if argument.value else ""
+    return f"- {', '.join(f'`{name}{value}`' for name in argument.names)}: {_linked(argument.text)}"
+
+
+def _linked(text: str) -> str:
+    """Program text for a page of the reference, with links to the pages and fragments that it names."""
+    text = re.sub(r"\bdocs/(\w+/([\w-]+\.md))\b", r"[\2](../\1)", _literal(text))
+    return re.sub(r"\bcondor\\_config\.d/([\w.-]+\.conf)\b", r"[\1](../../condor_config.d/\1)", text)
 
 
 TABLES: dict[str, Callable[[str], str]] = {
@@ -513,3 +469,16 @@ TABLES: dict[str, Callable[[str], str]] = {
     "program": program,
     "python": python,
 }
+
+
+def main() -> None:
+    """Print the tables of all pages anew."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        text = page.read_text()
+        if (new := fill(text)) != text:
+            page.write_text(new)
+            print(page.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

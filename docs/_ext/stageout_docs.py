@@ -1,37 +1,176 @@
-"""Sphinx extension: fill the generated tables into pages, and accept the languages of our code blocks."""
+"""Sphinx extension: build the site from pages that are plain Markdown.
+
+The pages have no directives and no roles, because code hosts show them as they are. This extension adds three things
+from what the pages have anyway: tables of contents from lists of links, anchors from ``<a id="...">``, and copies of
+the files of the repository to which pages link. The site then needs no file beside it.
+"""
 
 from __future__ import annotations
 
 import re
-import sys
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[2])]
-
+from docutils import nodes
 from pygments.lexers.special import TextLexer
-from reference import fill, has_tables
+from sphinx.util import logging
+from sphinx.util.osutil import relative_uri
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Scheme of links to files of the repository, until the address of each page is known.
+SCHEME = "repository"
+#: Folder of the site with copies of these files.
+FILES = "files"
+#: Pages whose lists of links are the tables of contents.
+CONTENTS = ("index", "developer/decisions")
 
 #: Languages of code blocks that Pygments does not know.
 _PLAIN = ("dag", "mermaid")
-#: Links to files of the repository that are no pages. They work where the source is shown; the site shows the name.
-_OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+((?:examples|condor_config\.d|plugins|tests)/[^)]*)\)")
+_LOG = logging.getLogger(__name__)
+_LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)#\s]+)")
+_ANCHOR = re.compile(r'<a id="([^"]+)"></a>(`[^`]+`|\*\*[^*]+\*\*)')
+_ENTRY = re.compile(r"^(?:- |\| )\[[^\]]+\]\(([^)#:\s]+)\.md\)", re.M)
+_CODE = re.compile(r"^( *)(```+)[^\n]*\n.*?^\1\2$|(`+)(?!`).+?(?<!`)\3(?!`)", re.M | re.S)
+_IMAGE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
+_ADDRESS = re.compile(r'(?:href|src)="([^"]+)"')
 
 
-def _fill_in(app: Any, name: str, source: list[str]) -> None:
-    """Replace the markers of one page, and its links to files that are no pages."""
-    source[0] = _OUTSIDE.sub(r"\1 (`\2`)", fill(source[0]))
+def links(text: str) -> Iterator[re.Match[str]]:
+    """Yield the links of a page that lead to a file: neither those in program text nor images."""
+    hidden = re.sub(_IMAGE, lambda found: " " * len(found[0]), _without_code(text))
+    return _LINK.finditer(hidden)
 
 
-def _outdated(app: Any, env: Any, added: set[str], changed: set[str], removed: set[str]) -> list[str]:
-    """Name the pages with tables: they are as old as the code, not as their own files."""
-    return [name for name in env.found_docs if has_tables(Path(env.doc2path(name)).read_text())]
+def _without_code(text: str) -> str:
+    return _CODE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+
+
+def outside(page: Path, target: str, docs: Path) -> Path | None:
+    """Return the file or folder of the repository to which a page links; None when it is another page."""
+    path = (page.parent / unquote(target)).resolve()
+    is_page = path.suffix == ".md" and docs in path.parents
+    return None if is_page else path
+
+
+def _prepare(app: Any, name: str, source: list[str]) -> None:
+    """Prepare the text of one page for MyST."""
+    page, docs, text = Path(app.env.doc2path(name)), Path(app.srcdir), source[0]
+    for link in reversed(list(links(text))):
+        path = outside(page, link[1], docs)
+        if path is None:
+            continue
+        if not path.exists():
+            _LOG.warning("%s: no such file", link[1], location=name)
+        elif docs.parent not in path.parents:
+            _LOG.warning("%s: not in the repository", link[1], location=name)
+        else:
+            end = "/" if path.is_dir() else ""
+            text = f"{text[: link.start()]}{SCHEME}:{path.relative_to(docs.parent)}{end}{text[link.end() :]}"
+    source[0] = _ANCHOR.sub(r"[\2]{#\1}", text)
+    if name in CONTENTS:
+        source[0] += contents(text)
+
+
+def contents(text: str) -> str:
+    """Return tables of contents for MyST: one for each section with a list, or a table, that begins with links."""
+    made = []
+    for section in re.split(r"^## ", text, flags=re.M):
+        head = "" if section is text or section.startswith("# ") else section.partition("\n")[0]
+        if entries := _ENTRY.findall(section):
+            caption = f":caption: {head}\n" if head else ""
+            made.append(f"\n\n```{{toctree}}\n:hidden:\n{caption}\n" + "\n".join(entries) + "\n```\n")
+    return "".join(made)
+
+
+def _name_anchors(app: Any, tree: nodes.document) -> None:
+    """Let links of other pages lead to the anchors, as to headings."""
+    slugs = app.env.metadata[app.env.docname].setdefault("myst_slugs", {})
+    for place in tree.findall(nodes.inline):
+        for name in place["ids"]:
+            slugs.setdefault(name, (place.line or 0, name, place.astext()))
+
+
+def _resolve(app: Any, tree: nodes.document, name: str) -> None:
+    """Point links to the copies, and label the cells of wide tables for narrow screens."""
+    here = app.builder.get_target_uri(name)
+    for link in tree.findall(nodes.reference):
+        scheme, _, path = link.get("refuri", "").partition(":")
+        if scheme == SCHEME:
+            link["refuri"] = relative_uri(here, f"{FILES}/{path}" + ("index.html" if path.endswith("/") else ""))
+            link["internal"] = True
+    for table in tree.findall(nodes.table):
+        _label(table)
+
+
+def _label(table: nodes.table) -> None:
+    """Write the head of its column before each cell; the style sheet shows it where a row is a block."""
+    heads = [cell.astext() for head in table.findall(nodes.thead) for cell in head.findall(nodes.entry)]
+    if len(heads) < 3:
+        return
+    table["classes"].append("wide")
+    for body in table.findall(nodes.tbody):
+        for row in body.findall(nodes.row):
+            for head, cell in zip(heads, row.findall(nodes.entry)):
+                if cell.astext() and isinstance(cell[0], nodes.paragraph):
+                    cell[0].insert(0, nodes.inline("", f"{head}: ", classes=["column-head"]))
+
+
+def _finish(app: Any, problem: Exception | None) -> None:
+    """Copy the files to which pages link, and name each link of the site that leads nowhere."""
+    if problem or app.builder.format != "html":
+        return
+    docs, site = Path(app.srcdir), Path(app.outdir)
+    shutil.rmtree(site / FILES, ignore_errors=True)
+    for path in linked_files(docs, [Path(app.env.doc2path(name)) for name in app.env.found_docs]):
+        _copy(path, site / FILES / path.relative_to(docs.parent))
+    for page, address in dead_links(site):
+        _LOG.warning("%s: its link to %s leads nowhere", page.relative_to(site), address)
+
+
+def linked_files(docs: Path, pages: list[Path]) -> list[Path]:
+    """Return the files and folders of the repository to which pages link."""
+    found = (outside(page, link[1], docs) for page in pages for link in links(page.read_text()))
+    return sorted({path for path in found if path and path.exists() and docs.parent in path.parents})
+
+
+def _copy(path: Path, target: Path) -> None:
+    """Copy a file, or a folder with an index of its files."""
+    if path.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+        return
+    shutil.copytree(path, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    names = sorted(each.relative_to(target).as_posix() for each in target.rglob("*") if each.is_file())
+    rows = "".join(f'<li><a href="{name}">{name}</a></li>\n' for name in names if name != "index.html")
+    head = f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{path.name}</title></head>\n'
+    (target / "index.html").write_text(f"{head}<body><h1>{path.name}</h1>\n<ul>\n{rows}</ul></body></html>\n")
+
+
+def dead_links(site: Path) -> Iterator[tuple[Path, str]]:
+    """Yield page and address of each link of a built site to a file that it does not have."""
+    known: dict[Path, bool] = {}
+    for page in (page for page in sorted(site.rglob("*.html")) if site / FILES not in page.parents):
+        for address in sorted(set(_ADDRESS.findall(page.read_text(errors="replace")))):
+            parts = urlsplit(address)
+            if parts.scheme or parts.netloc or not parts.path:
+                continue
+            path = page.parent / unquote(parts.path)
+            if path not in known:
+                known[path] = path.is_file()
+            if not known[path]:
+                yield page, address
 
 
 def setup(app: Any) -> dict[str, bool]:
     """Register with Sphinx."""
-    app.connect("source-read", _fill_in)
-    app.connect("env-get-outdated", _outdated)
+    app.connect("source-read", _prepare)
+    app.connect("doctree-read", _name_anchors)
+    app.connect("doctree-resolved", _resolve)
+    app.connect("build-finished", _finish)
+    app.add_css_file("narrow.css")
     for language in _PLAIN:
         app.add_lexer(language, TextLexer)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -35,7 +35,7 @@ CAUSES = (
     Cause("NotMarked", "the access point has not marked the job"),
     # The node refuses.
     Cause("SlotUser", "the job runs under an account that is not its owner's"),
-    Cause("NoAgent", "no agent of the access point was heard of lately"),
+    Cause("NoAgent", "no notice of an agent of the access point has arrived lately"),
     Cause("AgentKey", "the node does not trust the key of the access point's agent"),
     Cause("SlotFull", "the data slot of the job's slot is full"),
     Cause("OwnerQuota", "the owner's part of the spool is full"),

@@ -214,7 +214,7 @@ def _outfile_kept(exam: Examination) -> str:
     "silent",
     "must",
     "a transfer that works prints nothing",
-    "what is printed is kept in memory, and once a minute for an hour kills the starter",
+    "the starter keeps all printed text in memory, and a line a minute for an hour kills it",
 )
 def _silent(exam: Examination) -> str:
     size = len(exam.good[1].printed)

@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 import shlex
-import sys
 import time
 from dataclasses import fields
 from datetime import datetime, timezone
@@ -36,11 +35,8 @@ PAGES = (
     "plugin/front-ends", "reference/json", "reference/json-overlay",
     "reference/reports",
 )  # fmt: skip
-sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
-import reference  # noqa: E402
-
-TEXT = "\n".join(reference.fill((ROOT / "docs" / f"{page}.md").read_text()) for page in PAGES)
+TEXT = "\n".join((ROOT / "docs" / f"{page}.md").read_text() for page in PAGES)
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.S | re.M)
 (VERBS,) = [action.choices for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
 WORDS = set(re.findall(r"`([^`\n]+)`", TEXT))
@@ -93,7 +89,7 @@ def test_every_check_is_listed() -> None:
 
 
 def test_every_exit_status_is_listed() -> None:
-    page = reference.fill((ROOT / "docs/reference/exit-statuses.md").read_text())
+    page = (ROOT / "docs/reference/exit-statuses.md").read_text()
     table = re.findall(r"^\| (\d{1,2}) \|", page.partition("## Daemons")[0], re.M)
     assert [int(number) for number in table] == sorted(Exit)
 

@@ -25,6 +25,7 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "_ext"))
 
 import descriptions  # noqa: E402
+import programs  # noqa: E402
 import reference  # noqa: E402
 
 _FOLDERS = ("policy_service", "sandbox_manager", "schedd_agent", "stageout", "stageout_web", "tests/harness")
@@ -187,12 +188,12 @@ def test_knobs_are_described_by_phrases() -> None:
     assert [knob.name for knob in KNOBS.values() if long_clauses(knob.doc) or passed_on(knob.doc)] == []
 
 
-@pytest.mark.parametrize("program", reference.PROGRAMS)
+@pytest.mark.parametrize("program", programs.PROGRAMS)
 def test_help_is_in_the_imperative(program: str) -> None:
-    parser = reference.parser_of(program)
+    parser = programs.parser_of(program)
     actions = [item for item in parser._actions if isinstance(item, argparse._SubParsersAction)]
     short = [choice.help or "" for item in actions for choice in item._choices_actions]
-    parsers = [parser, *reference.commands(parser).values()]
+    parsers = [parser, *programs.parsers_of_commands(parser).values()]
     about = [each.description or "" for each in parsers]
     options = [item.help or "" for each in parsers for item in each._actions if item.help != argparse.SUPPRESS]
     assert [text for text in [*short, *about] if wrong_help(text)] == []
@@ -291,7 +292,7 @@ _SITE = ("start", "user", "administrator", "pilot", "overlay", "explanation", "r
 
 def missing_words(texts: list[str], glossary: str) -> set[str]:
     """Return the project words that texts use and the glossary does not define."""
-    defined = set(re.findall(r"^([a-z][a-z -]*)$", glossary, re.M))
+    defined = set(re.findall(r"^## ([a-z][a-z -]*)$", glossary, re.M))
     prose = "\n".join(re.sub(r"`[^`]*`|```.*?```", "", text, flags=re.S) for text in texts).lower()
     return {word for word in _WORDS - defined if re.search(rf"\b{word}s?\b", prose)}
 
@@ -436,4 +437,4 @@ def test_knobs_that_do_not_exist_are_found() -> None:
 
 
 def test_words_that_the_glossary_lacks_are_found() -> None:
-    assert missing_words(["The spools of a `ticket`."], "ticket\n    Name.\n") == {"spool"}
+    assert missing_words(["The spools of a `ticket`."], "## ticket\n\nName.\n") == {"spool"}

