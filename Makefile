@@ -46,6 +46,7 @@ reference: $(STAMP)
 # Strict: a warning is an error. No network is needed.
 docs: $(STAMP)
 	$(PY) -m sphinx -q -W --keep-going -d out/docs/doctrees -b html docs out/docs/html
+	PYTHONPATH=. $(PY) docs/_ext/man.py out/docs/man
 
 oldest: $(STAMP)
 	tools/oldest

@@ -45,6 +45,44 @@ EXTRA_KNOBS: dict[str, tuple[str, str, str]] = {
     "STAGEOUT_RETRY_LIMIT": ("ap", "4", "Times that such a job runs again before it is held."),
 }
 
+#: Commands of ``stageout`` that belong together -> the page that explains them. Man pages name both.
+COMMAND_GROUPS: dict[tuple[str, ...], str] = {
+    ("status", "top", "wait", "history"): "user/commands.md",
+    ("retry", "cancel", "pause", "resume", "redirect"): "user/commands.md",
+    ("explain", "check"): "user/before.md",
+    ("estimate", "profile"): "user/estimate.md",
+    ("doctor",): "administrator/doctor.md",
+    ("wrap",): "plugin/front-ends.md",
+    ("plugin",): "plugin/write.md",
+    ("completion", "help"): "user/commands.md",
+    ("put", "get", "ls", "stat", "rm", "mkdir", "mv", "copy", "ask", "lot"): "overlay/commands.md",
+    ("routes", "capability"): "overlay/commands.md",
+}
+_OVERLAY_KEY = (
+    "/etc/condor/stageout-overlay.key",
+    "Your key for routers, NAME SECRET or a token. The option --key names another file.",
+)
+#: Command of ``stageout`` -> the files that it reads or writes, beside HTCondor's configuration.
+COMMAND_FILES: dict[str, tuple[tuple[str, str], ...]] = {
+    "wait": (
+        (
+            "/opt/stageout/share/stageout/stageout.dag",
+            "File that a DAG includes, so that its nodes wait for their output.",
+        ),
+    ),
+    "history": (
+        ("$(SPOOL)/stageout_history", "Records of files whose delivery has ended. The option -files reads them."),
+    ),
+    "completion": (
+        ("~/.local/share/bash-completion/completions/stageout", "Place of the script for bash."),
+        ("~/.config/fish/completions/stageout.fish", "Place of the script for fish."),
+    ),
+    "wrap": (
+        ("/usr/local/libexec/stageout", "Directory of the front ends. The option --directory names another one."),
+    ),
+    **dict.fromkeys(("put", "get", "ls", "stat", "rm", "mkdir", "mv", "copy", "ask", "lot", "routes"), (_OVERLAY_KEY,)),
+}
+
 #: Attribute -> kind of ad, type, description.
 ATTRIBUTES: dict[str, tuple[str, str, str]] = {
     # The owner's wishes, and what the access point adds to the job.
