@@ -7,14 +7,16 @@ the files of the repository to which pages link. The site then needs no file bes
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from docutils import nodes
+from markdown_it import MarkdownIt
 from pygments.lexers.special import TextLexer
 from sphinx.util import logging
 from sphinx.util.osutil import relative_uri
@@ -49,10 +51,14 @@ def _without_code(text: str) -> str:
 
 
 def outside(page: Path, target: str, docs: Path) -> Path | None:
-    """Return the file or folder of the repository to which a page links; None when it is another page."""
+    """Return the file or folder of the repository to which a page links; None when it is another page.
+
+    A link to the README of a folder is one to the folder, whose index shows it.
+    """
     path = (page.parent / unquote(target)).resolve()
-    is_page = path.suffix == ".md" and docs in path.parents
-    return None if is_page else path
+    if path.suffix == ".md" and docs in path.parents:
+        return None
+    return path.parent if path.name == "README.md" and docs.parent in path.parent.parents else path
 
 
 def _prepare(app: Any, name: str, source: list[str]) -> None:
@@ -125,34 +131,59 @@ def _finish(app: Any, problem: Exception | None) -> None:
     docs, site = Path(app.srcdir), Path(app.outdir)
     shutil.rmtree(site / FILES, ignore_errors=True)
     for path in linked_files(docs, [Path(app.env.doc2path(name)) for name in app.env.found_docs]):
-        _copy(path, site / FILES / path.relative_to(docs.parent))
+        _copy(path, site, docs)
     for page, address in dead_links(site):
         _LOG.warning("%s: its link to %s leads nowhere", page.relative_to(site), address)
 
 
-def linked_files(docs: Path, pages: list[Path]) -> list[Path]:
-    """Return the files and folders of the repository to which pages link."""
-    found = (outside(page, link[1], docs) for page in pages for link in links(page.read_text()))
-    return sorted({path for path in found if path and path.exists() and docs.parent in path.parents})
+def linked_files(docs: Path, pages: Iterable[Path]) -> list[Path]:
+    """Return the files and folders of the repository to which pages link, and those to which their READMEs link."""
+    found: set[Path] = set()
+    waiting = list(pages)
+    while waiting:
+        page = waiting.pop()
+        paths = {outside(page, link[1], docs) for link in links(page.read_text())} - found
+        new = {path for path in paths if path and path.exists() and docs.parent in path.parents}
+        found |= new
+        waiting += [path / "README.md" for path in new if (path / "README.md").is_file()]
+    return sorted(found)
 
 
-def _copy(path: Path, target: Path) -> None:
-    """Copy a file, or a folder with an index of its files."""
+def _copy(path: Path, site: Path, docs: Path) -> None:
+    """Copy a file, or a folder with an index: its README, and a list of its files."""
+    target = site / FILES / path.relative_to(docs.parent)
     if path.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
         return
     shutil.copytree(path, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-    names = sorted(each.relative_to(target).as_posix() for each in target.rglob("*") if each.is_file())
-    rows = "".join(f'<li><a href="{name}">{name}</a></li>\n' for name in names if name != "index.html")
-    head = f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{path.name}</title></head>\n'
-    (target / "index.html").write_text(f"{head}<body><h1>{path.name}</h1>\n<ul>\n{rows}</ul></body></html>\n")
+    readme = path / "README.md"
+    text = _for_site(readme, site, docs) if readme.is_file() else f"# {path.name}\n"
+    names = sorted(each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file())
+    rows = [f"- [{name}]({quote(name)})" for name in names if (target / name).is_file()]
+    body = MarkdownIt("commonmark").enable("table").render("\n".join([text, "## Files", "", *rows, ""]))
+    head = f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{path.name}</title></head>\n'
+    (target / "index.html").write_text(f"{head}<body>\n{body}</body>\n</html>\n")
+
+
+def _for_site(readme: Path, site: Path, docs: Path) -> str:
+    """Text of a README whose links lead to the pages of the site and to the copies."""
+    text, here = readme.read_text(), site / FILES / readme.parent.relative_to(docs.parent)
+    for link in reversed(list(links(text))):
+        path = outside(readme, link[1], docs)
+        if path is None:
+            there = (site / (readme.parent / link[1]).resolve().relative_to(docs)).with_suffix(".html")
+        else:
+            there = site / FILES / path.relative_to(docs.parent) / ("index.html" if path.is_dir() else "")
+        text = text[: link.start()] + os.path.relpath(there, here) + text[link.end() :]
+    return text
 
 
 def dead_links(site: Path) -> Iterator[tuple[Path, str]]:
     """Yield page and address of each link of a built site to a file that it does not have."""
     known: dict[Path, bool] = {}
-    for page in (page for page in sorted(site.rglob("*.html")) if site / FILES not in page.parents):
+    copies = set((site / FILES).rglob("*.html")) - set((site / FILES).rglob("index.html"))
+    for page in sorted(set(site.rglob("*.html")) - copies):
         for address in sorted(set(_ADDRESS.findall(page.read_text(errors="replace")))):
             parts = urlsplit(address)
             if parts.scheme or parts.netloc or not parts.path:

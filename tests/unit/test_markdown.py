@@ -206,7 +206,12 @@ def test_the_site_has_copies_of_the_files_to_which_it_links(tmp_path: Path) -> N
     for name in ("alerts.yml", "pilot/start.sh", "pilot/README.md"):
         (tmp_path / "examples" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "examples" / name).write_text(f"text of {name}")
-    page = "# Page\n\n[alerts](../../examples/alerts.yml), [pilots](../../examples/pilot/), `[no](../none)`\n"
+    readme = "# Pilots\n\n[page](../../docs/user/one.md#x-y), [box](../box/README.md), [c](../c.sub), [me](start.sh)\n"
+    (tmp_path / "examples/pilot/README.md").write_text(readme)
+    (tmp_path / "examples/box").mkdir()
+    (tmp_path / "examples/box/README.md").write_text("# Box\n")
+    (tmp_path / "examples/c.sub").write_text("queue\n")
+    page = "# Page\n\n[alerts](../../examples/alerts.yml), [pilots](../../examples/pilot/README.md), `[no](../none)`\n"
     page += '\n| a | b | c |\n|---|---|---|\n| <a id="x-y"></a>`X_Y` | 2 | --json |\n'
     index = "# Index\n\n[one](user/one.md#x-y) [old](old.html)\n\n## User\n\n- [One](user/one.md)\n"
     (tmp_path / "docs").mkdir()
@@ -217,7 +222,11 @@ def test_the_site_has_copies_of_the_files_to_which_it_links(tmp_path: Path) -> N
     assert 'href="../files/examples/alerts.yml"' in html
     assert 'href="../files/examples/pilot/index.html"' in html
     assert (out / "files/examples/alerts.yml").read_text() == "text of alerts.yml"
-    assert 'href="README.md"' in (out / "files/examples/pilot/index.html").read_text()
+    index = (out / "files/examples/pilot/index.html").read_text()
+    assert "<h1>Pilots</h1>" in index
+    assert re.findall('href="(.*?)"', index) == [
+        "../../../user/one.html#x-y", "../box/index.html", "../c.sub", "start.sh", "README.md", "start.sh"
+    ]  # fmt: skip
     assert 'href="files/docs/old.html"' in (out / "index.html").read_text()
     assert 'href="user/one.html#x-y"' in (out / "index.html").read_text()
     assert 'id="x-y"' in html
