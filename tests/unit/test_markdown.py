@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -115,6 +116,38 @@ def test_markup_that_a_code_host_does_not_show_is_found(kind: str, text: str) ->
 )
 def test_plain_markup_is_not_found(text: str) -> None:
     assert foreign(text) == set()
+
+
+def swallowed(text: str) -> list[str]:
+    """Return what a code host hides or draws in a page, although it is meant as text.
+
+    Those are HTML but for comments and anchors, tables that are none, and pairs of dollar signs (formulas).
+    """
+    found = []
+    for token in MarkdownIt("commonmark").enable("table").parse(text):
+        inside = [token, *(token.children or [])]
+        html = [part.content.strip() for part in inside if part.type in ("html_block", "html_inline")]
+        found += [part for part in html if not re.fullmatch(r'<!--.*-->|<a id="[\w-]+">|</a>', part, re.S)]
+        if token.type == "inline":
+            found += [
+                part.content for part in inside if part.type == "text" and re.match(r"\|[ :|-]+\|$", part.content)
+            ]
+            plain = re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)|\\\$", "", token.content)
+            found += re.findall(r"\$[^\s$](?:[^$]*[^\s$])?\$(?![\d$])", plain)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names)
+def test_a_code_host_swallows_no_text(page: Path) -> None:
+    assert swallowed(page.read_text()) == []
+
+
+def test_swallowed_text_is_found() -> None:
+    good = '# A\n\n<!-- b -->\n\n| <a id="x-y"></a>`<X>` | \\<NAME> |\n|---|---|\n| `$(A) $(B)` | \\$(A) \\$(B) |\n'
+    assert swallowed(good) == []
+    assert swallowed("Set <NAME> and <br> here.") == ["<NAME>", "<br>"]
+    assert swallowed("Text\n\n| a | b |\n| --- |\n") == ["| --- |"]
+    assert swallowed("In $(SPOOL)/$(NAME).") == ["$(SPOOL)/$"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)
