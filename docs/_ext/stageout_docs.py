@@ -21,7 +21,6 @@ from pygments.lexers.special import TextLexer
 from sphinx.util import logging
 from sphinx.util.osutil import relative_uri
 
-ROOT = Path(__file__).resolve().parents[2]
 #: Scheme of links to files of the repository, until the address of each page is known.
 SCHEME = "repository"
 #: Folder of the site with copies of these files.
@@ -35,18 +34,19 @@ _LOG = logging.getLogger(__name__)
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)#\s]+)")
 _ANCHOR = re.compile(r'<a id="([^"]+)"></a>(`[^`]+`|\*\*[^*]+\*\*)')
 _ENTRY = re.compile(r"^(?:- |\| )\[[^\]]+\]\(([^)#:\s]+)\.md\)", re.M)
-_CODE = re.compile(r"^( *)(```+)[^\n]*\n.*?^\1\2$|(`+)(?!`).+?(?<!`)\3(?!`)", re.M | re.S)
+_CODE = re.compile(r"^( *)(```+)[^\n]*\n.*?^\1\2$|(`+)(?!`)(?:(?!\n\s*\n).)+?(?<!`)\3(?!`)", re.M | re.S)
 _IMAGE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
 _ADDRESS = re.compile(r'(?:href|src)="([^"]+)"')
 
 
 def links(text: str) -> Iterator[re.Match[str]]:
     """Yield the links of a page that lead to a file: neither those in program text nor images."""
-    hidden = re.sub(_IMAGE, lambda found: " " * len(found[0]), _without_code(text))
+    hidden = re.sub(_IMAGE, lambda found: " " * len(found[0]), without_code(text))
     return _LINK.finditer(hidden)
 
 
-def _without_code(text: str) -> str:
+def without_code(text: str) -> str:
+    """Return a page with blanks in the place of its program text."""
     return _CODE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
 
 

@@ -20,7 +20,7 @@ import stageout_docs  # noqa: E402
 _FOLDERS = (".github", "condor_config.d", "docs", "examples", "plugins")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in _FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 
-#: Markup that only MyST or Sphinx understands, and alerts, which only code hosts understand.
+#: Markup that only MyST or Sphinx understands, alerts, which only code hosts understand, and links that no test reads.
 _FOREIGN = {
     "directive": r"^ *(?:`{3,}|~{3,}|:{3,}) *\{",
     "colon fence": r"^ *:{3,} *\w*$",
@@ -33,22 +33,24 @@ _FOREIGN = {
     "break": r"^\+\+\+",
     "substitution": r"\{\{ *\w+ *\}\}",
     "reference": r"(?:\]\(|<)(?:inv|project|path|doc):",
+    "link at another place": r"^\[[^\]]+\]: +(?!https?:)\S",
     "link without text": r"(?<!!)\[\]\(",
     "alert": r"^> *\[!\w+\]",
     "front matter": r"\A---\n",
 }
+_BLOCK = re.compile(r"^( *)(```+)([^\n]*)\n.*?^\1\2$", re.M | re.S)
 
 
 def foreign(text: str) -> set[str]:
     """Return the kinds of markup in a page that a code host would not show as the site does."""
-    heads = re.sub(r"^( *)(```+)([^\n]*)\n.*?^\1\2$", r"\1\2\3", text, flags=re.M | re.S)
+    heads = _BLOCK.sub(r"\1\2\3", text)
     plain = re.sub(r"(?<!`)(`+)(?!`)[^\n]*?(?<!`)\1(?!`)", "``", heads)
     return {kind for kind, form in _FOREIGN.items() if re.search(form, plain, re.M)}
 
 
 def anchors(text: str) -> set[str]:
     """Return the anchors of a page: those that it names, and those that code hosts make of its headings."""
-    prose = re.sub(r"^( *)(```+)[^\n]*\n.*?^\1\2$", "", text, flags=re.M | re.S)
+    prose = _BLOCK.sub("", text)
     found = set(re.findall(r'<a id="([^"]+)"></a>', prose))
     for heading in re.findall(r"^#+ (.+)$", prose, re.M):
         name = re.sub(r"[^\w -]", "", re.sub(r"\]\([^)]*\)", "]", heading).lower()).replace(" ", "-")
@@ -59,7 +61,7 @@ def anchors(text: str) -> set[str]:
 
 def dead(page: Path) -> list[str]:
     """Return the links of a page, relative to it, to files or anchors that do not exist."""
-    text = re.sub(r"^( *)(```+)[^\n]*\n.*?^\1\2$|(`+)(?!`).+?(?<!`)\3(?!`)", "", page.read_text(), flags=re.M | re.S)
+    text = stageout_docs.without_code(page.read_text())
     found = []
     for path, _, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)(#([^)\s]+))?\)", text):
         other = page.parent / path if path else page
@@ -95,6 +97,7 @@ def test_a_code_host_shows_the_whole_page(page: Path) -> None:
         ("substitution", "Version {{ version }}"),
         ("reference", "[manual](inv:htcondor:std:doc#users-manual/file-transfer)"),
         ("reference", "<project:#spool>"),
+        ("link at another place", "See the [spool].\n\n[spool]: spool.md\n"),
         ("link without text", "[](spool.md)"),
         ("alert", "> [!NOTE]\n> Text\n"),
         ("front matter", "---\ntitle: Spool\n---\n"),
@@ -192,7 +195,7 @@ def test_an_old_table_is_found() -> None:
 
 def bare_paths(text: str) -> list[str]:
     """Return the files of the repository that a page names without a link."""
-    prose = re.sub(r"^( *)(```+)[^\n]*\n.*?^\1\2$", "", text, flags=re.M | re.S)
+    prose = _BLOCK.sub("", text)
     found = re.findall(r"(?<!\[)`((?:examples|condor_config\.d|plugins|tools/packages)/[^`\s]*)`", prose)
     return [path for path in found if (ROOT / path).exists()]
 
