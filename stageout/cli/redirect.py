@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stageout.cli.condor import Pool, Queue
 
 DESCRIPTION = """\
-Send failed and waiting files of a job to another URL, without another run. On success a held job completes.
+The words are JOB [FILE] URL. Send failed and waiting files of a job to another URL, without another run. On success a held job completes.
 Files that are delivered or being sent keep their URL. Without FILE, URL is a directory: the last part of each file's
 URL stays. With FILE, URL is the whole URL of this file, or a directory if it ends with a slash.
 The command sends a token to another server only if URL names it, as in token+https://server/path.
@@ -46,7 +46,6 @@ class Move(NamedTuple):
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add what this command takes."""
-    command.usage = "%(prog)s [OPTION ...] JOB [FILE] URL\n       %(prog)s [OPTION ...] --server OLD NEW"
     command.add_argument(
         "words", metavar="WORD", nargs="*",
         help="JOB: job (1234.0); FILE: name as 'stageout status' shows it; "
