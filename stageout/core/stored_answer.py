@@ -49,7 +49,7 @@ def is_asked(plugin: Path) -> bool:
 
 
 def path_of(plugin: Path) -> Path:
-    """Where the answer of a plugin is stored."""
+    """Return the path of a plugin's stored answer."""
     return plugin.with_name(f"{plugin.name}.answer")
 
 

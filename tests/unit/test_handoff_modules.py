@@ -1,4 +1,4 @@
-"""What a hand-off loads, in every job's way."""
+"""The modules of a hand-off are a closed list: each job waits while they are loaded."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Site:
         return path
 
     def answer(self, shell: str = "", **changes: str) -> tuple[str, bool]:
-        """What the plugin prints, as Python prints it, and whether it was the stored answer."""
+        """Return the plugin's answer without the mark, and whether it was the stored one."""
         command = [shell] if shell else []
         environment = {**self.environment, **changes}
         done = subprocess.run(
@@ -70,7 +70,7 @@ class Site:
         return done.stdout.replace('"stored', '"'), '"stored' in done.stdout
 
     def python(self, **changes: str) -> str:
-        """What Python prints in this environment."""
+        """Return Python's answer in this environment."""
         command = [sys.executable, str(self.plugin), "-classad"]
         environment = {**self.environment, **changes}
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
@@ -212,7 +212,7 @@ def test_it_is_not_stored_where_others_may_write(site: Site) -> None:
 
 
 def test_a_plugin_that_lacks_something_is_asked_every_time(tmp_path: Path) -> None:
-    """What it lacks may be there the next time."""
+    """The missing program may be there the next time."""
     site = Site(tmp_path / "site", "gsiftp_plugin")
     program = site.bin / "globus-url-copy"
     site.store()
