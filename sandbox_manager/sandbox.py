@@ -96,6 +96,7 @@ class Sandbox:
     :param refused: reason why the last redirect was not carried out, or not for all files.
     :param fallback: URL of the directory for files that cannot be delivered, "" for none.
     :param fallback_note: reason why files were sent there; without a fallback, why the job's own is ignored.
+    :param failing_since: wall clock: since then the last attempt of some file that is left has failed; 0: of none.
     """
 
     id: int
@@ -140,6 +141,7 @@ class Sandbox:
     refused: str = ""
     fallback: str = ""
     fallback_note: str = ""
+    failing_since: int = 0
 
     @property
     def owner(self) -> str:

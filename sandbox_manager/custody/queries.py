@@ -82,7 +82,7 @@ _SANDBOX_COLUMNS = (
     "id, job, number, owner, user, uid, gid, shared_uid, startd, slot_id, dslot_id, slot_name, priority, state, "
     "change, paused, reason, error_code, named_tickets, accepted_at, confirmed_at, ended_at, "
     "forgettable, attempts, excused, retried_at, acct_group, refused, fallback, "
-    "fallback_note"
+    "fallback_note, failing_since"
 )
 
 
@@ -120,7 +120,7 @@ def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
         state=STATE_OF[row[13]], change=row[14], paused=bool(row[15]), reason=row[16], error_code=row[17],
         named_tickets=tuple(row[18].split()), accepted_at=row[19], confirmed_at=row[20], ended_at=row[21],
         forgettable=bool(row[22]), retried_at=row[25], group=row[26], refused=row[27],
-        fallback=row[28], fallback_note=row[29],
+        fallback=row[28], fallback_note=row[29], failing_since=row[30],
         tickets=tuple(item[0] for item in tickets), freed=all(item[1] for item in tickets),
         files_total=sum(count for state, count in sums.files.items() if state != FileState.DROPPED),
         files_left=sum(sums.files.get(state, 0) for state in _LEFT),

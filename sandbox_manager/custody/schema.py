@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from stageout.core import durable, log
 
-VERSION = 6
+VERSION = 7
 _DERIVED = ("sums",)  # the triggers fill it
 #: Columns that only earlier versions have.
 _FORMER = frozenset({("files", "device")})
@@ -35,7 +35,7 @@ CREATE TABLE sandboxes (
     attempts INTEGER NOT NULL DEFAULT 0, excused INTEGER NOT NULL DEFAULT 0,
     named_tickets TEXT NOT NULL DEFAULT '', named_files INTEGER NOT NULL DEFAULT 0,
     accepted_at INTEGER NOT NULL, confirmed_at INTEGER NOT NULL DEFAULT 0, ended_at INTEGER NOT NULL DEFAULT 0,
-    retried_at INTEGER NOT NULL DEFAULT 0,
+    retried_at INTEGER NOT NULL DEFAULT 0, failing_since INTEGER NOT NULL DEFAULT 0,
     forgettable INTEGER NOT NULL DEFAULT 0, acct_group TEXT NOT NULL DEFAULT '', refused TEXT NOT NULL DEFAULT '',
     fallback TEXT NOT NULL DEFAULT '', fallback_note TEXT NOT NULL DEFAULT '',
     UNIQUE (job, number, owner));

@@ -430,6 +430,16 @@ def record_results(db: sqlite3.Connection, results: Iterable[FileResult]) -> Non
     )  # fmt: skip
 
 
+def note_failures(db: sqlite3.Connection, sandbox: int, now: int) -> None:
+    """Keep since when the last attempt of some file of a sandbox that is left has failed."""
+    fails = "SELECT 1 FROM files WHERE sandbox = :sandbox AND state IN (0, 1, 3) AND error_code != 0"
+    db.execute(
+        f"UPDATE sandboxes SET failing_since = CASE WHEN NOT EXISTS ({fails}) THEN 0 "
+        "WHEN failing_since THEN failing_since ELSE :now END WHERE id = :sandbox",
+        {"sandbox": sandbox, "now": now},
+    )
+
+
 def keep_attempts(db: sqlite3.Connection, sandbox: int, attempts: int, excused: int) -> None:
     """A file of this sandbox has come to so many attempts, of which so many do not count.
 
@@ -482,7 +492,7 @@ def keep_ages(db: sqlite3.Connection, jump_s: int, now: int) -> set[int]:
     """
     moved = "CASE WHEN {0} BETWEEN 1 AND :before THEN {0} + :jump ELSE {0} END" if jump_s > 0 else "min({0}, :now)"
     facts = {"before": now - jump_s, "jump": jump_s, "now": now}
-    names = ("accepted_at", "confirmed_at", "retried_at", "ended_at")
+    names = ("accepted_at", "confirmed_at", "retried_at", "ended_at", "failing_since")
     db.execute(f"UPDATE sandboxes SET {', '.join(f'{name} = {moved.format(name)}' for name in names)}", facts)
     for table in ("fences", "unknown"):
         db.execute(f"UPDATE {table} SET at = {moved.format('at')}", facts)
@@ -502,7 +512,8 @@ def fresh_attempts(db: sqlite3.Connection, sandbox: int, now: int) -> None:
         (sandbox,),
     )
     db.execute(
-        "UPDATE sandboxes SET attempts = 0, excused = 0, retried_at = ?, change = change + 1 WHERE id = ?",
+        "UPDATE sandboxes SET attempts = 0, excused = 0, failing_since = 0, retried_at = ?, change = change + 1 "
+        "WHERE id = ?",
         (now, sandbox),
     )
 

@@ -25,6 +25,7 @@ from sandbox_manager.report.flows import flow_reports
 from sandbox_manager.rules import last_attempt_at
 from sandbox_manager.sandbox import SENDABLE, Destination, FileState, Sandbox
 from sandbox_manager.transfer.handover import written
+from stageout import __version__
 from stageout.core import durable, log
 from stageout.core.clock import Clock
 from stageout.core.config import Settings
@@ -145,6 +146,7 @@ def sandbox_report(
         bytes_dropped=box.bytes_dropped if box.state in _DROPPED else 0,
         group=box.group, confirmed_at=box.confirmed_at, ended_at=box.ended_at, paused=int(_stands_still(box)),
         refused=box.refused, gives_up_at=gives_up_at, fallback=box.fallback, fallback_note=box.fallback_note,
+        failing_since=box.failing_since,
     )  # fmt: skip
 
 
@@ -188,7 +190,7 @@ class Reporter:
         self._shown: dict[int, _Shown] = {}
         self._number = 0
         self._numbers_end = 0
-        self._accepting = True
+        self._full_since = 0
         self._made_s = clock.monotonic_s()
         self._refusal: str | None = None
         self._leaving = False
@@ -330,13 +332,16 @@ class Reporter:
         lease_s = leases.reported(number)
         boxes = sorted(pipeline.store.registry.by_id.values(), key=lambda box: (box.files_left == 0, -box.error_code))
         sandboxes = await self._sandboxes(boxes)
+        figures = self.figures()
         report = Report(
             pipeline.manager.name, pipeline.manager.key, number, int(self._clock.wall_s()),
             dict(pipeline.store.acknowledged), pipeline.store.registry.bytes_at_risk, (),
             tuple(pipeline.scheduler.breakers.troubles()[:SERVERS_SHOWN]), leases.unleased(), leases.ends_in_s,
             tuple(flow_reports(pipeline)), pipeline.rules.limits.cpus, self._places, pipeline.admission.used_bytes,
             pipeline.admission.quota_bytes, 1, tuple(self.refusals), math.ceil(self._next_in_s()),
-            lease_s,
+            lease_s, __version__, figures.get("StageOutHandoffs", 0),
+            figures.get("StageOutSynchronous", {}),
+            self._full_since,
         )  # fmt: skip
         return report_ad(report, self._key, sandboxes)
 
@@ -397,8 +402,9 @@ class Reporter:
         admission = self._pipeline.admission
         used, quota = admission.used_bytes, max(1, admission.quota_bytes)
         free = self._spool.free_bytes()
-        self._accepting = self._has_room(100 * admission.movable_bytes / quota, free)
-        takes_work = self._accepting and not self._leaving and not admission.report_problem and admission.end.fits
+        has_room = self._has_room(100 * admission.movable_bytes / quota, free)
+        self._full_since = 0 if has_room else self._full_since or int(self._clock.wall_s())
+        takes_work = has_room and not self._leaving and not admission.report_problem and admission.end.fits
         places = self._places
         return {
             "StageOutManager": self._pipeline.manager.name,
@@ -426,7 +432,7 @@ class Reporter:
         """
         if self._spool.total_bytes() < _USABLE_BYTES:
             return True
-        if self._accepting:
+        if not self._full_since:
             return percent < self._high and free_bytes >= _LOW_FREE_BYTES
         return percent <= self._low and free_bytes >= 2 * _LOW_FREE_BYTES
 

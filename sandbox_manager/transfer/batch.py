@@ -342,6 +342,7 @@ def update_state(
     box = queries.sandbox(db, sandbox)
     if box is None or box.state is not State.MOVING:
         return
+    updates.note_failures(db, sandbox, now)
     if box.fallback:
         fallbacks.use_if_due(db, box, fallback, now)
         box = queries.sandbox(db, sandbox) or box

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from stageout.core.metrics import host_of
 from stageout.core.signing import BadSignature, SigningKey, Vouch, check
 from stageout.core.states import State
 from stageout.wire.typed import IllTyped, WallClock, built
@@ -46,7 +47,8 @@ _NEWER = frozenset(
         "cpu_slots", "data_slots", "spool_bytes", "spool_limit_bytes", "rate_bytes_per_s", "work_bytes_per_s", "spread",
         "limit", "tuning", "files_waiting", "bytes_waiting", "files_moving", "bytes_moving", "files_dropped",
         "bytes_dropped", "redirects", "refused", "request", "new_url", "only_file", "gives_up_at", "fallback",
-        "fallback_note", "refusals", "interval_s", "of_node", "lease_s",
+        "fallback_note", "refusals", "interval_s", "of_node", "lease_s", "failing_since", "version", "handoffs",
+        "handoffs_refused", "full_since",
     }
 )  # fmt: skip
 SERVERS_SHOWN = 20
@@ -215,6 +217,8 @@ class SandboxReport:
     :param gives_up_at: wall clock, seconds: last attempt at the latest. 0 before the first failure and at the end.
     :param fallback: URL of the directory for files that cannot be delivered; "" for none, or when it is ignored.
     :param fallback_note: reason why files went there; without ``fallback``, reason why the job's own is ignored.
+    :param failing_since: wall clock, seconds: since then the last attempt of some file that is left has failed; 0: of
+        none.
     """
 
     job: str
@@ -249,11 +253,27 @@ class SandboxReport:
     gives_up_at: WallClock = 0
     fallback: str = ""
     fallback_note: str = ""
+    failing_since: WallClock = 0
 
     @property
     def run(self) -> Run:
         """The run that made the sandbox."""
         return Run(self.job, self.number, self.owner)
+
+    @property
+    def server(self) -> str:
+        """Host and port of its first URL, "" without one. User names and passwords do not stay."""
+        return next((host_of(file.url) for file in self.files if file.url), "")
+
+    @property
+    def code(self) -> int:
+        """Code of its last failure, or of the first of its files that failed; 0 without one."""
+        return self.error_code or next((file.error_code for file in self.files if file.error_code), 0)
+
+    @property
+    def trouble_since_at(self) -> int:
+        """Wall clock, seconds: end of failed or lost output, else since when it fails; 0 without trouble."""
+        return self.ended_at if self.state in (State.FAILED, State.LOST) else self.failing_since
 
 
 @dataclass(frozen=True)
@@ -331,6 +351,9 @@ class Report:
     :param interval_s: seconds until the next report at the latest; 0: from an earlier version.
     :param lease_s: the manager sends nothing later than so many seconds after it made the last report that the access
         point has read, even if the access point allows more; 0: as long as the access point allows.
+    :param version: of the manager. :param handoffs: tried within the last hour. :param handoffs_refused: of these, by
+        code of the reason. :param full_since: wall clock, seconds: since then the node takes no new jobs because its
+        spool is too full; 0: it takes them.
     """
 
     manager: str
@@ -352,6 +375,10 @@ class Report:
     refusals: tuple[RefusalReport, ...] = ()
     interval_s: int = 0
     lease_s: int = 0
+    version: str = ""
+    handoffs: int = 0
+    handoffs_refused: Mapping[str, int] = field(default_factory=dict)
+    full_since: WallClock = 0
 
     @property
     def silent_after_s(self) -> int:

@@ -70,7 +70,7 @@ def write_old(site: Site, schema: Path, *, device: int = 99) -> Path:
             f"inode{where}) VALUES (9, 0, 7, 3, 0, 10, 'copy://h/ok/out', 'out', ?, ?{number})",
             (found.st_mtime_ns, found.st_ino),
         )
-        db.execute("INSERT INTO fences VALUES (?, 1, 1)", (_JOB,))
+        db.execute("INSERT INTO fences (job, number, at) VALUES (?, 1, 1)", (_JOB,))
         db.execute("INSERT INTO meta VALUES ('report_number', '4711')")
         db.execute("INSERT INTO orders_done VALUES ('other', 12)")
         db.commit()

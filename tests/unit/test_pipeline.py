@@ -20,6 +20,7 @@ import pytest
 from manager_site import SCHEDD, Site, made, run
 
 from sandbox_manager.intake.acceptance import Handoff, Refusal
+from sandbox_manager.report.reporter import sandbox_report
 from sandbox_manager.rules import read_rules
 from sandbox_manager.transfer import runner
 from stageout.core import durable
@@ -661,6 +662,29 @@ def test_the_time_to_give_up_counts_from_a_retry(site: Site) -> None:
                 await node.until_state(State.RETRY_WAIT)
                 await node.pipeline.run_housekeeping()
                 assert node.state() is State.RETRY_WAIT
+
+    run(story())
+
+
+def test_a_report_says_since_when_output_fails(site: Site) -> None:
+    async def story() -> None:
+        async with site.manager() as node:
+            receipt = await node.hand_off({"copy://h/busy/a": b"x"})
+            await node.confirm(receipt)
+            await node.until_state(State.RETRY_WAIT)
+            box = node.box()
+            assert box is not None
+            since, calls = box.failing_since, len(site.calls())
+            assert 0 <= node.clock.wall_s() - since < 60
+            node.clock.ahead_s = 3600.0
+            await until(lambda: len(site.calls()) > calls, "another attempt")
+            await until(lambda: (found := node.box()) is not None and found.attempts > 1, "its result")
+            box = node.box()
+            assert box is not None and box.failing_since == since
+            assert sandbox_report(box, 20, ()).trouble_since_at == since
+            node.clock.ahead_s = 7200.0
+            await node.order(Action.RETRY)
+            await until(lambda: (found := node.box()) is not None and found.failing_since > since, "a new count")
 
     run(story())
 

@@ -80,7 +80,7 @@ def test_fields_with_their_default_value_are_left_out() -> None:
     for kind in (FileReport, SandboxReport, Report, FlowReport):
         for item in fields(kind):
             if item.name in custody._NEWER:
-                assert item.default in (0, 0.0, "", ()), item.name
+                assert item.default in (0, 0.0, "", ()) or item.default_factory is dict, item.name
                 assert f'"{item.name}"' not in text
 
 
