@@ -6,7 +6,7 @@ The agent's memory may be lost: after a restart the queue, the records and the r
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -20,7 +20,7 @@ from schedd_agent.factories import FactoryLimits
 from schedd_agent.file_records import FileRecorder
 from schedd_agent.liveness import OWN_POOL, LivenessTracker
 from schedd_agent.mail import MailKind, MailQueue
-from schedd_agent.metrics import AgentCounts, put_pool
+from schedd_agent.metrics import AgentCounts, put_pool, put_pool_matters
 from schedd_agent.model import (
     HOLD_STATES,
     ClearRequest,
@@ -60,12 +60,15 @@ from stageout.core.states import ENDS, FREED, State
 from stageout.wire.custody import (
     Action,
     AgentNotice,
+    BadPayload,
     JobKey,
+    RefusedIdentity,
     SilentManager,
     notice_ad,
     orders_ad,
     silence_of_lost_s,
 )
+from stageout.wire.services import Letters
 
 #: Seconds for the edits of one pass. Runs that end meanwhile wait for their orders.
 _EDIT_BUDGET_S = 4.0
@@ -78,6 +81,8 @@ _SHOWN = 10
 _LEFT_SHOWN = 200
 #: Most owners of output on a silent node in the notice.
 _OWNERS_SHOWN = 3
+#: Numbers of jobs that the notice names of each owner with a refused identity.
+_IDS_SHOWN = 5
 #: Users whose jobs with another name are logged, and characters of such a name.
 _REFUSED_USERS, _NAME_CHARS = 1000, 100
 _AFTER_CONFIRMATION = frozenset(
@@ -143,9 +148,12 @@ class Agent:
     _attempts: list[tuple[Job, FailedAttempt]] = field(init=False, default_factory=list)
     _notice_sent_s: float = float("-inf")
     _records_cleaned_s: float = field(init=False, default=0.0)
-    _misnamed: list[str] = field(init=False, default_factory=list)
+    _misnamed: list[RefusedIdentity] = field(init=False, default_factory=list)
+    _misnamed_since: dict[str, int] = field(init=False, default_factory=dict)
     _refused_users: set[str] = field(init=False, default_factory=set)
-    _foreign: list[str] = field(init=False, default_factory=list)
+    _foreign: list[RefusedIdentity] = field(init=False, default_factory=list)
+    _letters: Letters = field(init=False, default_factory=Letters)
+    _own_managers: frozenset[str] = field(init=False, default=frozenset())
     _left: dict[JobKey, list[str]] = field(init=False, default_factory=dict)
     _silent: dict[str, list[str]] = field(init=False, default_factory=dict)
     _problem: str = ""
@@ -201,11 +209,20 @@ class Agent:
                     "job-refused", job=f"{job.cluster}.{job.proc}", user=job.user, reason="Identity",
                     global_job_id=job.name[:_NAME_CHARS], advice="remove it; keep GlobalJobId in SECURE_JOB_ATTRS",
                 )  # fmt: skip
-        self._misnamed = [
-            f"{job.cluster}.{job.proc} of {job.user} is called {job.name[:_NAME_CHARS]!r}" for job in refused[:_SHOWN]
-        ]
+        self._misnamed = self._refused_owners(refused)
         self.counts.refused_jobs = len(refused)
         return own
+
+    def _refused_owners(self, refused: Sequence[Job]) -> list[RefusedIdentity]:
+        """Return the owners of refused jobs, with the time since which each of them has some."""
+        now = int(self.clock.wall_s())
+        self._misnamed_since = {job.user: self._misnamed_since.get(job.user, now) for job in refused}
+        ids = {user: [f"{job.cluster}.{job.proc}" for job in refused if job.user == user]
+               for user in islice(self._misnamed_since, _SHOWN)}  # fmt: skip
+        return [
+            RefusedIdentity(user, "job", len(jobs), tuple(jobs[:_IDS_SHOWN]), self._misnamed_since[user])
+            for user, jobs in ids.items()
+        ]
 
     def _reported_sandboxes(self) -> dict[JobKey, list[ReportedSandbox]]:
         """Return the reports of managers and custodians. Managers that ended as announced have lost the rest."""
@@ -256,6 +273,9 @@ class Agent:
         except CollectorError:
             self.liveness.record_failure()
             raise
+        self._own_managers = frozenset(map(manager_of, snapshot.ads))
+        if snapshot.letters is not None:
+            self._letters = _letters_of(snapshot.letters)
         self.report_table.update([*snapshot.ads, *(ad for other in snapshot.others.values() for ad in other.ads)])
         now_s = self.clock.monotonic_s()
         self._update_liveness(OWN_POOL, snapshot.ads, now_s, snapshot.collector_age_s)
@@ -317,17 +337,19 @@ class Agent:
 
     def _foreign_output(
         self, jobs: Mapping[JobKey, Job], reported: Mapping[JobKey, Sequence[ReportedSandbox]]
-    ) -> list[str]:
-        """Return output under a name that no job of its owner has or had here, as far as the history goes."""
+    ) -> list[RefusedIdentity]:
+        """Return owners of output under a name that no job of theirs has or had here, as far as the history goes."""
         users = {key.name: key.owner for key in jobs}
-        found = []
+        found: dict[str, list[tuple[str, int]]] = {}
         for key, items in sorted(reported.items()):
             if key in jobs or key in self._history or (key.name not in users and key not in self._asked_at_s):
                 continue
-            whose = f"that job is {users[key.name]}'s" if key.name in users else "the history has no such job"
-            held = (item for item in items if item.sandbox.state not in FREED)
-            found += [f"{key.name} of {key.owner} at {item.manager_name}: {whose}" for item in held]
-        return found
+            held = (item.sandbox.accepted_at for item in items if item.sandbox.state not in FREED)
+            found.setdefault(key.owner, []).extend((key.job_id, accepted_at) for accepted_at in held)
+        return [
+            RefusedIdentity(owner, "output", len(some), tuple(job for job, _ in some[:_IDS_SHOWN]), min(some_at))
+            for owner, some in found.items() if (some_at := [accepted_at for _, accepted_at in some])
+        ]  # fmt: skip
 
     def _left_output(
         self, jobs: Mapping[JobKey, Job], reported: Mapping[JobKey, Sequence[ReportedSandbox]]
@@ -645,8 +667,7 @@ class Agent:
         facts["left"] = dict(self.counts.left_output)
         facts["left_jobs"] = [[key.name, key.owner] for key in islice(self._left, _LEFT_SHOWN)]
         facts["silent"] = self._silent_managers()
-        facts["misnamed"] = self._misnamed
-        facts["foreign"] = self._foreign[:_SHOWN]
+        facts["identities"] = [*self._misnamed, *self._foreign[:_SHOWN]]
         (number,) = self.numbers.take(1)
         notice = AgentNotice(
             self.name, self.name, self.key.public, number, sent_at, *self.credential_port, facts, self.key.vouches
@@ -746,7 +767,10 @@ class Agent:
         """Return the metrics of this moment. Call it in the thread of the passes."""
         found = self.counts.readings()
         found.put("stageout_agent_orders_outstanding", len(self.order_outbox.open))
-        put_pool(found, self.report_table.reports_by_collector_clock(), self.clock.wall_s())
+        reports = list(self.report_table.reports_by_collector_clock())
+        put_pool(found, reports, self.clock.wall_s())
+        own = (report for report in reports if report.manager in self._own_managers)
+        put_pool_matters(found, own, self._letters, self.clock.wall_s() - self._letters.ahead_s(self.name))
         return found
 
     def _refuse(self, job: Job, effect: str, problem: str) -> None:
@@ -774,6 +798,15 @@ class Agent:
             else:
                 log.event("pass-recovered")
         self._problem = problem
+
+
+def _letters_of(ads: Iterable[Mapping[str, Any]]) -> Letters:
+    """Return what can be read of these ads. They are for people only, so a bad one is nobody's fault here."""
+    found = Letters()
+    for ad in ads:
+        with suppress(BadPayload):
+            found.take(ad)
+    return found
 
 
 def with_report_keys(record: RunRecord | None, reported: Sequence[ReportedSandbox]) -> RunRecord | None:

@@ -18,6 +18,7 @@ from stageout.wire.custody import (
     bucket_ad,
     bucket_of,
 )
+from stageout.wire.services import LETTER_ATTRIBUTES, LETTERS_WANTED
 
 PROJECTION = [
     "MyType", "Name", "StageOutManager", "StageOutPayload", "StageOutSignature",
@@ -32,6 +33,7 @@ REPORTS_WANTED = "StageOutPayload isnt undefined"
 #: Largest share of the time that scans of all ads may take. In a small pool each query includes a scan.
 _SCAN_SHARE = 0.005
 _SCAN_INTERVAL_MAX_S = 60.0
+_LETTERS_INTERVAL_S = 30.0
 
 
 class CollectorError(StageoutError):
@@ -44,11 +46,13 @@ class CollectorSnapshot(NamedTuple):
     :param ads: reports of managers, from all tables. :param collector_age_s: seconds since the collector's start;
         None where it has no ad.
     :param others: newest snapshots of other pools, by the pool's name.
+    :param letters: ads of :data:`LETTERS_WANTED`; None between two queries for them.
     """
 
     ads: Sequence[Mapping[str, Any]]
     collector_age_s: float | None
     others: Mapping[str, OtherPoolSnapshot] = MappingProxyType({})
+    letters: Sequence[Mapping[str, Any]] | None = None
 
 
 class OtherPoolSnapshot(NamedTuple):
@@ -123,7 +127,7 @@ class CondorCollectorClient:
         self._clock_s = clock_s
         self._skipped = SkippedAttributes()
         self._elsewhere: list[Mapping[str, Any]] = []
-        self._scan_at_s = float("-inf")
+        self._scan_at_s = self._letters_at_s = float("-inf")
         own = getattr(htcondor2, "HTCondorException", None)
         self._errors: tuple[type[Exception], ...] = (OSError, RuntimeError, ValueError, *([own] if own else []))
 
@@ -135,7 +139,17 @@ class CondorCollectorClient:
             self._scan()
         except self._errors as problem:
             raise CollectorError(f"the collector does not answer: {problem}") from None
-        return CollectorSnapshot([*reports, *self._elsewhere], collector_age_s_of(ages))
+        return CollectorSnapshot([*reports, *self._elsewhere], collector_age_s_of(ages), letters=self._query_letters())
+
+    def _query_letters(self) -> list[Mapping[str, Any]] | None:
+        """Return the ads of agents, routers and policy services; None if it is too early or they do not come."""
+        if self._clock_s() < self._letters_at_s:
+            return None
+        self._letters_at_s = self._clock_s() + _LETTERS_INTERVAL_S
+        try:
+            return self._query(LETTERS.ad_type, LETTERS_WANTED, list(LETTER_ATTRIBUTES))
+        except self._errors:
+            return None  # only metrics need them
 
     def _scan(self) -> None:
         """Search all ads of the pool for reports, when a scan is due."""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from schedd_agent.model import HOLD_SUBCODE_BASE, NOTHING_YET, Job
 from stageout.core.errors import ErrorClass
 from stageout.core.metrics import DELIVERY_BOUNDS, OTHER, Histogram, Readings, bounded, host_of, relabelled
 from stageout.core.states import FREED, State
-from stageout.wire.custody import AD_LIFETIME_S, Report
+from stageout.wire.custody import Report
+from stageout.wire.matters import NodeFacts, PoolFacts, matters, put_matters
+from stageout.wire.services import Letters
 
-#: Age of a report, in seconds, from which its manager is late: it should have refreshed the report twice since.
-LATE_S = 2 * AD_LIFETIME_S / 3
 #: A job's ad can have any value, and each value of a label costs Prometheus memory.
 _JOB_STATES = {NOTHING_YET, *map(str, State)}
 _HOLD_CODES = {HOLD_SUBCODE_BASE + kind.code for kind in ErrorClass}
-_NODE_STATES = ("reporting", "late", "ending")
+_NODE_STATES = ("reporting", "ending")
 
 
 class AgentCounts:
@@ -83,7 +84,7 @@ def put_pool(found: Readings, reports: Iterable[Report], wall_s: float) -> None:
     reports = list(reports)
     ages_s = [max(0.0, wall_s - report.sent_at) for report in reports]
     nodes = Counter(dict.fromkeys(_NODE_STATES, 0))
-    nodes.update(_node_state(report, age_s) for report, age_s in zip(reports, ages_s))
+    nodes.update("ending" if report.ends_in_s else "reporting" for report in reports)
     states = Counter({str(state): 0 for state in State})
     states.update(box.state for report in reports for box in report.sandboxes if box.state in states)
     found.put("stageout_agent_reports", len(reports))
@@ -97,8 +98,14 @@ def put_pool(found: Readings, reports: Iterable[Report], wall_s: float) -> None:
     _put_destinations(found, reports)
 
 
-def _node_state(report: Report, age_s: float) -> str:
-    return "ending" if report.ends_in_s else "late" if age_s > LATE_S else "reporting"
+def put_pool_matters(found: Readings, reports: Iterable[Report], letters: Letters, now: float) -> None:
+    """Add the matters of the pool. :param now: as the collector's clock shows it, in seconds."""
+    nodes = (NodeFacts(report, report.sent_at, report.sandboxes, partial(_itself, report)) for report in reports)
+    put_matters(found, matters(PoolFacts(int(now), nodes, letters)), int(now))
+
+
+def _itself(report: Report) -> Report:
+    return report
 
 
 def _put_destinations(found: Readings, reports: Iterable[Report]) -> None:

@@ -9,7 +9,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from stageout.core.eta import Eta, at_least
 from stageout.core.metrics import host_of
@@ -23,11 +23,13 @@ from stageout.wire.custody import (
     ServerReport,
     is_job_name,
     job_id_of,
+    left_jobs_in,
     read_report,
     schedd_of,
 )
 from stageout.wire.expected import Backlog, backlogs
-from stageout.wire.services import PolicyReport, RouterReport
+from stageout.wire.matters import NodeFacts, PoolFacts, is_silent
+from stageout.wire.services import Letters, PolicyReport, RouterReport, Service
 
 #: Groups of states, as the page counts them.
 WAITING, MOVING, DELIVERED, TROUBLE, GONE = "waiting", "moving", "delivered", "trouble", "gone"
@@ -46,16 +48,13 @@ GROUP_OF: dict[str, str] = {
 #: States after which a sandbox that leaves the reports was delivered. A report may be replaced before it is read.
 _LAST_BEFORE_DELIVERY = frozenset({State.LEASED.value, State.MOVING.value, State.HANDED_OVER.value})
 _COMPRESSION = 1
-#: Seconds without a report from which a node can count as silent. The page reads the reports of large pools in turns.
-_LEAST_SILENT_S = 300
-R = TypeVar("R")
 
 
 class Box(NamedTuple):
     """A sandbox. Times are wall clock, in seconds.
 
     :param number: of the run. :param server: host and port of its first URL. :param next_attempt_at: 0 for none.
-    :param accounting_group: "" without one.
+    :param accounting_group: "" without one. :param trouble_since_at: 0 without trouble.
     """
 
     job: str
@@ -70,6 +69,12 @@ class Box(NamedTuple):
     next_attempt_at: int
     accepted_at: int
     accounting_group: str
+    trouble_since_at: int
+
+    @property
+    def code(self) -> int:
+        """Return the code of its last failure, 0 without one."""
+        return self.error_code
 
     @property
     def group(self) -> str:
@@ -139,16 +144,6 @@ class Flow(NamedTuple):
     backlog: Backlog
 
 
-@dataclass(frozen=True)
-class Service(Generic[R]):
-    """The newest ad of a router or of a policy service. :param heard_at: by the collector's clock, in seconds."""
-
-    name: str
-    version: str
-    heard_at: int
-    report: R
-
-
 class Delivery(NamedTuple):
     """A change between two reports. :param is_whole: the whole sandbox is delivered."""
 
@@ -163,7 +158,7 @@ class Node:
     """The newest report of one manager.
 
     :param heard_at: time of the report by the collector's clock, in seconds. :param packed: the report, compressed.
-    :param tallies: by server. :param silent_after_s: seconds after this report from which a newer one is overdue.
+    :param head: the report without its sandboxes and flows. :param tallies: by server.
     """
 
     name: str
@@ -172,6 +167,7 @@ class Node:
     heard_at: int
     sent_at: int
     packed: bytes
+    head: Report
     boxes: tuple[Box, ...]
     servers: tuple[ServerReport, ...]
     bytes_at_risk: int
@@ -180,7 +176,6 @@ class Node:
     spool_bytes: int = 0
     spool_limit_bytes: int = 0
     tallies: dict[str, Tally] = field(default_factory=dict)
-    silent_after_s: int = 0
 
     @property
     def is_busy(self) -> bool:
@@ -220,13 +215,13 @@ def server_of(url: str) -> str:
 
 def box_of(sandbox: SandboxReport) -> Box:
     """Return the compact form of a sandbox. Equal texts are kept once."""
-    server = next((server_of(file.url) for file in sandbox.files if file.url), "")
-    code = sandbox.error_code or next((file.error_code for file in sandbox.files if file.error_code), 0)
     total = sandbox.bytes_total
     return Box(
-        sandbox.job, sandbox.number, sys.intern(sandbox.owner), sys.intern(sandbox.state), sys.intern(server),
-        sandbox.files_left, total, total if sandbox.bytes_left == total else sandbox.bytes_left, code,
-        sandbox.next_attempt_at, sandbox.accepted_at, sys.intern(sandbox.group),
+        sandbox.job, sandbox.number, sys.intern(sandbox.owner), sys.intern(sandbox.state),
+        sys.intern(sandbox.server),
+        sandbox.files_left, total, total if sandbox.bytes_left == total else sandbox.bytes_left,
+        sandbox.code, sandbox.next_attempt_at, sandbox.accepted_at, sys.intern(sandbox.group),
+        sandbox.trouble_since_at,
     )  # fmt: skip
 
 
@@ -245,8 +240,9 @@ def node_of(report: Report, text: str, heard_at: int) -> Node:
     )
     return Node(
         report.manager, report.key, report.number, heard_at, report.sent_at,
-        zlib.compress(raw, _COMPRESSION), boxes, servers, report.bytes_at_risk, report.ends_in_s, flows,
-        report.spool_bytes, report.spool_limit_bytes, tallies, report.silent_after_s,
+        zlib.compress(raw, _COMPRESSION), replace(report, sandboxes=(), flows=(), acknowledged={}), boxes, servers,
+        report.bytes_at_risk, report.ends_in_s, flows,
+        report.spool_bytes, report.spool_limit_bytes, tallies,
     )  # fmt: skip
 
 
@@ -275,15 +271,30 @@ class Pool:
     def __init__(self, silence_s: float = 7200.0) -> None:
         self.nodes: dict[tuple[str, str], Node] = {}
         self.figures: dict[str, Figures] = {}
-        self.agents: dict[str, int] = {}
-        self.left: dict[str, dict[str, int]] = {}
-        """Output whose jobs have left the queue, by schedd and state, as agents count it."""
-        self.left_jobs: frozenset[JobKey] = frozenset()
-        """Such jobs, as far as agents name them."""
-        self.routers: dict[str, Service[RouterReport]] = {}
-        self.policies: dict[str, Service[PolicyReport]] = {}
+        self.letters = Letters()
+        self._left_jobs: frozenset[JobKey] = frozenset()
         self.now_at = self.answers_since_at = 0
         self._silence_s = silence_s
+
+    def take_letters(self, letters: Letters) -> None:
+        """Replace the notices of agents, and the figures of routers and policy services."""
+        self.letters = letters
+        self._left_jobs = frozenset().union(*map(left_jobs_in, letters.notices.values()))
+
+    @property
+    def routers(self) -> dict[str, Service[RouterReport]]:
+        """Return the routers by name."""
+        return self.letters.routers
+
+    @property
+    def policies(self) -> dict[str, Service[PolicyReport]]:
+        """Return the policy services by name."""
+        return self.letters.policies
+
+    def facts(self) -> PoolFacts:
+        """Return what :func:`stageout.wire.matters.matters` needs."""
+        nodes = (NodeFacts(node.head, node.heard_at, node.boxes, node.report) for node in self.nodes.values())
+        return PoolFacts(self.now_at, nodes, self.letters, self.answers_since_at)
 
     def put(self, node: Node) -> list[Delivery]:
         """Take a report and return what was sent since the report before. An older report changes nothing."""
@@ -297,7 +308,7 @@ class Pool:
 
     def silent_s(self, heard_at: int) -> int:
         """Return how long a daemon is silent. Time in which the collector did not answer does not count."""
-        return self.now_at - max(heard_at, self.answers_since_at)
+        return self.facts().silent_s(heard_at)
 
     def drop_silent(self) -> None:
         """Drop nodes whose reports have expired: at once without output, and after ``silence_s`` with output."""
@@ -367,15 +378,11 @@ class Pool:
 
     def has_left(self, box: Box) -> bool:
         """Tell whether the job of a sandbox has left the queue, as far as its agent says."""
-        return box.run.key in self.left_jobs
+        return box.run.key in self._left_jobs
 
     def is_silent(self, node: Node) -> bool:
         """Tell whether a node with output sends no reports any more."""
-        return node.is_busy and self.silent_s(node.heard_at) > max(node.silent_after_s, _LEAST_SILENT_S)
-
-    def silent_nodes(self) -> list[Node]:
-        """Return nodes with output that send no reports any more."""
-        return [node for node in self.nodes.values() if self.is_silent(node)]
+        return node.is_busy and is_silent(node.head, self.silent_s(node.heard_at))
 
 
 def figures_of(ad: Mapping[str, object]) -> Figures:

@@ -8,30 +8,24 @@ reading asks for a range of names, and a cycle of readings for all of them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from stageout.core import log
 from stageout.core.classads import quote
 from stageout.wire.custody import (
-    AGENT_AD,
     LETTERS,
     MANAGER_AD,
     REPORTS,
-    AgentNotice,
     BadPayload,
     check_signature,
-    left_in,
-    left_jobs_in,
     payload_of,
-    read_notice,
     read_report,
 )
-from stageout.wire.services import POLICY_AD, ROUTER_AD, PolicyReport, RouterReport, bounded, read_service
-from stageout_web.model import Delivery, Node, Pool, Service, figures_of, node_of
+from stageout.wire.services import LETTER_ATTRIBUTES, LETTERS_WANTED, Letters, bounded, heard_at_of
+from stageout_web.model import Delivery, Node, Pool, figures_of, node_of
 
 FIRST_PARTS = 64
 #: A reading should bring so many ads at most. Bounds of a cycle: its readings, and the time that they take.
@@ -45,15 +39,9 @@ _FIGURES = (
 )  # fmt: skip
 #: One slot of each node. It has the figures of the manager, and its report where the collector takes no other ad.
 _SLOTS = "SlotID == 1 && (DSlotID ?: 0) == 0 && StageOutManager isnt undefined"
-#: Notices of agents, routers and policy services. They are few, and one query brings all.
-_LETTERS = f'MyType == "{AGENT_AD}" || MyType == "{ROUTER_AD}" || MyType == "{POLICY_AD}"'
-_LETTER = ("MyType", "Name", "StageOutSchedd", "StageOutVersion", "StageOutPayload", "LastHeardFrom")
 _LETTERS_INTERVAL_S = 30.0
-#: Routers that the page knows, and policy services.
-_SERVICES = 300
 #: After so long without an answer, nobody is silent because of that time.
 _OUTAGE_S = 60.0
-R = TypeVar("R")
 #: Largest share of the time that scans of the slots may take, and bounds of the pause between two.
 _SCAN_SHARE = 0.005
 _SCAN_LEAST_S, _SCAN_MOST_S = 30.0, 600.0
@@ -110,7 +98,7 @@ class Reader:
         for part in range(FIRST_PARTS):
             ads = await self._query(f"LastHeardFrom % {FIRST_PARTS} == {part}")
             if part == 0:
-                self._newest = max(map(_heard_at, ads), default=0)
+                self._newest = max(map(heard_at_of, ads), default=0)
             await self._take(ads)
         self._begin_cycle(len(self._pool.nodes), self._newest)
         return []
@@ -129,7 +117,7 @@ class Reader:
         """Read the new reports of the nodes whose turn it is."""
         ads = await self._query(f"LastHeardFrom >= {since}{self._ranges[0]}")
         del self._ranges[0]
-        self._newest = max(self._newest, max(map(_heard_at, ads), default=0))
+        self._newest = max(self._newest, max(map(heard_at_of, ads), default=0))
         self._count += len(ads)
         found = await self._take(ads)
         if not self._ranges:
@@ -168,7 +156,7 @@ class Reader:
             self._refuse(place, str(problem))
             return None
         self._checksums[place] = checksum
-        return node_of(report, text, _heard_at(ad))
+        return node_of(report, text, heard_at_of(ad))
 
     def _refuse(self, place: tuple[str, str], problem: str) -> None:
         if place not in self._refused and len(self._refused) < 100:
@@ -177,40 +165,16 @@ class Reader:
 
     async def _read_letters(self) -> None:
         """Read the notices of agents, and the figures of routers and policy services."""
-        agents: dict[str, int] = {}
-        routers: dict[str, Service[RouterReport]] = {}
-        policies: dict[str, Service[PolicyReport]] = {}
-        notices: dict[str, AgentNotice] = {}
-        for ad in await self._collector.query(_LETTERS, _LETTER, LETTERS.ad_type):
-            self._pool.now_at = max(self._pool.now_at, _heard_at(ad))
-            my_type = ad.get("MyType")
-            if my_type == AGENT_AD:
-                schedd = str(ad.get("StageOutSchedd"))
-                agents[schedd] = max(agents.get(schedd, 0), _heard_at(ad))
-                with contextlib.suppress(BadPayload):
-                    notices[schedd] = read_notice(payload_of(ad))
-            elif my_type == ROUTER_AD:
-                self._take_service(ad, RouterReport, routers)
-            else:
-                self._take_service(ad, PolicyReport, policies)
+        letters = Letters()
+        for ad in await self._collector.query(LETTERS_WANTED, LETTER_ATTRIBUTES, LETTERS.ad_type):
+            self._pool.now_at = max(self._pool.now_at, heard_at_of(ad))
+            try:
+                letters.take(ad)
+            except BadPayload as problem:
+                self._refuse((str(ad.get("MyType")), bounded(str(ad.get("Name")))), str(problem))
             await asyncio.sleep(0)  # the largest payload takes a third of a second
-        self._pool.agents, self._pool.routers, self._pool.policies = agents, routers, policies
-        self._pool.left = {schedd: left for schedd, notice in notices.items() if (left := left_in(notice))}
-        self._pool.left_jobs = frozenset().union(*map(left_jobs_in, notices.values()))
+        self._pool.take_letters(letters)
         self._letters_s = self._clock_s()
-
-    def _take_service(self, ad: Mapping[str, Any], cls: type[R], known: dict[str, Service[R]]) -> None:
-        """Add the report in an ad to those that are known, unless it cannot be read."""
-        name = bounded(str(ad.get("Name")))
-        if len(known) >= _SERVICES:
-            self._refuse((cls.__name__, ""), f"more than {_SERVICES} of them")
-            return
-        try:
-            report = read_service(cls, ad)
-        except BadPayload as problem:
-            self._refuse((cls.__name__, name), str(problem))
-            return
-        known[name] = Service(name, bounded(str(ad.get("StageOutVersion", ""))), _heard_at(ad), report)
 
     async def _scan(self) -> list[Delivery]:
         """Read the figures in the slot ads, and reports that are only there."""
@@ -220,8 +184,3 @@ class Reader:
         self._scan_s = start_s + min(_SCAN_MOST_S, max(_SCAN_LEAST_S, took_s / _SCAN_SHARE))
         self._pool.figures = {str(ad.get("StageOutManager")): figures_of(ad) for ad in ads}
         return await self._take([ad for ad in ads if ad.get("StageOutPayload")])
-
-
-def _heard_at(ad: Mapping[str, Any]) -> int:
-    value = ad.get("LastHeardFrom")
-    return value if isinstance(value, int) else 0

@@ -22,6 +22,7 @@ from aiohttp import web
 from stageout.core import log
 from stageout.core.tokens import TokenTable, digest_of
 from stageout.wire.custody import is_job_name, is_name_of, job_id_of, schedd_of
+from stageout.wire.matters import SCHEMA, as_json
 from stageout.wire.owner_requests import Verb
 from stageout_web.connections import Connections
 from stageout_web.export import export
@@ -203,7 +204,8 @@ class Server:
             ("GET", "/history", self._view("history", "History",
                                            lambda c, r: history.history(c, self._state.records, r.query))),
             ("GET", "/history.csv", self._export),
-            ("GET", "/nodes.json", self._grid), ("GET", "/series.json", self._series), ("GET", "/events", self._events),
+            ("GET", "/matters.json", self._matters), ("GET", "/nodes.json", self._grid),
+            ("GET", "/series.json", self._series), ("GET", "/events", self._events),
             ("GET", "/sign-in", self._view("", "Show file names", lambda c, r: page.sign_in(c, False))),
             ("POST", "/sign-in", self._sign_in), ("POST", "/sign-out", self._sign_out),
             ("GET", "/static/{name}", self._file),
@@ -272,6 +274,7 @@ class Server:
         return PageContext(
             base if BASE.match(base) else "", bool(self.readers.name(request)), self.readers.tokens is not None,
             self._pool, self._static, dict(self._state.problems), self._state.updated_at,
+            len(self._state.matters),
         )  # fmt: skip
 
     def _page(self, request: web.Request, view: str, title: str, content: Markup, status: int = 200) -> web.Response:
@@ -399,6 +402,15 @@ class Server:
 
     async def _grid(self, request: web.Request) -> web.StreamResponse:
         return self._json(("nodes",), self._ticks, lambda: nodes.grid(self._state.pool))
+
+    async def _matters(self, request: web.Request) -> web.StreamResponse:
+        state = self._state
+
+        def make() -> object:
+            now_at = state.pool.now_at
+            return {"schema": SCHEMA, "at": now_at, "matters": as_json(state.matters, now_at)}
+
+        return self._json(("matters",), self._ticks, make)
 
     def _json(self, key: tuple[str, ...], version: int, make: Callable[[], object]) -> web.Response:
         """Return data, which are made once for each version."""

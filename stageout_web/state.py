@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from stageout.core import log
 from stageout.core.collector import CollectorError
-from stageout_web.attention import Matter, matters
+from stageout.wire.matters import Matter, matters
 from stageout_web.model import Delivery, Pool, Tally
 from stageout_web.queue import QueueError
 from stageout_web.reader import Queries, Reader
@@ -137,7 +137,7 @@ class PageState:
         self.total = Tally()
         for tally in self.by_server.values():
             self.total.add_all(tally)
-        self.matters = matters(self.pool)
+        self.matters = matters(self.pool.facts())
         self.figures = self._figures()
         try:
             self.ring.add(now_at, {**self.figures, **self._figures_of_servers()})

@@ -41,6 +41,15 @@ class Explanation(NamedTuple):
         """The advice as a sentence."""
         return f"{self.advice[:1].upper()}{self.advice[1:]}."
 
+    @property
+    def action_while_tried(self) -> str:
+        """The next step for output that the node still tries to send. The first one costs nothing."""
+        when = f" {self.when}," if self.when else ""
+        return (
+            f"The node tries again by itself.{when[:2].upper()}{when[2:]} `stageout retry` tries at once, and "
+            "`stageout redirect` sends it to another URL."
+        )
+
 
 EXPLANATIONS: dict[ErrorClass, Explanation] = {
     ErrorClass.PLUGIN_BROKEN: Explanation(

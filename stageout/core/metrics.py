@@ -131,7 +131,7 @@ METRICS: dict[str, Metric] = {
         _counter("passes", "agent", "Passes over the queue; failed: schedd or collector did not answer.", "result"),
         _gauge("last_pass_timestamp_seconds", "agent", "Wall clock of the last pass that succeeded."),
         _gauge("pass_duration_seconds", "agent", "Seconds that the last pass took."),
-        _gauge("nodes", "pool", "Managers by the age of their reports: reporting, late, or ending.", "state"),
+        _gauge("nodes", "pool", "Managers with a report: reporting, or pilots that end.", "state"),
         _gauge("sandboxes", "pool", "Sandboxes of all nodes, by state.", "state"),
         _gauge("bytes_at_risk", "pool", "Bytes of accepted output on all nodes that is not delivered."),
         _gauge("spool_used_bytes", "pool", "Bytes of the quotas that output and records take on all nodes."),
@@ -141,6 +141,9 @@ METRICS: dict[str, Metric] = {
         _gauge("destination_bytes", "pool", "Bytes of these files.", "destination", "state"),
         _gauge("destination_rate_bytes_per_second", "pool", "Rate of the transfers that run now.", "destination"),
         _gauge("destination_unreachable_nodes", "pool", "Nodes that cannot reach a server.", "destination"),
+        _gauge("matters", "pool", "Matters that need a person, by kind (docs/administrator/matters.md).", "kind"),
+        _gauge("matter_outputs", "pool", "Outputs that they concern.", "kind"),
+        _gauge("matter_age_seconds", "pool", "Age of the oldest of them, 0 where it is not known.", "kind"),
         _gauge(
             "streams_granted", "policy", "Streams that are granted, or still in use.", "source", "destination"
         ),

@@ -272,8 +272,10 @@ class SandboxReport:
 
     @property
     def trouble_since_at(self) -> int:
-        """Wall clock, seconds: end of failed or lost output, else since when it fails; 0 without trouble."""
-        return self.ended_at if self.state in (State.FAILED, State.LOST) else self.failing_since
+        """Wall clock, seconds: end of failed or lost output, else since when it fails; 0 without trouble or paused."""
+        if self.state in (State.FAILED, State.LOST):
+            return self.ended_at
+        return 0 if self.paused else self.failing_since
 
 
 @dataclass(frozen=True)
@@ -641,6 +643,31 @@ def silent_in(notice: AgentNotice) -> list[SilentManager]:
     for row in told if isinstance(told, list) else ():
         with contextlib.suppress(IllTyped):
             found.append(built(SilentManager, row))
+    return found
+
+
+class RefusedIdentity(NamedTuple):
+    """Jobs of a user under names that are not theirs. An agent counts them; the name is not part of this.
+
+    :param owner: User of the jobs, which the schedd writes. :param what: "job": GlobalJobId is not the job's own;
+        "output": a node holds output that its owner has no such job for. :param jobs: ``cluster.proc``, a few.
+    :param since_at: wall clock, seconds.
+    """
+
+    owner: str
+    what: str
+    number: int
+    jobs: tuple[str, ...]
+    since_at: WallClock
+
+
+def identities_in(notice: AgentNotice) -> list[RefusedIdentity]:
+    """Return the identities that the agent refuses."""
+    told = notice.extra.get("identities")
+    found = []
+    for row in told if isinstance(told, list) else ():
+        with contextlib.suppress(IllTyped):
+            found.append(built(RefusedIdentity, row))
     return found
 
 

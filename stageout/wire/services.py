@@ -11,20 +11,34 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from stageout import __version__
-from stageout.wire.custody import AD_LIFETIME_S, BadPayload, json_object, payload_of
+from stageout.wire.custody import (
+    AD_LIFETIME_S,
+    AGENT_AD,
+    AgentNotice,
+    BadPayload,
+    json_object,
+    payload_of,
+    read_notice,
+)
 from stageout.wire.typed import MOST_NUMBER, IllTyped, WallClock, built
 
 ROUTER_AD = "StageOutRouter"
 POLICY_AD = "StageOutPolicy"
+#: Condition of the ads for :class:`Letters`, and their attributes.
+LETTERS_WANTED = f'MyType == "{AGENT_AD}" || MyType == "{ROUTER_AD}" || MyType == "{POLICY_AD}"'
+LETTER_ATTRIBUTES = ("MyType", "Name", "StageOutSchedd", "StageOutVersion", "StageOutPayload", "LastHeardFrom")
+#: Routers, and policy services, of which readers know at most.
+SERVICES = 300
 #: Bounds of a report: items of each list, and characters of each text.
 ROWS = 200
 TEXT_CHARS = 200
 #: Longest payload that is read. The bounds keep what a daemon writes below it.
 PAYLOAD_CHARS = 1 << 20
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -145,6 +159,61 @@ class PolicyReport:
     owners: int = 0
     grants: tuple[GrantReport, ...] = ()
     clients: tuple[ClientReport, ...] = ()
+
+
+@dataclass(frozen=True)
+class Service(Generic[R]):
+    """The newest ad of a router or of a policy service. :param heard_at: by the collector's clock, in seconds."""
+
+    name: str
+    version: str
+    heard_at: int
+    report: R
+
+
+class Letters:
+    """The notices of agents, and the figures of routers and policy services, out of their ads.
+
+    :ivar agents: by schedd, the time of the agent's newest notice, by the collector's clock. :ivar notices: these.
+    """
+
+    def __init__(self) -> None:
+        self.agents: dict[str, int] = {}
+        self.notices: dict[str, AgentNotice] = {}
+        self.routers: dict[str, Service[RouterReport]] = {}
+        self.policies: dict[str, Service[PolicyReport]] = {}
+
+    def take(self, ad: Mapping[str, Any]) -> None:
+        """Add one ad of :data:`LETTERS_WANTED`. :raises BadPayload: it cannot be read, and counts no more than that."""
+        my_type, heard_at = ad.get("MyType"), heard_at_of(ad)
+        if my_type == ROUTER_AD:
+            _add(self.routers, RouterReport, ad)
+        elif my_type == POLICY_AD:
+            _add(self.policies, PolicyReport, ad)
+        elif my_type == AGENT_AD:
+            schedd = str(ad.get("StageOutSchedd"))
+            if heard_at < self.agents.get(schedd, 0):
+                return
+            self.agents[schedd] = heard_at
+            self.notices[schedd] = read_notice(payload_of(ad))
+
+    def ahead_s(self, schedd: str) -> int:
+        """Return how many seconds the clock of a schedd's machine is ahead of the collector's; 0 without a notice."""
+        notice = self.notices.get(schedd)
+        return notice.sent_at - self.agents[schedd] if notice else 0
+
+
+def _add(known: dict[str, Service[T]], cls: type[T], ad: Mapping[str, Any]) -> None:
+    if len(known) >= SERVICES:
+        raise BadPayload(f"more than {SERVICES} of them")
+    name = bounded(str(ad.get("Name")))
+    known[name] = Service(name, bounded(str(ad.get("StageOutVersion", ""))), heard_at_of(ad), read_service(cls, ad))
+
+
+def heard_at_of(ad: Mapping[str, Any]) -> int:
+    """Return when the collector received an ad, by its clock; 0 where it does not say."""
+    value = ad.get("LastHeardFrom")
+    return value if isinstance(value, int) else 0
 
 
 def bounded(value: Any) -> Any:

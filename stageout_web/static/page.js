@@ -152,6 +152,7 @@ async function updateParts() {
     return;
   }
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  document.title = fresh.title;
   addCopyButtons(fresh);
   for (const id of ["problems", "updated", ...[...document.querySelectorAll("[data-live]")].map((part) => part.id)]) {
     replace(document.getElementById(id), fresh.getElementById(id));

@@ -9,6 +9,7 @@ from typing import Any
 from stageout.core.eta import Eta
 from stageout.wire.control import Tuning
 from stageout.wire.custody import ServerReport
+from stageout.wire.matters import Kind
 from stageout_web.format import count, duration, expected, rate, size
 from stageout_web.html import Markup, join, moment, table, tag
 from stageout_web.model import Node, Tally
@@ -19,6 +20,8 @@ from stageout_web.views.page import PageContext
 
 _ROWS = 200
 _NODES_SHOWN = 20
+#: Matters of a server that answers.
+_OF_SERVERS = frozenset({Kind.RETRIES, Kind.NAME})
 
 
 def destinations(context: PageContext, state: PageState) -> Markup:
@@ -49,7 +52,7 @@ def _row(
 ) -> Iterator[Any]:
     tally = _tally(state, server)
     yield tag("a", server, href=context.link("destination", server=server))
-    yield _connection(reports, state.pool.now_at)
+    yield _connection(state, server, reports)
     yield f"{tally.waiting:,}"
     yield f"{tally.moving:,}"
     yield f"{tally.trouble:,}"
@@ -62,11 +65,15 @@ def _expected(tally: Tally, eta: Eta | None) -> str:
     return expected(eta) if tally.waiting + tally.moving else ""
 
 
-def _connection(reports: list[tuple[Node, ServerReport]], now_at: int) -> Markup:
+def _connection(state: PageState, server: str, reports: list[tuple[Node, ServerReport]]) -> Markup:
     if not reports:
+        matter = next((one for one in state.matters if one.kind in _OF_SERVERS and one.query["server"] == server), None)
+        if matter is not None:
+            age = duration(matter.age_s(state.pool.now_at))
+            return tag("span", f"{count(matter.outputs, 'output')} in trouble for {age}", class_="state trouble")
         return tag("span", "in order", class_="state delivered")
     probes = [one.probe_at for _, one in reports if one.probe_at]
-    when = f", next probe in {duration(min(probes) - now_at)}" if probes else ", being probed"
+    when = f", next probe in {duration(min(probes) - state.pool.now_at)}" if probes else ", being probed"
     return tag("span", f"not reached from {count(len(reports), 'node')}{when}", class_="state trouble")
 
 
@@ -101,7 +108,7 @@ def destination(context: PageContext, state: PageState, server: str, span: str) 
 def _facts(state: PageState, server: str, reports: list[tuple[Node, ServerReport]]) -> Markup:
     tally = _tally(state, server)
     values = (
-        ("Connection", _connection(reports, state.pool.now_at)), ("Waiting", f"{tally.waiting:,}"),
+        ("Connection", _connection(state, server, reports)), ("Waiting", f"{tally.waiting:,}"),
         ("Moving", f"{tally.moving:,}"), ("Failed", f"{tally.trouble:,}"), ("To deliver", size(tally.bytes_left)),
         ("Rate", rate(state.rates.of(server))), ("Expected", _expected(tally, state.pool.expected_at(server))),
     )  # fmt: skip

@@ -8,10 +8,10 @@ from typing import Any
 from stageout.core.eta import Eta
 from stageout.wire.custody import Report, Run
 from stageout.wire.expected import for_runs
+from stageout.wire.outlook import outlook
 from stageout_web.format import count, duration, expected, size
 from stageout_web.html import Markup, join, moment, table, tag
 from stageout_web.model import Figures, Node, Pool
-from stageout_web.outlook import outlook
 from stageout_web.state import PageState
 from stageout_web.views.jobs import is_expected, state_mark
 from stageout_web.views.page import PageContext, choice, page_number, pages_links

@@ -1,27 +1,27 @@
-"""Now: four numbers, the timeline of CPU slots and data slots, and what needs attention."""
+"""Now: what needs attention, four numbers, and the timeline of CPU slots and data slots."""
 
 from __future__ import annotations
 
-from stageout_web.attention import Matter
+from stageout.wire.matters import Matter
 from stageout_web.format import count, rate, size
 from stageout_web.html import Markup, join, tag, with_code
 from stageout_web.state import PageState
 from stageout_web.views.page import PageContext
 
-_MATTERS_SHOWN = 30
+_MATTERS_SHOWN = 10
 SPANS = {"hour": (3600, "1 hour"), "day": (86400, "1 day"), "month": (30 * 86400, "30 days")}
 
 
 def now(context: PageContext, state: PageState, span: str) -> Markup:
     """Return the content. :param span: key of :data:`SPANS`."""
     return join(
-        tag("section", numbers(context, state), aria_label="Numbers", data_live="numbers", id="numbers"),
-        timeline(context, span),
         tag(
             "section",
             tag("h2", "Needs attention"),
-            tag("div", attention(context, state.matters), data_live="attention", id="attention"),
+            tag("div", attention(context, state), data_live="attention", id="attention"),
         ),
+        tag("section", numbers(context, state), aria_label="Numbers", data_live="numbers", id="numbers"),
+        timeline(context, span),
     )
 
 
@@ -79,14 +79,22 @@ def chart(name: str, title: str, source: str, series: str, unit: str = "") -> Ma
     )
 
 
-def attention(context: PageContext, found: list[Matter]) -> Markup:
+def attention(context: PageContext, state: PageState) -> Markup:
     """Return the list of matters."""
+    found = state.matters
     if not found:
         return tag("p", "Nothing needs attention.", class_="good")
     items = [
-        tag("li", tag("p", tag("a", matter.title, href=context.link(matter.view, **matter.query))),
-            tag("p", with_code(matter.action), class_="action"))
+        tag("li", tag("p", _title(context, matter)),
+            tag("p", matter.whose(state.pool.now_at), " ", with_code(matter.action), class_="action"))
         for matter in found[:_MATTERS_SHOWN]
     ]  # fmt: skip
     more = len(found) - _MATTERS_SHOWN
-    return join(tag("ol", items, class_="matters"), tag("p", f"{count(more, 'more matter')}.") if more > 0 else None)
+    rest = tag("p", tag("a", f"{count(more, 'more matter')}.", href=context.link("matters.json"))) if more > 0 else None
+    return join(tag("ol", items, class_="matters"), rest)
+
+
+def _title(context: PageContext, matter: Matter) -> Markup:
+    if not matter.view:
+        return join(matter.title)
+    return tag("a", matter.title, href=context.link(matter.view, **matter.query))

@@ -26,6 +26,7 @@ class PageContext:
     :param base: path below which the page is shown, without a slash at its end. :param sees_names: the reader may see
         names of files and URLs. :param static: file -> its address with a digest.
     :param problems: daemon that does not answer -> reason. :param updated_at: wall clock, seconds.
+    :param matters: number of matters that need a person.
     """
 
     base: str = ""
@@ -35,6 +36,7 @@ class PageContext:
     static: Mapping[str, str] | None = None
     problems: Mapping[str, str] | None = None
     updated_at: float = 0.0
+    matters: int = 0
 
     def link(self, view: str, **query: str) -> str:
         """Return the address of a view. :param query: empty values are left out."""
@@ -60,7 +62,7 @@ def page(context: PageContext, view: str, title: str, content: Markup, is_form: 
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{title} - stageout"),
+        tag("title", f"{f'({context.matters}) ' if context.matters else ''}{title} - stageout"),
         tag("link", rel="icon", href=context.file("icon.svg"), type="image/svg+xml"),
         tag("link", rel="stylesheet", href=context.file("uplot.css")),
         tag("link", rel="stylesheet", href=context.file("page.css")),

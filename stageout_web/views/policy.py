@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from stageout.wire.services import GrantReport, PolicyReport
-from stageout_web.attention import SERVICE_SILENT_S
+from stageout.wire.matters import SERVICE_SILENT_S
+from stageout.wire.services import GrantReport, PolicyReport, Service
 from stageout_web.format import count, duration, rate
 from stageout_web.html import Markup, join, moment, table, tag, with_code
-from stageout_web.model import Pool, Service, site_of
+from stageout_web.model import Pool, site_of
 from stageout_web.state import PageState
 from stageout_web.views.page import PageContext
 

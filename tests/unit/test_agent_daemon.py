@@ -17,13 +17,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from schedd_agent import agent as agent_module
 from schedd_agent.agent import Agent, together_after
-from schedd_agent.collector import CollectorError, CollectorSnapshot
+from schedd_agent.collector import CollectorError, CollectorSnapshot, OtherPoolSnapshot
 from schedd_agent.daemon import Daemon, kept_in, limits_of, main, pause_s
 from schedd_agent.decisions import decide
 from schedd_agent.edits import Change, Edit
 from schedd_agent.liveness import LivenessTracker
 from schedd_agent.mail import CondorMailer, MailQueue
-from schedd_agent.metrics import LATE_S, put_pool
+from schedd_agent.metrics import put_pool, put_pool_matters
 from schedd_agent.model import (
     HOLD_CODE,
     HOLD_SUBCODE_BASE,
@@ -61,6 +61,7 @@ from stageout.wire.custody import (
     Report,
     SandboxReport,
     ServerReport,
+    identities_in,
     left_in,
     left_jobs_in,
     payload_of,
@@ -70,6 +71,8 @@ from stageout.wire.custody import (
     report_ad,
     silent_in,
 )
+from stageout.wire.matters import Kind
+from stageout.wire.services import Letters
 
 JOB = "ap#7.0#1700000000"
 USER = "alice@test"
@@ -207,7 +210,11 @@ class MemoryCollector:
             raise CollectorError("the collector does not answer")
         self.age_s += 1
         return CollectorSnapshot(
-            [ad for ad in self.ads.values() if ad["MyType"] in ("StageOutManager", "Machine")], self.age_s
+            [ad for ad in self.ads.values() if ad["MyType"] in ("StageOutManager", "Machine")],
+            self.age_s,
+            letters=[
+                {"LastHeardFrom": ad["StageOutSentAt"], **ad} for ad in self.ads.values() if ad["MyType"] == AGENT_AD
+            ],
         )
 
     def publish(self, ads: Sequence[Mapping[str, Any]]) -> None:
@@ -1058,7 +1065,8 @@ def test_metrics_follow_a_job_to_its_delivery(site: Site) -> None:
     assert found["stageout_agent_orders_outstanding",] == 1
     assert found["stageout_agent_reports",] == 1
     assert found["stageout_pool_sandboxes", "Accepted"] == 1
-    assert found["stageout_pool_nodes", "late"] == 1, "that report was made at second 1"
+    assert found["stageout_pool_nodes", "reporting"] == 1
+    assert found["stageout_pool_matters", "silent-node"] == 1, "that report was made at second 1"
     site.report(State.MOVING, acknowledged=order.number)
     site.passes(6)
     assert readings_of(site.agent)["stageout_agent_jobs", "Moving"] == 1
@@ -1156,8 +1164,53 @@ def test_a_node_with_another_clock_is_not_late(site: Site, behind_s: int) -> Non
     site.collector.ads["StageOutManager", "m9"] = {**ad, "LastHeardFrom": now + 1}
     site.passes()
     found = readings_of(site.agent)
-    assert (found["stageout_pool_nodes", "reporting"], found["stageout_pool_nodes", "late"]) == (1, 0)
-    assert found["stageout_agent_oldest_report_age_seconds",] < LATE_S
+    assert (found["stageout_pool_nodes", "reporting"], found["stageout_pool_matters", "silent-node"]) == (1, 0)
+    assert found["stageout_agent_oldest_report_age_seconds",] < 60
+
+
+def test_matters_are_metrics_and_refused_identities_are_in_the_notice(site: Site) -> None:
+    site.agent.notice_interval_s = 0.0
+    site.complete()
+    site.passes()
+    found = readings_of(site.agent)
+    assert {found["stageout_pool_matters", kind.value] for kind in Kind} == {0}
+    since = int(site.clock.wall_s())
+    site.queue.found["eve"] = replace(site.job, name=JOB, cluster=77, proc=1, user="eve@x")
+    site.passes(2)
+    site.clock.now_s += 50
+    site.passes(2)
+    notices = (payload_of(ad) for (kind, _), ad in site.collector.ads.items() if kind == AGENT_AD)
+    (told,) = identities_in(max(map(read_notice, notices), key=lambda one: one.sent_at))
+    assert (told.owner, told.what, told.number, told.jobs) == ("eve@x", "job", 1, ("77.1",))
+    assert 0 <= told.since_at - since < 30
+    found = readings_of(site.agent)
+    assert (found["stageout_pool_matters", "identity"], found["stageout_pool_matter_outputs", "identity"]) == (1, 1)
+    assert found["stageout_pool_matter_age_seconds", "identity"] >= 50
+
+
+def test_matters_are_those_of_the_own_pool(site: Site) -> None:
+    """The agents of a pool to which jobs flock are not in the own collector."""
+    site.complete()
+    site.report(State.MOVING)
+    far = site.collector.ads.pop(("StageOutManager", "m1"))
+    ask = site.collector.query_reports
+    other = OtherPoolSnapshot([far], 100.0, site.clock.monotonic_s(), True)
+    site.collector.query_reports = lambda: ask()._replace(others={"far": other})  # type: ignore[method-assign]
+    site.passes(2)
+    found = readings_of(site.agent)
+    assert found["stageout_agent_reports",] == 1
+    assert {found["stageout_pool_matters", kind.value] for kind in Kind} == {0}
+
+
+def test_output_in_the_name_of_a_job_of_another_owner_is_a_matter(site: Site) -> None:
+    site.agent.notice_interval_s = 0.0
+    site.complete()
+    site.report(State.ACCEPTED)
+    site.queue.found[JOB] = replace(site.job, user="bob@test")
+    site.passes(3)
+    notices = (payload_of(ad) for (kind, _), ad in site.collector.ads.items() if kind == AGENT_AD)
+    (told,) = identities_in(max(map(read_notice, notices), key=lambda one: one.sent_at))
+    assert (told.owner, told.what, told.jobs) == (USER, "output", ("7.0",))
 
 
 def _flow(host: str) -> FlowReport:
@@ -1178,16 +1231,16 @@ def test_sums_over_the_pool_are_bounded_and_survive_hostile_reports(site: Site) 
     odd = read_report(site.collector.ads["StageOutManager", "m1"]["StageOutPayload"]).sandboxes[0]
     reports.append(Report("odd2", "", 1, 1700, {}, 0, (replace(odd, state="Invented\ud800"),)))
     found = Readings()
-    put_pool(found, reports, 1000 + LATE_S + 50)
+    put_pool(found, reports, 2000)
+    put_pool_matters(found, reports, Letters(), 2000)
     text = rendered(found, with_process=False).decode()
     assert text.count("stageout_pool_destination_bytes{") == 2 * 21
     assert 'stageout_pool_destination_files{destination="all",state="waiting"} 400.0' in text
     assert 'stageout_pool_destination_bytes{destination="all",state="moving"} 2000.0' in text
     assert 'stageout_pool_destination_rate_bytes_per_second{destination="all"} 20000.0' in text
     assert 'stageout_pool_destination_unreachable_nodes{destination="h1"} 3.0' in text
-    assert 'stageout_pool_nodes{state="late"} 199.0' in text
+    assert 'stageout_pool_nodes{state="reporting"} 201.0' in text
     assert 'stageout_pool_nodes{state="ending"} 1.0' in text
-    assert 'stageout_pool_nodes{state="reporting"} 2.0' in text
     assert "stageout_pool_bytes_at_risk 4000.0" in text
     assert "stageout_pool_spool_limit_bytes 2000.0" in text
     for secret in ("u:p", "?t", "Invented", "alice"):

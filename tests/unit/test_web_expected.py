@@ -14,7 +14,7 @@ from stageout.cli.rows import destinations as places_of
 from stageout.cli.rows import rows_of_report, server_totals
 from stageout.core.eta import Eta, phrase
 from stageout.wire.custody import FlowReport, Report, ServerReport
-from stageout_web.outlook import Outlook, outlook
+from stageout.wire.outlook import Outlook, outlook
 from stageout_web.views.destinations import destination, destinations
 from stageout_web.views.jobs import job
 from stageout_web.views.nodes import node

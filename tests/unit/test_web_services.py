@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from stageout.wire import services
+from stageout.wire.matters import matters
 from stageout.wire.services import (
     ROWS,
     ClientReport,
@@ -19,8 +21,6 @@ from stageout.wire.services import (
     LinkReport,
     RouteReport,
 )
-from stageout_web import reader
-from stageout_web.attention import matters
 from stageout_web.html import Markup
 from stageout_web.views import policy, routers
 from stageout_web.views.page import PageContext
@@ -64,7 +64,7 @@ def test_one_query_brings_agents_routers_and_policies(site: Site) -> None:
     letters = [one for one in site.collector.asked if "StageOutAgent" in one]
     assert len(letters) == 1
     assert not [one for one in site.collector.asked if "StageOutRouter" in one and one not in letters]
-    assert list(site.state.pool.agents) == [SCHEDD]
+    assert list(site.state.pool.letters.agents) == [SCHEDD]
     assert list(site.state.pool.routers) == [ROUTER]
     for _ in range(5):
         asyncio.run(site.tick(5))
@@ -181,7 +181,7 @@ def test_words_and_urls_need_a_token(site: Site) -> None:
 
 def test_services_that_need_a_person_are_matters(site: Site) -> None:
     read(site, router_ad(ROUTER), router_ad("good:1", custody=()), policy_ad(), policy_ad("policy@b:1", is_policy_ok=1))
-    found = [matter for matter in matters(site.state.pool) if matter.view in ("router", "policy")]
+    found = [matter for matter in matters(site.state.pool.facts()) if matter.view in ("router", "policy")]
     assert [(matter.view, dict(matter.query)) for matter in found] == [("router", {"name": ROUTER}), ("policy", {})]
     assert "12 files" in found[0].title
 
@@ -210,7 +210,7 @@ def test_odd_names_break_no_page(site: Site, name: str) -> None:
 
 
 def test_many_ads_and_long_lists_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_SERVICES", 3)
+    monkeypatch.setattr(services, "SERVICES", 3)
     links = tuple(LinkReport(f"to{number}:1") for number in range(ROWS))
     read(site, *(router_ad(f"gw{number}:1", links=links) for number in range(9)))
     assert len(site.state.pool.routers) == 3
