@@ -35,7 +35,7 @@ def test_output_of_a_job_that_has_left_the_queue_is_seen_until_it_is_delivered(s
     assert "its job has left the queue (completed" in text, text
     doctor = site.stageout("doctor", "--role", "ap", user="root", check=False).stdout
     (line,) = (line for line in doctor.splitlines() if "left-output" in line)
-    assert re.search(r"hold \d+ outputs? of jobs that have left the queue", doctor), line
+    assert re.search(r"\d+ outputs? of jobs that have left the queue", doctor), line
     site.destination.start_again()
     site.pool.wait(site.spool_is_empty, timeout_s=60, what="the spool to be empty")
     site.check_delivered(job)

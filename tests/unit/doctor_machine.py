@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stageout.cli.doctor.config import AGENT_IN_SPOOL
@@ -70,6 +70,12 @@ def notice(age_s: float = 10, **extra: Any) -> ClassAd:
 def manager_ad(key: SigningKey | None = None, **changed: Any) -> ClassAd:
     report = Report("ep@node", key.public if key else "", 1, int(NOW), {}, 0)
     return ClassAd({**report_ad(report, key), "LastHeardFrom": int(NOW), **changed})
+
+
+def manager_ad_of(**fields: Any) -> ClassAd:
+    """The signed ad of a manager whose report has these fields."""
+    report = replace(Report("ep@node", KEY.public, 1, int(NOW), {}, 0), **fields)
+    return ClassAd({**report_ad(report, KEY), "LastHeardFrom": int(NOW)})
 
 
 def slot_of_a_node_behind(by_s: int) -> ClassAd:

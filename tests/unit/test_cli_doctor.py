@@ -26,6 +26,7 @@ from doctor_machine import (
     STOCK,
     Fake,
     manager_ad,
+    manager_ad_of,
     manager_answer_of,
     notice,
     seen_file,
@@ -335,16 +336,33 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("agent-notice", Level.FAIL, "knows no schedd", collector(Scheduler=[])),
     ("file-history", Level.FAIL, "disk is full", collector(StageOutAgent=[notice(history_problem="disk is full")])),
     (
-        "left-output",
+        "matters",
         Level.WARN,
-        "3 outputs of jobs that have left the queue: 2 failed, 1 waiting to retry",
+        "left-output: 3 outputs of jobs that have left the queue of ap: 2 failed, 1 waiting to retry. Owner: ",
         collector(StageOutAgent=[notice(left={"Failed": 2, "RetryWait": 1, "Nonsense": 7, "Moving": "x"})]),
     ),
     (
-        "silent-nodes",
+        "matters",
         Level.WARN,
-        "manager@ep7 sent no report for 4m20s; 3 outputs of alice@x, bob@x there; their jobs run again in 15m40s",
+        "silent-node: ep7 sends no reports. 3 outputs there. Owner: alice@x, bob@x. Age: 4m20s.",
         collector(StageOutAgent=[notice(silent=[["manager@ep7", 250, 3, 950, ["alice@x", "bob@x"]], "nonsense"])]),
+    ),
+    (
+        "matters",
+        Level.WARN,
+        "handoffs-refused: 310 of 500 hand-offs refused within the last hour: SlotUser 300, SlotFull 10.",
+        collector(
+            StageOutManager=[
+                manager_ad_of(manager=name, handoffs=250, handoffs_refused=refused)
+                for name, refused in (("a", {"SlotUser": 145, "SlotFull": 10}), ("b", {"SlotUser": 155}))
+            ]
+        ),
+    ),
+    (
+        "matters",
+        Level.WARN,
+        "identity: GlobalJobId of 1 job is another job's: 8.0. They are refused. Owner: eve@x. Age: 50s.",
+        collector(StageOutAgent=[notice(identities=[["eve@x", "job", 1, ["8.0"], int(NOW) - 50], "odd"])]),
     ),
     ("file-history", Level.FAIL, "condor_preen", values(VALID_SPOOL_FILES="stageout_agent, stageout_history")),
     ("flocking", Level.WARN, "the collector far has no notice of the agent of ap", flocks(far=[])),
@@ -356,21 +374,6 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
         Level.WARN,
         "31 of 40 hand-offs of the last hour refused. 31 times: agent silent",
         manager(HandoffsTried=40, HandoffsRefused=31, HandoffRefusals=[{"Reason": "agent silent", "Count": 31}]),
-    ),
-    (
-        "synchronous",
-        Level.WARN,
-        "62 % of 500 hand-offs of the pool in the last hour were refused: SlotUser 60 %, SlotFull 2 %",
-        collector(
-            Machine=[
-                ClassAd({"StageOutManager": name, "StageOutHandoffs": 250, "StageOutSynchronous": ClassAd(refused)})
-                for name, refused in (
-                    ("a", {"SlotUser": 145, "SlotFull": 10}),
-                    ("b", {"SlotUser": 155}),
-                    ("b", {"SlotUser": 155}),
-                )
-            ]
-        ),
     ),
     ("plugins-for-jobs", Level.FAIL, f"jobs cannot run {OURS}: as nobody: [Errno 13]", has(unreadable_for=("nobody",))),
     ("manager-daemon", Level.FAIL, "cannot run: as condor: [Errno 13]", has(unreadable_for=("condor",))),
@@ -395,18 +398,6 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("trust", Level.FAIL, "2 keys speak as", collector(StageOutManager=[manager_ad(KEY), manager_ad(OTHER_KEY)])),
     ("agent-key", Level.WARN, "jobs bring no key", lambda machine: machine.values.pop("STAGEOUT_AGENT_KEY")),
     ("agent-key", Level.FAIL, "is no agent's key", values(STAGEOUT_AGENT_KEY="ed25519:x")),
-    (
-        "identity",
-        Level.WARN,
-        "8.0 is called 'ap#7.0#1'",
-        collector(StageOutAgent=[notice(misnamed=["8.0 is called 'ap#7.0#1'"])]),
-    ),
-    (
-        "identity",
-        Level.WARN,
-        "name of another job: x of bob",
-        collector(StageOutAgent=[notice(foreign=["x of bob at m"])]),
-    ),
     ("refused-reports", Level.WARN, "m1: forged", collector(StageOutAgent=[notice(refused=["m1: forged"])])),
     ("refused-orders", Level.WARN, "evil: its key is", manager(Refused=[{"Ad": "evil", "Problem": "its key is x"}])),
     ("credentials", Level.WARN, "is 0", values(SEC_CREDENTIAL_DIRECTORY_OAUTH="/var/lib/condor/oauth")),

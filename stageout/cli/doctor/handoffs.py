@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from stageout.cli.doctor.config import is_ours
 from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn, words
-from stageout.cli.doctor.pool import USUAL_SHARE
 from stageout.wire.custody import AGENT_AD
+from stageout.wire.matters import USUAL_SHARE
 
 _SCHEDDS_TRIED = 10
 _REASONS_SHOWN = 3

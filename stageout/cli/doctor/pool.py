@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from fnmatch import fnmatch
+from functools import partial
 
 from stageout.cli.clocks import collector_ahead_s
-from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, unchecked, warn, words
+from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, reports_as, unchecked, warn, words
 from stageout.core.classads import ClassAd, quote
 from stageout.core.config import flocked_to
 from stageout.core.history import FILE_NAME
-from stageout.core.states import plain_word
-from stageout.core.units import count, duration
+from stageout.core.units import count
 from stageout.wire.clocks import ahead_of_collector_s
 from stageout.wire.custody import (
     AGENT_AD,
     MANAGER_AD,
     BadPayload,
-    SilentManager,
-    left_in,
+    Report,
+    check_signature,
     payload_of,
     read_notice,
-    silent_in,
+    read_report,
 )
+from stageout.wire.matters import NodeFacts, PoolFacts, matters
+from stageout.wire.services import LETTERS_WANTED, Letters, heard_at_of
 
 _SKEW_WARN_S = 30
 _SKEW_BAD_S = 120
 _NODE_SKEW_S = 60
-#: Of the hand-offs tried; a few are refused on every busy node, because a data slot is full.
-USUAL_SHARE = 0.1
-_NAMED = 5
+_NAMED, _MATTERS_NAMED = 5, 20
 _HEARTBEAT_S = 900
 
 
@@ -144,61 +144,6 @@ def _history_problem(ad: ClassAd) -> tuple[str, str] | None:
     return notice.schedd, str(notice.extra.get("history_problem", ""))
 
 
-def left_output(machine: Machine) -> Iterator[Finding]:
-    """Check that nodes hold no output of jobs that have left the queue of this machine's schedds."""
-    schedds = _local_schedds(machine)
-    found = [one for ad in machine.ads(f'MyType == "{AGENT_AD}"') if (one := _left_of(ad)) and one[0] in schedds]
-    total: Counter[str] = Counter()
-    for _, states in found:
-        total.update(states)
-    outputs = sum(total.values())
-    if not outputs:
-        yield ok("left-output", "no node holds output of jobs that have left the queue")
-        return
-    words_of = ", ".join(f"{number} {plain_word(state)}" for state, number in total.most_common())
-    text = f"nodes hold {count(outputs, 'output')} of jobs that have left the queue: {words_of}"
-    yield warn("left-output", text, "`stageout status --all` lists them with owner and reason")
-
-
-def _left_of(ad: ClassAd) -> tuple[str, dict[str, int]] | None:
-    try:
-        notice = read_notice(payload_of(ad))
-    except BadPayload:
-        return None
-    return notice.schedd, left_in(notice)
-
-
-def silent_nodes(machine: Machine) -> Iterator[Finding]:
-    """Check that no node is silent while output of jobs in the queue of this machine's schedds waits there."""
-    name, schedds = "silent-nodes", _local_schedds(machine)
-    found = [one for ad in machine.ads(f'MyType == "{AGENT_AD}"') for one in _silent_of(machine, ad, schedds)]
-    if not found:
-        yield ok(name, "no node with output of these jobs is silent")
-    for one in found[:_NAMED]:
-        owners = ", ".join(one.owners)
-        text = f"{one.name} sent no report for {duration(one.silent_s)}; {count(one.outputs, 'output')} of "
-        text += f"{owners} there; their jobs run again in {duration(one.lost_in_s)}"
-        remedy = (
-            "see whether the node is up and its manager runs: if it comes back before, the delivery goes on; if it "
-        )
-        yield warn(name, text, remedy + "never does, nothing is to be done (docs/administrator/upgrade.md)")
-    if len(found) > _NAMED:
-        yield warn(name, f"{len(found) - _NAMED} other nodes are silent", "`stageout status --all` names all of them")
-
-
-def _silent_of(machine: Machine, ad: ClassAd, schedds: list[str]) -> list[SilentManager]:
-    """Return the silent managers of a notice of one of these schedds, as of now."""
-    try:
-        notice = read_notice(payload_of(ad))
-    except BadPayload:
-        return []
-    age_s = max(0, int(machine.now()) + _collector_ahead_s(machine) - ad.integer("LastHeardFrom"))
-    return [
-        one._replace(silent_s=one.silent_s + age_s, lost_in_s=max(0, one.lost_in_s - age_s))
-        for one in silent_in(notice) if notice.schedd in schedds
-    ]  # fmt: skip
-
-
 def flocking(machine: Machine) -> Iterator[Finding]:
     """Check that the collectors of the pools to which jobs flock have a notice of this schedd's agent."""
     pools = flocked_to(machine.settings)
@@ -288,30 +233,34 @@ def slot_attributes(machine: Machine) -> Iterator[Finding]:
         yield ok(name, text)
 
 
-def synchronous(machine: Machine) -> Iterator[Finding]:
-    """Check the rate of hand-offs of the whole pool refused within the last hour, by reason."""
-    slots = machine.ads('MyType == "Machine" && DynamicSlot =!= true && StageOutHandoffs > 0')
-    nodes = {ad.text("StageOutManager"): ad for ad in slots}.values()
-    tried = sum(ad.integer("StageOutHandoffs") for ad in nodes)
-    codes: Counter[str] = Counter()
-    for ad in nodes:
-        refused = ad.get("StageOutSynchronous")
-        if isinstance(refused, ClassAd):
-            codes.update({code: refused.integer(code) for code in refused})
-    if not tried:
-        yield ok("synchronous", "no node of the pool was asked to take output over within the last hour")
-        return
-    shares = ", ".join(f"{code} {100 * count / tried:.0f} %" for code, count in codes.most_common(_NAMED))
-    share = sum(codes.values()) / tried
-    text = f"{100 * share:.0f} % of {tried} hand-offs of the pool in the last hour were refused"
-    if share <= USUAL_SHARE:
-        yield ok("synchronous", f"{text}{shares and ': '}{shares}")
-    else:
-        yield warn(
-            "synchronous", f"{text}: {shares}", "docs/user/synchronous.md says what each code means and what to do"
-        )
+@reports_as("matters")
+def matters_of_pool(machine: Machine) -> Iterator[Finding]:
+    """Check that nothing in the pool needs a person: the list of the web page, the metrics and the alerts."""
+    name, letters, nodes = "matters", Letters(), list[NodeFacts]()
+    for ad in machine.ads(LETTERS_WANTED):
+        with suppress(BadPayload):
+            letters.take(ad)
+    for ad in machine.ads(f'(MyType == "{MANAGER_AD}" || MyType == "Machine") && (StageOutPayload ?: "") != ""'):
+        with suppress(BadPayload):  # see trust
+            report = read_report(payload_of(ad))
+            check_signature(MANAGER_AD, ad, report.key)
+            nodes.append(NodeFacts(report, heard_at_of(ad), report.sandboxes, partial(_itself, report)))
+    knows_clock = bool(machine.ads('MyType == "Collector"'))
+    now_at = int(machine.now()) + (_collector_ahead_s(machine) if knows_clock else 0)
+    found = matters(PoolFacts(now_at, nodes, letters))
+    for one in found[:_MATTERS_NAMED]:
+        yield warn(name, f"{one.kind}: {one.title} {one.whose(now_at)}", one.action)
+    if len(found) > _MATTERS_NAMED:
+        more = len(found) - _MATTERS_NAMED
+        yield warn(name, f"{more} more", "the web page has all of them (matters.json)")
+    if not found:
+        yield ok(name, f"nothing in the pool of {count(len(nodes), 'node')} needs a person")
 
 
-COMMON = (collector, clock, synchronous)
-ACCESS_POINT = (agent_notice, file_history, left_output, silent_nodes, flocking, node_clocks)
+def _itself(report: Report) -> Report:
+    return report
+
+
+COMMON = (collector, clock, matters_of_pool)
+ACCESS_POINT = (agent_notice, file_history, flocking, node_clocks)
 EXECUTE_POINT = (agents_seen, leave_limits, reporting_door, slot_attributes)

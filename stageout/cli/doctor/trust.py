@@ -71,21 +71,6 @@ def refused_by_agent(machine: Machine) -> Iterator[Finding]:
     yield from _refusals("refused-reports", found, "ScheddAgentLog (report-refused) names all")
 
 
-def identity(machine: Machine) -> Iterator[Finding]:
-    """Check that no job has the GlobalJobId of another one, and that all output is that of a job of its owner."""
-    notices = [notice for ad in machine.ads(f'MyType == "{AGENT_AD}"') if (notice := _notice(ad))]
-    misnamed = [text for notice in notices for text in _texts(notice, "misnamed")]
-    foreign = [text for notice in notices for text in _texts(notice, "foreign")]
-    for text in misnamed[:_SHOWN]:
-        remedy = "ask its owner; remove the job; put GlobalJobId into SECURE_JOB_ATTRS"
-        yield warn("identity", f"GlobalJobId of job {text}: the agent and the nodes refuse it", remedy)
-    for text in foreign[:_SHOWN]:
-        remedy = "docs/administrator/security-notes.md says how to look for abuse; its node deletes the output in time"
-        yield warn("identity", f"output was taken over under the name of another job: {text}", remedy)
-    if not misnamed and not foreign:
-        yield ok("identity", "each job has its own GlobalJobId, and each output a job of its owner")
-
-
 def agent_key(machine: Machine) -> Iterator[Finding]:
     """Check that jobs bring the key of this access point's agent to the nodes."""
     told = machine.settings.text("STAGEOUT_AGENT_KEY")
@@ -155,5 +140,5 @@ def _refusals(name: str, found: list[tuple[str, str]], where: str) -> Iterator[F
         yield ok(name, "nothing was refused")
 
 
-ACCESS_POINT = (agent_key, identity, reports, refused_by_agent)
+ACCESS_POINT = (agent_key, reports, refused_by_agent)
 EXECUTE_POINT = (refused_by_manager,)
