@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from stageout.cli.clocks import collector_ahead_s, shifted
@@ -36,6 +37,8 @@ from stageout.wire.custody import (
 )
 
 _JOBS_AT_ONCE = 200
+#: Dpkg's list of the files of the Debian package, and a file of both packages (tools/packages/nfpm.yaml).
+DPKG_LIST, PACKAGED = "/var/lib/dpkg/info/stageout.list", "/usr/share/condor/config.d/10-stageout.conf"
 #: HTCondor's default of QUERY_TIMEOUT, and the seconds for which people wait instead.
 _DEFAULT_TIMEOUT_S, _TIMEOUT_S = 60, 15
 
@@ -48,12 +51,22 @@ def bindings() -> Any:
     try:
         import htcondor2
     except ImportError:
-        raise CommandError(
-            "HTCondor's Python bindings are missing here; install the package as 'stageout[condor]'."
-        ) from None
+        raise CommandError(f"HTCondor's Python bindings are missing here; {bindings_source()}.") from None
     if str(htcondor2.param.get("QUERY_TIMEOUT", _DEFAULT_TIMEOUT_S)) == str(_DEFAULT_TIMEOUT_S):
         htcondor2.param["QUERY_TIMEOUT"] = str(_TIMEOUT_S)
     return htcondor2
+
+
+def bindings_source() -> str:
+    """Say how to install the bindings, in the way in which stageout itself was installed here.
+
+    Debian's condor contains them; RPMs have them apart. Those of pip would differ from the daemons' version.
+    """
+    if Path(DPKG_LIST).exists():
+        return "install HTCondor's own package, which has them: apt install condor"
+    if Path(PACKAGED).exists():
+        return "install HTCondor's own package of them: dnf install python3-condor"
+    return "install the package as 'stageout[condor]'"
 
 
 def plain(ad: Any) -> ClassAd:
@@ -355,11 +368,15 @@ class Queue:
             collector = self._htcondor.Collector(self._pool)
             found = collector.locate(self._htcondor.DaemonType.Schedd, self._name)
         except self._errors as problem:
-            if self._name:
+            if self._name or self._pool:
                 raise _silent_collector(self._htcondor, self._pool, problem) from None
             raise Unavailable(f"no schedd can be found here ({_sentence(problem)}). {_NO_SCHEDD}") from None
         if found is None:
-            raise Unavailable(f"the collector knows no schedd named {self._name}; condor_status -schedd lists them.")
+            pool = f" -pool {self._pool}" if self._pool else ""
+            raise Unavailable(
+                f"the collector {_collector(self._htcondor, self._pool)} knows no schedd named {self._name}; "
+                f"condor_status{pool} -schedd lists them."
+            )
         return found
 
 
@@ -526,10 +543,13 @@ def _collector(htcondor: Any, pool: str | None) -> str:
 
 
 def _silent_collector(htcondor: Any, pool: str | None, problem: BaseException) -> Unavailable:
-    return Unavailable(
-        f"the collector {_collector(htcondor, pool)} does not answer ({_sentence(problem)}). Is its name right "
-        "(condor_config_val COLLECTOR_HOST), and is it up (condor_status -collector)?"
-    )
+    if pool:
+        then = (
+            f"Correct -pool, or leave it out for this machine's pool; 'condor_status -pool {pool} -collector' tries it."
+        )
+    else:
+        then = "Is its name right (condor_config_val COLLECTOR_HOST), and is it up (condor_status -collector)?"
+    return Unavailable(f"the collector {_collector(htcondor, pool)} does not answer ({_sentence(problem)}). {then}")
 
 
 def _sentence(problem: BaseException) -> str:

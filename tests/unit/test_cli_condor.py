@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import classad2
 import pytest
 
 from stageout.cli import condor
-from stageout.cli.exits import Unavailable
+from stageout.cli.exits import CommandError, Unavailable
 from stageout.cli.jobs import JobId
 
 JOBS = [JobId(7, number) for number in range(1000)]
@@ -146,3 +147,19 @@ def test_the_wait_for_a_collector_is_bounded(configured: str, used: str, tmp_pat
     program = "from stageout.cli.condor import bindings; print(bindings().param['QUERY_TIMEOUT'])"
     argv, env = [sys.executable, "-c", program], {**os.environ, "CONDOR_CONFIG": str(config)}
     assert subprocess.run(argv, env=env, check=True, capture_output=True, text=True).stdout.strip() == used
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [(("dpkg", "rpm"), "apt install condor"), (("rpm",), "dnf install python3-condor"), ((), "[condor]")],
+)
+def test_missing_bindings_come_from_where_the_package_came_from(
+    files: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(condor, "DPKG_LIST", str(tmp_path / "dpkg"))
+    monkeypatch.setattr(condor, "PACKAGED", str(tmp_path / "rpm"))
+    monkeypatch.setitem(sys.modules, "htcondor2", None)
+    with pytest.raises(CommandError, match=re.escape(words)):
+        condor.bindings()

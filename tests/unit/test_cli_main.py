@@ -156,6 +156,14 @@ def test_no_schedd_is_a_sentence_that_says_what_to_do() -> None:
         assert "Traceback" not in done.stderr and not done.stdout
 
 
+def test_a_pool_without_a_collector_is_named() -> None:
+    for arguments in (["status"], ["status", "--all"], ["history"]):
+        done = run(*arguments, "-pool", "127.0.0.1:1")
+        assert done.returncode == 69, done.stderr
+        assert "the collector 127.0.0.1:1 does not answer" in done.stderr
+        assert "condor_status -pool 127.0.0.1:1 -collector" in done.stderr
+
+
 def test_waiting_without_a_schedd_times_out() -> None:
     done = run("wait", "--timeout", "0.2", "12")
     assert done.returncode == 2
