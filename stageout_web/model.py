@@ -238,9 +238,12 @@ def node_of(report: Report, text: str, heard_at: int) -> Node:
         Flow(sys.intern(server_of(one.server)), one.streams, one.limit, sys.intern(one.tuning), work[one.server])
         for one in report.flows
     )
+    away = {one.server for one in report.servers}
+    blocked = tuple(flow for flow in report.flows if flow.server in away)
+    head = replace(report, sandboxes=(), flows=blocked, acknowledged={})
     return Node(
         report.manager, report.key, report.number, heard_at, report.sent_at,
-        zlib.compress(raw, _COMPRESSION), replace(report, sandboxes=(), flows=(), acknowledged={}), boxes, servers,
+        zlib.compress(raw, _COMPRESSION), head, boxes, servers,
         report.bytes_at_risk, report.ends_in_s, flows,
         report.spool_bytes, report.spool_limit_bytes, tallies,
     )  # fmt: skip

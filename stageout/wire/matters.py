@@ -137,7 +137,8 @@ class Output(Protocol):
 class NodeFacts(NamedTuple):
     """The newest report of a manager.
 
-    :param report: may lack its sandboxes. :param heard_at: by the collector's clock, in seconds.
+    :param report: may lack its sandboxes, and flows to servers that are reached.
+    :param heard_at: by the collector's clock, in seconds.
     :param outputs: its sandboxes. :param whole: returns the report with its sandboxes.
     """
 
@@ -211,6 +212,7 @@ class _Survey:
         self.left: dict[str, _Group] = {}
         self.unreachable: dict[str, _Group] = {}
         self.away: dict[str, dict[str, int]] = {}
+        self.wanted = set[str]()
         self.old = _Group()
         self.silent: dict[str, _Silent] = {}
         self.versions: Counter[str] = Counter()
@@ -230,9 +232,11 @@ class _Survey:
             for refusal in report.refusals:
                 if refusal.code == "Identity":
                     self.misnamed.add(refusal.owner or "an owner that is not known", 0)
+        wanted = {flow.server for flow in report.flows}
         for server in report.servers:
             seen = self.away.setdefault(host_of(server.server), {})
             seen[report.manager] = server.since_at
+            self.wanted |= {host_of(server.server)} if server.server in wanted else set()
         away = {host_of(server.server) for server in report.servers}
         here = _Group()
         for box in node.outputs:
@@ -288,10 +292,11 @@ class _Survey:
             if 0 < accepted_at < self.now_at - UNCONFIRMED_S:
                 self.unconfirmed.setdefault(schedd_of(box.job), _Group()).add(box.owner, accepted_at)
         elif state in _TRIED:
-            if away and box.server in away:
+            is_away = bool(away) and box.server in away
+            if is_away and box.code not in _NAME_CODES:
                 self.unreachable.setdefault(box.server, _Group()).add(box.owner, 0)
             elif (since_at := box.trouble_since_at) and (
-                since_at <= self.now_at - RETRIES_S or box.code == ErrorClass.NAME_NOT_RESOLVED.code
+                since_at <= self.now_at - RETRIES_S or is_away or box.code == ErrorClass.NAME_NOT_RESOLVED.code
             ):
                 self._add_trouble(box, Kind.RETRIES)
 
@@ -329,7 +334,10 @@ class _Survey:
                 title, action = f"{outputs}{where} failed. {happened}", explanation.action
                 query["state"] = State.FAILED.value
             yield group.matter(kind, title, action, "jobs", **query)
+        unnamed = {server for kind, _, server in self.troubled if kind is Kind.NAME} - self.unreachable.keys()
         for server, nodes in self.away.items():
+            if server in unnamed or not (server in self.wanted or server in self.unreachable):
+                continue  # nothing is to be sent there any more
             group = self.unreachable.get(server, _Group())
             group.since_at = min(nodes.values())
             title = f"{server} cannot be reached from {count(len(nodes), 'node')}. Its outputs wait."

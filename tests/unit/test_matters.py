@@ -156,6 +156,7 @@ def test_each_kind_has_age_owner_and_next_step(kind: Kind) -> None:
         facts(report(), heard_at=NOW - HOUR_S),
         facts(report(sandbox(1)), heard_at=NOW - 290),
         facts(report(handoffs=10, handoffs_refused={"SlotFull": 1})),
+        facts(report(servers=(ServerReport("https://gone.example.org", "open", "", 9, NOW - HOUR_S, 0),))),
         facts(report(full_since=NOW - 300)),
         facts(report(version="1.1"), told=letters(notice_of(SCHEDD, version="1.1"))),
         facts(report(sandbox(1)), told=letters(agent_ad(SCHEDD, NOW - 290))),
@@ -169,6 +170,25 @@ def test_what_is_in_order_is_no_matter(known: PoolFacts) -> None:
 def test_a_pilot_whose_output_arrives_in_time_is_no_matter() -> None:
     flow = FlowReport("https://store.example.org", 10**8, 10**8, 0.1, 1, 1, "", 1, 1000)
     assert matters(facts(report(sandbox(1, "Confirmed"), ends_in_s=600, flows=(flow,)))) == []
+
+
+def test_a_server_without_an_address_is_a_name_and_not_a_server_that_is_away() -> None:
+    away = ServerReport("https://store.example.org", "open", "no such host", 9, NOW - HOUR_S, 0)
+    lost, refused = ErrorClass.NAME_LOOKUP_FAILED.code, ErrorClass.CONNECT_FAILED.code
+    boxes = [
+        sandbox(number, "RetryWait", failing_since=NOW - 9, code=code) for number, code in ((1, lost), (2, refused))
+    ]
+    assert only(matters(facts(report(boxes[0], servers=(away,))))).kind is Kind.NAME
+    found = matters(facts(report(*boxes, servers=(away,))))
+    assert [(one.kind, one.outputs) for one in found] == [(Kind.NAME, 1), (Kind.UNREACHABLE, 1)]
+    assert matters(facts(report(boxes[0]))) == [], "a name server may be away for a moment"
+
+
+def test_a_server_that_only_a_second_file_needs_is_a_matter() -> None:
+    away = ServerReport("https://two.example.org", "open", "", 9, NOW - HOUR_S, 0)
+    flow = FlowReport("https://two.example.org", files_waiting=1)
+    matter = only(matters(facts(report(sandbox(1, "Moving"), servers=(away,), flows=(flow,)))))
+    assert (matter.kind, matter.query) == (Kind.UNREACHABLE, {"server": "two.example.org"})
 
 
 def test_outputs_with_one_cause_are_one_matter_with_the_oldest_age() -> None:

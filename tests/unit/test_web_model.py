@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from stageout.core.signing import SigningKey
-from stageout.wire.custody import ServerReport
+from stageout.wire.custody import FlowReport, ServerReport
 from stageout.wire.matters import Kind
 from stageout_web import reader
 from stageout_web.model import GROUP_OF, box_of, server_of
@@ -227,9 +227,10 @@ def test_a_silent_node_with_output_stays_and_an_idle_one_goes(make: Make) -> Non
 
 def test_matters_say_what_to_do(make: Make) -> None:
     away = ServerReport("gone.example.org", "open", "refused", 3, NOW - 600, NOW + 30)
+    flow = FlowReport("gone.example.org", files_waiting=1)
     old = sandbox(5, "Accepted", accepted_at=NOW - 4000)
     failed = [sandbox(number, "Failed", code=72) for number in (1, 2)]
-    site = make(ad_of(1, *failed, sandbox(3, "Lost"), old, servers=(away,)))
+    site = make(ad_of(1, *failed, sandbox(3, "Lost"), old, servers=(away,), more={"flows": (flow,)}))
     run(site)
     titles = [matter.title for matter in site.state.matters]
     assert "2 outputs for store.example.org failed. Your quota at the destination is used up." in titles
