@@ -127,11 +127,13 @@ class Fake:
     collector_down: bool = False
     other_pools: dict[str, list[ClassAd]] = field(default_factory=dict)
     policy: Any = 200
+    pages: dict[str, str] = field(default_factory=dict)
     others: Any = 0.0
     marked: list[tuple[int, str]] = field(default_factory=lambda: [(76, "/movers/1"), (75, "/movers/ended meanwhile")])
 
     sees_all: bool = True
     unreadable_for: tuple[str, ...] = ()
+    slow_for: tuple[str, ...] = ()
     refusals: dict[str, str] = field(default_factory=dict)
     who: str = (
         '  IsReady = true\n  MASTER = "Alive"\n  NumHung = 0\n  STAGEOUT_AGENT = "Alive"\n  STAGEOUT_AGENT_PID = 58\n'
@@ -157,6 +159,8 @@ class Fake:
         if argv[0] == "condor_who":
             return Ran(0, self.who, 0.1)
         assert argv[1:] in (["-classad"], ["--help"]) and timeout_s <= 20
+        if user in self.slow_for:
+            return Ran(-1, "timed out", 20.0, has_ended=False)
         if user in self.unreadable_for:
             return Ran(-1, f"[Errno 13] Permission denied: '{argv[0]}'", 0.0)
         return Ran(0, "usage: ...", 0.1) if argv[1:] == ["--help"] else self.answers[argv[0]]
@@ -225,6 +229,11 @@ class Fake:
         if isinstance(self.policy, Exception):
             raise self.policy
         return self.policy  # type: ignore[no-any-return]
+
+    def http_text(self, url: str, certificate: str) -> str:
+        if url not in self.pages:
+            raise OSError("Connection refused")
+        return self.pages[url]
 
     def listens(self, host: str, port: int) -> bool:
         return (host, port) == ("127.0.0.1", 9621)

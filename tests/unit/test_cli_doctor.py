@@ -375,6 +375,11 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
         "31 of 40 hand-offs of the last hour refused. 31 times: agent silent",
         manager(HandoffsTried=40, HandoffsRefused=31, HandoffRefusals=[{"Reason": "agent silent", "Count": 31}]),
     ),
+    ("plugins-for-jobs", Level.UNCHECKED, "has not ended within 20 s", has(slow_for=("nobody",))),
+    ("manager-daemon", Level.UNCHECKED, "has not ended within 20 s", has(slow_for=("condor",))),
+    ("agent-daemon", Level.UNCHECKED, "has not ended within 20 s", has(slow_for=("condor",))),
+    ("startd-cron", Level.UNCHECKED, "has not ended within 20 s", has(slow_for=("condor",))),
+    ("plugin stageout_curl_plugin", Level.UNCHECKED, "has not ended", answer(OURS, Ran(-1, "", 20, has_ended=False))),
     ("plugins-for-jobs", Level.FAIL, f"jobs cannot run {OURS}: as nobody: [Errno 13]", has(unreadable_for=("nobody",))),
     ("manager-daemon", Level.FAIL, "cannot run: as condor: [Errno 13]", has(unreadable_for=("condor",))),
     ("agent-daemon", Level.FAIL, "cannot run: as condor: [Errno 13]", has(unreadable_for=("condor",))),
@@ -586,6 +591,27 @@ def test_the_status_of_a_service() -> None:
         server.shutdown()
     with pytest.raises(OSError):
         asked(url, "secret")
+
+
+def test_a_command_that_does_not_end_has_not_ended() -> None:
+    run = object.__new__(ThisMachine).run
+    assert not run(["sleep", "5"], 0.1).has_ended
+    assert run(["/no/such/program"], 5).has_ended and run(["true"], 5).has_ended
+
+
+def test_nodes_are_counted_by_version() -> None:
+    reports = [
+        manager_ad_of(manager=name, version=version) for name, version in (("a", "1.0"), ("b", "1.1"), ("c", "1.1"))
+    ]
+    slots = [
+        ClassAd({"Machine": name, "CondorVersion": f"$CondorVersion: {version} 2026-11-01 BuildID: 1 $"})
+        for name, version in (("a", "25.14.1"), ("a", "25.14.1"), ("b", "24.0.1"), ("c", "24.0.1"))
+    ]
+    machine = Fake()
+    collector(StageOutManager=reports, Machine=slots)(machine)
+    (found,) = [item for item in examine(machine) if item.name == "versions"]
+    assert found.text == "stageout 1.1 on 2 nodes, 1.0 on 1 node; HTCondor 24.0.1 on 2 nodes, 25.14.1 on 1 node"
+    assert any("versions of stageout" in item.text for item in examine(machine) if item.level is Level.WARN)
 
 
 def test_no_fault_of_the_system_ends_the_doctor() -> None:

@@ -63,6 +63,7 @@ _TESTED = (25,)
 _WEAKER = (23, 9)
 _CLASSAD_TIMEOUT_S = 20.0
 _CLASSAD_SLOW_S = 0.5
+_SLOW = f"has not ended within {_CLASSAD_TIMEOUT_S:.0f} s: is this machine overloaded, or its filesystem a slow one?"
 #: Usage goes with 2 where --help is no option of the program's own.
 _GOOD_STATUS = (0, 2)
 _JOB_USER = "nobody"
@@ -189,7 +190,7 @@ def daemons_alive(machine: Machine) -> Iterator[Finding]:
         yield ok("daemons-alive", "condor_master counts all daemons as alive")
 
 
-def _daemon(machine: Machine, program: str, name: str, remedy: str) -> Iterator[Finding]:
+def daemon(machine: Machine, program: str, name: str, remedy: str) -> Iterator[Finding]:
     """Check that condor_master starts this program."""
     for word in words(machine.settings.condor("DAEMON_LIST")):
         path = machine.settings.condor(word)
@@ -209,9 +210,14 @@ def _daemon(machine: Machine, program: str, name: str, remedy: str) -> Iterator[
 
 
 def _cannot_start(machine: Machine, path: str, option: str, user: str) -> str:
-    """Return the reason why a user cannot run a program of ours; "" when a trial run works."""
+    """Return the reason why a user cannot run a program of ours; "" when a trial run works.
+
+    :raises Unseen: it is still running. That says nothing about the permissions of files.
+    """
     user = user if machine.user_id(user) is not None else ""
     ran = machine.run([path, option], _CLASSAD_TIMEOUT_S, user)
+    if not ran.has_ended:
+        raise Unseen(f"{path} {option} {_SLOW}")
     if ran.status in _GOOD_STATUS and ran.output:
         return ""
     last = (ran.output.strip().splitlines() or [f"exit status {ran.status}"])[-1]
@@ -222,26 +228,34 @@ def plugins_for_jobs(machine: Machine) -> Iterator[Finding]:
     """Check that job users may run our plugins. An installation with umask 077 is readable for root only."""
     name = "plugins-for-jobs"
     paths = [path for path in words(machine.settings.condor("FILETRANSFER_PLUGINS")) if is_ours(machine, path)]
-    bad = {path: trouble for path in paths if (trouble := _cannot_start(machine, path, "-classad", _JOB_USER))}
-    for path, trouble in bad.items():
-        yield fail(name, f"jobs cannot run {path}: {trouble}", _READABLE)
+    bad = 0
+    for path in paths:
+        try:
+            trouble = _cannot_start(machine, path, "-classad", _JOB_USER)
+        except Unseen as reason:
+            bad += 1
+            yield unchecked(name, str(reason))
+            continue
+        if trouble:
+            bad += 1
+            yield fail(name, f"jobs cannot run {path}: {trouble}", _READABLE)
     if not bad:
         yield ok(name, f"{len(paths)} plugins of ours can be run by jobs")
 
 
 def router_daemon(machine: Machine) -> Iterator[Finding]:
     """Check that condor_master starts the overlay's router."""
-    yield from _daemon(machine, ROUTER_PROGRAM, "router-daemon", _INSTALL_ROUTER)
+    yield from daemon(machine, ROUTER_PROGRAM, "router-daemon", _INSTALL_ROUTER)
 
 
 def agent_daemon(machine: Machine) -> Iterator[Finding]:
     """Check that condor_master starts the schedd agent."""
-    yield from _daemon(machine, AGENT_PROGRAM, "agent-daemon", _INSTALL_AP)
+    yield from daemon(machine, AGENT_PROGRAM, "agent-daemon", _INSTALL_AP)
 
 
 def manager_daemon(machine: Machine) -> Iterator[Finding]:
     """Check that condor_master starts the sandbox manager."""
-    yield from _daemon(machine, MANAGER_PROGRAM, "manager-daemon", _INSTALL_EP)
+    yield from daemon(machine, MANAGER_PROGRAM, "manager-daemon", _INSTALL_EP)
 
 
 def transforms(machine: Machine) -> Iterator[Finding]:
@@ -485,6 +499,9 @@ def _plugin(machine: Machine, path: str, owners: dict[str, str]) -> Iterator[Fin
         yield unchecked(name, f"{path} is not installed; HTCondor passes it over")
         return
     ran = machine.run([path, "-classad"], _CLASSAD_TIMEOUT_S)
+    if not ran.has_ended:
+        yield unchecked(name, f"{path} -classad {_SLOW}")
+        return
     ad = parse_old(ran.output)
     methods = words(ad.text("SupportedMethods"))
     complaint = _complaint(ran.output, ad)

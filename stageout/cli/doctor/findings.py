@@ -45,11 +45,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Ran:
-    """A command that was run. :param status: exit status, -1 when it did not end in time or did not start."""
+    """A command that was run.
+
+    :param status: exit status, -1 when it did not end in time or did not start. :param has_ended: False: not in time.
+    """
 
     status: int
     output: str
     took_s: float
+    has_ended: bool = True
 
 
 class Unseen(Exception):
@@ -113,6 +117,12 @@ class Machine(Protocol):
 
     def http_status(self, url: str, token: str) -> int:
         """Status of a GET with this bearer token. :raises OSError: nobody answers whose certificate counts."""
+
+    def http_text(self, url: str, certificate: str) -> str:
+        """Return the content of a page. :param certificate: SHA-256 of the only one that counts, "": any trusted one.
+
+        :raises OSError: nobody answers, or with another status than 200.
+        """
 
     def listens(self, host: str, port: int) -> bool:
         """Tell whether a daemon accepts connections at this address."""

@@ -61,7 +61,9 @@ class ThisMachine:
                 list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 text=True, errors="replace", timeout=timeout_s, check=False, cwd="/", **who,
             )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as problem:
+        except subprocess.TimeoutExpired as problem:
+            return Ran(-1, str(problem), time.monotonic() - started, has_ended=False)
+        except OSError as problem:
             return Ran(-1, str(problem), time.monotonic() - started)
         return Ran(done.returncode, done.stdout, time.monotonic() - started)
 
@@ -164,6 +166,13 @@ class ThisMachine:
     def http_status(self, url: str, token: str) -> int:
         """Status of a GET with this bearer token. :raises OSError: nobody answers whose certificate counts."""
         return exchange("GET", url, token=token, timeout_s=_LATEST_S)[0]
+
+    def http_text(self, url: str, certificate: str) -> str:
+        """Return the content of a page. :raises OSError: nobody answers, or with another status than 200."""
+        status, content = exchange("GET", url, timeout_s=_LATEST_S, certificate=certificate)
+        if status != 200:
+            raise OSError(f"status {status}")
+        return content.decode(errors="replace")
 
     def listens(self, host: str, port: int) -> bool:
         """Tell whether a daemon accepts connections at this address."""

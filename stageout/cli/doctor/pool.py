@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from fnmatch import fnmatch
@@ -32,6 +34,8 @@ _SKEW_BAD_S = 120
 _NODE_SKEW_S = 60
 _NAMED, _MATTERS_NAMED = 5, 20
 _HEARTBEAT_S = 900
+_REPORTS = f'(MyType == "{MANAGER_AD}" || MyType == "Machine") && (StageOutPayload ?: "") != ""'
+_CONDOR_VERSION = re.compile(r"CondorVersion: (\d+\.\d+\.\d+)")
 
 
 def collector(machine: Machine) -> Iterator[Finding]:
@@ -66,7 +70,7 @@ def _collector_ahead_s(machine: Machine) -> int:
 
 def node_clocks(machine: Machine) -> Iterator[Finding]:
     """Check that the clocks of nodes that report agree with the collector's."""
-    ads = machine.ads(f'(MyType == "{MANAGER_AD}" || MyType == "Machine") && (StageOutPayload ?: "") != ""')
+    ads = machine.ads(_REPORTS)
     ahead_s = {ad.text("StageOutManager"): ahead_of_collector_s(ad) for ad in ads}
     off = [f"{name} {skew_s:+d} s" for name, skew_s in sorted(ahead_s.items()) if abs(skew_s) > _NODE_SKEW_S]
     if not off:
@@ -233,6 +237,25 @@ def slot_attributes(machine: Machine) -> Iterator[Finding]:
         yield ok(name, text)
 
 
+def versions(machine: Machine) -> Iterator[Finding]:
+    """Count the nodes of the pool by version of stageout and of HTCondor. Several of stageout are a matter."""
+    ours: Counter[str] = Counter()
+    for ad in machine.ads(_REPORTS):
+        with suppress(BadPayload):
+            ours[read_report(payload_of(ad)).version or "an earlier version"] += 1
+    condor = dict[str, str]()
+    for ad in machine.ads('MyType == "Machine" && DynamicSlot =!= true'):
+        found = _CONDOR_VERSION.search(ad.text("CondorVersion"))
+        condor[ad.text("Machine")] = found[1] if found else "an unknown version"
+    both = (("stageout", ours), ("HTCondor", Counter(condor.values())))
+    parts = [f"{what} {_counted(counts)}" for what, counts in both if counts]
+    yield ok("versions", "; ".join(parts) or "the pool has no nodes")
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{version} on {count(number, 'node')}" for version, number in counts.most_common(_NAMED))
+
+
 @reports_as("matters")
 def matters_of_pool(machine: Machine) -> Iterator[Finding]:
     """Check that nothing in the pool needs a person: the list of the web page, the metrics and the alerts."""
@@ -240,7 +263,7 @@ def matters_of_pool(machine: Machine) -> Iterator[Finding]:
     for ad in machine.ads(LETTERS_WANTED):
         with suppress(BadPayload):
             letters.take(ad)
-    for ad in machine.ads(f'(MyType == "{MANAGER_AD}" || MyType == "Machine") && (StageOutPayload ?: "") != ""'):
+    for ad in machine.ads(_REPORTS):
         with suppress(BadPayload):  # see trust
             report = read_report(payload_of(ad))
             check_signature(MANAGER_AD, ad, report.key)
@@ -261,6 +284,6 @@ def _itself(report: Report) -> Report:
     return report
 
 
-COMMON = (collector, clock, matters_of_pool)
+COMMON = (collector, clock, versions, matters_of_pool)
 ACCESS_POINT = (agent_notice, file_history, flocking, node_clocks)
 EXECUTE_POINT = (agents_seen, leave_limits, reporting_door, slot_attributes)

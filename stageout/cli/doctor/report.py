@@ -18,6 +18,7 @@ from stageout.cli.doctor import (
     credentials,
     handoffs,
     leftovers,
+    listening,
     node,
     pilot,
     policy,
@@ -32,13 +33,15 @@ from stageout.cli.rows import SCHEMA
 from stageout.core.config import ConfigError, environment_settings, file_settings
 
 _EXECUTE_POINT: tuple[Check, ...] = (
-    *config.COMMON, *config.EXECUTE_POINT, *leftovers.EXECUTE_POINT, *node.EXECUTE_POINT, *pool.COMMON,
+    *config.COMMON, *listening.COMMON, *config.EXECUTE_POINT,
+    *leftovers.EXECUTE_POINT, *node.EXECUTE_POINT, *pool.COMMON,
     *pool.EXECUTE_POINT, *handoffs.EXECUTE_POINT, *trust.EXECUTE_POINT, *credentials.EXECUTE_POINT,
     *policy.EXECUTE_POINT, *accounts.EXECUTE_POINT,
 )  # fmt: skip
 CHECKS: dict[Role, tuple[Check, ...]] = {
     Role.AP: (
         *config.COMMON,
+        *listening.COMMON,
         *config.ACCESS_POINT,
         *pool.COMMON,
         *pool.ACCESS_POINT,
@@ -47,7 +50,7 @@ CHECKS: dict[Role, tuple[Check, ...]] = {
     ),
     Role.EP: _EXECUTE_POINT,
     Role.PILOT: (*_EXECUTE_POINT, pilot.pilot_end),
-    Role.ROUTER: (*config.COMMON, *router.ROUTER),
+    Role.ROUTER: (*config.COMMON, *listening.COMMON, *router.ROUTER),
 }
 
 DESCRIPTION = """\
