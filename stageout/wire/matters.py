@@ -49,6 +49,9 @@ SCHEMA = 1
 _NAME_CODES = frozenset({ErrorClass.NAME_NOT_RESOLVED.code, ErrorClass.NAME_LOOKUP_FAILED.code})
 #: States in which a node sends output, or will.
 _TRIED = frozenset({State.CONFIRMED, State.LEASED, State.MOVING, State.RETRY_WAIT})
+#: States that are looked at in any case, and those of which nothing is left to say.
+_SPECIAL = frozenset({State.ACCEPTED, State.FAILED, State.LOST})
+_GONE = FREED - {State.LOST}
 _WORD = re.compile(r"[\w.+-]{1,40}", re.A)
 _LOG = "Look into the log of the agent (`ScheddAgentLog`) on that access point"
 
@@ -210,6 +213,7 @@ class _Survey:
         self.waiting: dict[str, _Group] = {}
         self.unconfirmed: dict[str, _Group] = {}
         self.left: dict[str, _Group] = {}
+        self.fresh = {schedd for schedd, at in facts.letters.agents.items() if facts.silent_s(at) <= AGENT_SILENT_S}
         self.unreachable: dict[str, _Group] = {}
         self.away: dict[str, dict[str, int]] = {}
         self.wanted = set[str]()
@@ -238,38 +242,44 @@ class _Survey:
             seen[report.manager] = server.since_at
             self.wanted |= {host_of(server.server)} if server.server in wanted else set()
         away = {host_of(server.server) for server in report.servers}
-        here = _Group()
-        for box in node.outputs:
-            if box.state not in FREED:
-                here.add(box.owner, box.accepted_at)
-            self._sort(box, away)
-        if here.outputs:
-            self._look_at_busy(node, here)
+        looks_at_all, old_at, fresh, is_busy = bool(away or self.left_jobs), self.now_at - OLD_S, self.fresh, False
+        for box in node.outputs:  # most of 100,000 are in order, and pass here
+            state = box.state
+            if state in _GONE:
+                continue
+            is_busy = is_busy or state != State.LOST
+            if (
+                looks_at_all or state in _SPECIAL or box.trouble_since_at or box.accepted_at < old_at
+                or box.job.partition("#")[0] not in fresh
+            ):  # fmt: skip
+                self._sort(box, away)
+        if is_busy:
+            self._look_at_busy(node)
 
-    def _look_at_busy(self, node: NodeFacts, here: _Group) -> None:
+    def _look_at_busy(self, node: NodeFacts) -> None:
         """Look at a node with output."""
         report, host = node.report, _host(node.report.manager)
         if is_silent(report, self.facts.silent_s(node.heard_at)):
-            here.since_at = node.heard_at
-            self.silent[report.manager] = _Silent(here, None)
+            self.silent[report.manager] = _Silent(_aboard_of(node, node.heard_at), None)
             return
         if report.full_since:
-            group = _Group(here.outputs, report.full_since, here.owners)
+            group = _aboard_of(node, report.full_since)
             title = f"{host} takes no new jobs: its spool is too full ({_fullness(report)})."
             action = "See which server its output waits for, on its page; or give the spool more room "
             action += "(docs/administrator/spool.md)."
             self.of_nodes.append(group.matter(Kind.SPOOL_FULL, title, action, "node", name=report.manager))
         if report.ends_in_s:
-            self._look_at_end(node, here, host)
+            self._look_at_end(node, host)
 
-    def _look_at_end(self, node: NodeFacts, here: _Group, host: str) -> None:
+    def _look_at_end(self, node: NodeFacts, host: str) -> None:
         """Look at a pilot that ends."""
         left_s = max(0, node.heard_at + node.report.ends_in_s - self.now_at)
         report = node.whole()
         aboard = outlook(report, for_runs(report, self.now_at, {box.run for box in report.sandboxes}), left_s)
         if not aboard.late + aboard.unknown:
             return
-        group = _Group(aboard.late + aboard.unknown, 0, here.owners)
+        group = _aboard_of(node, 0)
+        group.outputs = aboard.late + aboard.unknown
         title = f"{host} ends in {duration(left_s)} with output aboard: {_aboard(aboard)}."
         action = "Let the pilot run longer, or set `STAGEOUT_PILOT_ROUTER`: a router then takes the rest. Output that "
         action += "is left is lost, and its jobs run again."
@@ -285,12 +295,14 @@ class _Survey:
             return
         if state in ENDS:
             return
-        self.waiting.setdefault(schedd_of(box.job), _Group()).add(box.owner, accepted_at)
+        schedd = schedd_of(box.job)
+        if schedd not in self.fresh:
+            self.waiting.setdefault(schedd, _Group()).add(box.owner, accepted_at)
         if 0 < accepted_at < self.now_at - OLD_S:
             self.old.add(box.owner, accepted_at)
         if state == State.ACCEPTED:
             if 0 < accepted_at < self.now_at - UNCONFIRMED_S:
-                self.unconfirmed.setdefault(schedd_of(box.job), _Group()).add(box.owner, accepted_at)
+                self.unconfirmed.setdefault(schedd, _Group()).add(box.owner, accepted_at)
         elif state in _TRIED:
             is_away = bool(away) and box.server in away
             if is_away and box.code not in _NAME_CODES:
@@ -462,6 +474,16 @@ class _Survey:
             title = f"The pool runs {len(versions)} versions of stageout: {', '.join(parts)}."
             action = "Install one version, access points first (docs/administrator/upgrade.md)."
             yield Matter(Kind.VERSIONS, title, action, view="nodes")
+
+
+def _aboard_of(node: NodeFacts, since_at: int) -> _Group:
+    """Return the outputs of a node whose bytes are still there."""
+    group = _Group()
+    for box in node.outputs:
+        if box.state not in FREED:
+            group.add(box.owner, 0)
+    group.since_at = since_at
+    return group
 
 
 def _silent_service(kind: Kind, what: str, name: str, heard_at: int) -> Matter:
