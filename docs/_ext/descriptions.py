@@ -37,6 +37,13 @@ EXTRA_KNOBS: dict[str, tuple[str, str, str]] = {
         "`opt-out`: every job with URL output takes part unless its owner says no. `opt-in`: only jobs with "
         "`MY.StageOutAsync = true` take part.",
     ),
+    "STAGEOUT_WORKFLOW_JOBS": (
+        "ap",
+        "the fragment's list",
+        "ClassAd expression over a job. Jobs for which it is true are synchronous unless their owner says "
+        "`MY.StageOutAsync = true`, and so are all jobs while it cannot be read. `false`: no such jobs. See [Workflow "
+        "managers](../user/workflow-managers.md).",
+    ),
     "STAGEOUT_RETRY_METHODS": (
         "ap",
         "http,https,ftp,dav,davs",
@@ -94,6 +101,7 @@ ATTRIBUTES: dict[str, tuple[str, str, str]] = {
     "StageOutRequestBy": ("job", "string", "Last request of the web page: the request, the name of the reader's token, and the reader's reason. The job's log has it in event 033."),
     "StageOutRefused": ("job", "string", "Last request that was refused, and the reason: the ID of a `redirect` that was refused at least for some files, or a request such as `retry run=RUN` for a run that is no longer the last one."),
     "StageOutGuard": ("job", "boolean", "Consent of the access point. Only the job transforms set it; a node hands off only jobs that have it."),
+    "StageOutWorkflow": ("job", "boolean", "Whether `STAGEOUT_WORKFLOW_JOBS` was true of the job at its submission. See [Workflow managers](../user/workflow-managers.md)."),
     "StageOutUserLeave": ("job", "expression", "`LeaveJobInQueue` as the owner wrote it. It still counts."),
     "StageOutAgentKey": ("job", "string", "Public key of the access point's agent, which the execute point then trusts."),
     "StageOutState": ("job", "string", "State of the output, such as `Moving` or `Delivered`. `None`: nothing is known to be handed off."),

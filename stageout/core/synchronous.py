@@ -30,6 +30,11 @@ CAUSES = (
     Cause("NotAsked", "StageOutAsync is false: the owner says so, or this access point asks jobs to opt in"),
     Cause("Routed", "a JobRouter or Condor-C made this job of another one, which is completed as soon as this one is"),
     Cause("DagNode", "nodes of a DAG are handed off only with StageOutAsync = true"),
+    Cause(
+        "WorkflowJob",
+        "its workflow manager may take a completed job for delivered output, so such jobs are handed off only with "
+        "StageOutAsync = true",
+    ),
     Cause("MayRunAgain", "the job has a cron schedule or an on_exit_remove, so HTCondor may run it again"),
     Cause("Universe", "only jobs of the vanilla and the java universe (containers are vanilla) are handed off"),
     Cause("NotMarked", "the access point has not marked the job"),

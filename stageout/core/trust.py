@@ -139,6 +139,14 @@ _JOB: tuple[Source, ...] = (
         "The own output is transferred before the job ends, or it is delivered although a JobRouter removed the job.",
     ),
     Source(
+        Kind.JOB,
+        ("Args", "Arguments", "Cmd", "Environment", "DaskWorkerName", "IsToilJob", "IsHTMapJob", "ACTCluster",
+         "harvesterID", "WMAgent_AgentName"),
+        (_HTCONDOR,), f"{_OWNER}, most often through a workflow manager",
+        "`STAGEOUT_WORKFLOW_JOBS` finds the jobs of workflow managers by them. The own output is transferred before "
+        "the job ends, or the own workflow goes on before its output has arrived.",
+    ),
+    Source(
         Kind.JOB, ("JobUniverse", "QDate", "TotalSubmitProcs"), (_AGENT, _PAGE, _HTCONDOR), _OWNER_TOO,
         "Messages about the own cluster have wrong sums.",
     ),
@@ -237,6 +245,12 @@ _JOB: tuple[Source, ...] = (
         Kind.JOB, ("StageOutSynchronousCode",), (_COMMAND,), _TRANSFORM,
         "Only a superuser of the queue can change it. It is shown as the reason of a synchronous transfer.",
         AtSubmission.DELETED, is_protected=True,
+    ),
+    Source(
+        Kind.JOB, ("StageOutWorkflow",), (_HTCONDOR,), _TRANSFORM,
+        "Only a superuser of the queue can change it. It says whether `STAGEOUT_WORKFLOW_JOBS` is true of the job, and "
+        "counts at the submission only.",
+        AtSubmission.SET, is_protected=True,
     ),
     Source(
         Kind.JOB, ("StageOutRetryDelay",), (_HTCONDOR, _PLUGIN), f"{_TRANSFORM}; {_OWNER} after submission",

@@ -57,6 +57,7 @@ def test_a_submit_file_is_explained_and_nothing_is_submitted(site: Site) -> None
     ("extra", "code"),
     [
         ("MY.StageOutAsync = false", "NotAsked"),
+        ("MY.IsToilJob = true", "WorkflowJob"),
         ("cron_minute = 0", "MayRunAgain"),
         ("on_exit_remove = ExitCode == 3", "MayRunAgain"),
         ("universe = scheduler", "Universe"),

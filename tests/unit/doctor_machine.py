@@ -31,6 +31,7 @@ SETTINGS = {
     "STAGEOUT_AGENT_USERID": "condor",
     "STAGEOUT_MANAGER": "/opt/stageout/bin/stageout-sandbox-manager",
     "QUEUE_SUPER_USERS": "root, condor",
+    "STAGEOUT_WORKFLOW_JOBS": 'regexp("^parsl", Args ?: "")',
     "JOB_TRANSFORM_NAMES": "Site StageOutInit StageOut",
     "JOB_TRANSFORM_StageOut": "SET StageOutGuard true\nSET LeaveJobInQueue ...",
     "PROTECTED_JOB_ATTRS": "StageOutGuard StageOutAsync StageOutState StageOutRun StageOutReason StageOutUserLeave "
@@ -220,6 +221,9 @@ class Fake:
         if isinstance(self.manager, Exception):
             raise self.manager
         return self.manager  # type: ignore[no-any-return]
+
+    def is_expression(self, text: str) -> bool:
+        return bool(text.strip("()")) and text.count("(") == text.count(")")
 
     def accepts_generic(self) -> bool:
         return self.generic

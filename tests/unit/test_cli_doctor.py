@@ -192,6 +192,8 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
     ("role", Level.FAIL, "no schedd is", values(DAEMON_LIST="MASTER STARTD STAGEOUT_MANAGER STAGEOUT_AGENT")),
     ("role", Level.FAIL, "no startd is", values(DAEMON_LIST="MASTER SCHEDD STAGEOUT_MANAGER STAGEOUT_AGENT")),
     ("transforms", Level.FAIL, "treated as with opt-out", values(STAGEOUT_DEFAULT="optin")),
+    ("transforms", Level.FAIL, "are not told apart", values(STAGEOUT_WORKFLOW_JOBS="regexp(")),
+    ("transforms", Level.FAIL, "are not told apart", values(STAGEOUT_WORKFLOW_JOBS="")),
     (
         "startd-attributes",
         Level.WARN,

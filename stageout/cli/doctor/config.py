@@ -53,7 +53,7 @@ _SHOWN_NAMES = 3
 #: Macros of the fragments that no program of ours reads.
 MACROS = (
     "STAGEOUTSPOOL",  # of the machine's ad
-    "STAGEOUT_BIN", "STAGEOUT_DEFAULT", "STAGEOUT_RETRY_METHODS", "STAGEOUT_RETRY_LIMIT",
+    "STAGEOUT_BIN", "STAGEOUT_DEFAULT", "STAGEOUT_WORKFLOW_JOBS", "STAGEOUT_RETRY_METHODS", "STAGEOUT_RETRY_LIMIT",
 )  # fmt: skip
 
 #: The directory of front ends that ``stageout wrap`` makes.
@@ -270,6 +270,11 @@ def transforms(machine: Machine) -> Iterator[Finding]:
     if chosen not in ("opt-in", "opt-out"):
         text = f"STAGEOUT_DEFAULT = {chosen}: jobs are treated as with opt-out"
         yield fail("transforms", text, "write opt-in or opt-out, and condor_reconfig")
+        return
+    if not machine.is_expression(f"({machine.settings.condor('STAGEOUT_WORKFLOW_JOBS')})"):
+        text = "STAGEOUT_WORKFLOW_JOBS is no ClassAd expression, so jobs of workflow managers are not told apart"
+        remedy = f"correct it (false: no such jobs) and condor_reconfig; where it is missing: {_INSTALL_AP}"
+        yield fail("transforms", text, remedy)
         return
     body = machine.settings.condor("JOB_TRANSFORM_StageOut")
     if "StageOutGuard" not in body or "LeaveJobInQueue" not in body:

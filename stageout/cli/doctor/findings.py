@@ -112,6 +112,9 @@ class Machine(Protocol):
         :raises OSError: the probe file cannot be made.
         """
 
+    def is_expression(self, text: str) -> bool:
+        """Tell whether HTCondor can read a ClassAd expression."""
+
     def accepts_generic(self) -> bool:
         """True when the collector takes a generic ad from this process. :raises Unseen: it does not answer."""
 

@@ -150,6 +150,16 @@ class ThisMachine:
         """Ask this node's sandbox manager for its status."""
         return node.manager_facts(self._settings)
 
+    def is_expression(self, text: str) -> bool:
+        """Tell whether HTCondor can read a ClassAd expression."""
+        import classad2
+
+        try:
+            classad2.ExprTree(text)
+        except classad2.ClassAdException:
+            return False
+        return True
+
     def accepts_generic(self) -> bool:
         """True when the collector takes a generic ad from this process."""
         import classad2
