@@ -13,6 +13,7 @@
 # make storm   misfortunes for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
 # make overlay-storm  routers die for SECONDS=60, bits flip, disks fill
 # make mutants  changes the product in 200 places, one by one: each must make a test fail (WORDS="names")
+# make workflow  Snakemake, law, Parsl and Dask-jobqueue, installed by network, on a pool
 # make hostile a hostile user tries every way to take over the output of others, on both versions of HTCondor
 # make crash   faults at every durable step, and schedules of crashes and lost power (SCHEDULES=10000)
 # make planted each planted bug is found by ordinary schedules (nightly)
@@ -20,7 +21,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: dist dist-test lock pilot demo reference docs test check oldest pools bench figures mutants crash planted sim storm chaos hostile cuts overlay-storm web clean
+.PHONY: dist dist-test lock pilot demo reference docs test check oldest pools bench figures mutants crash planted sim storm chaos hostile cuts overlay-storm web clean workflow
 
 $(STAMP): setup.cfg pyproject.toml $(wildcard requirements/*.txt)
 	tools/install
@@ -88,6 +89,9 @@ hostile: $(STAMP)
 
 cuts: $(STAMP)
 	STAGEOUT_LONG_CUTS=1 $(PY) -m pytest -v tests/pool/test_cut_networks.py
+
+workflow: $(STAMP)
+	STAGEOUT_WORKFLOW_MANAGERS=1 $(PY) -m pytest -v tests/pool/test_workflow_managers.py
 
 overlay-storm: $(STAMP)
 	$(PY) -m tests.overlay.storm --seconds $(or $(SECONDS),60)
