@@ -21,7 +21,7 @@ import pytest
 
 from tests.harness.destination import Destination
 from tests.harness.pool.image import find_image, image_account
-from tests.harness.pool.install import _pip_files
+from tests.harness.pool.install import pip_files
 from tests.harness.pool.submission import prepare_directory
 from tests.pool.conftest import QUICK_AP, QUICK_EP, VERSION, Site, open_directory
 
@@ -92,7 +92,7 @@ def _install(venv: Path) -> None:
     inside = image.root / str(venv).lstrip("/")
     inside.mkdir(parents=True)
     try:
-        binds = {venv: str(venv), _HERE: "/mnt", **_pip_files(image)}
+        binds = {venv: str(venv), _HERE: "/mnt", **pip_files(image)}
         image.run(["python3", "-m", "venv", "--system-site-packages", str(venv)], binds=binds)
         pip = [f"{venv}/bin/python", "-m", "pip", "install", "-q", "--no-deps"]
         image.run([*pip, "-r", "/mnt/requirements.txt"], binds=binds)

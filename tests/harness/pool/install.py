@@ -131,7 +131,7 @@ def _make_dependencies(image: Image, final: Path, wanted: list[str]) -> None:
     (image.root / PREFIX.lstrip("/")).mkdir(parents=True, exist_ok=True)
     try:
         with built_aside(final) as aside:
-            binds = {aside: PREFIX, **_pip_files(image)}
+            binds = {aside: PREFIX, **pip_files(image)}
             # The bindings come with HTCondor itself where the system's Python has them: same version as the daemons.
             image.run(["python3", "-m", "venv", "--system-site-packages", PREFIX], binds=binds)
             image.run([f"{PREFIX}/bin/pip", "install", "-q", *wanted, *_bindings(image, aside)], binds=binds)
@@ -150,7 +150,7 @@ def _bindings(image: Image, venv: Path) -> list[str]:
     return []
 
 
-def _pip_files(image: Image) -> dict[Path, str]:
+def pip_files(image: Image) -> dict[Path, str]:
     """Files of this machine that its pip uses to reach an index, for use inside the root."""
     if image.is_host:
         return {}
