@@ -153,10 +153,15 @@ class SlotTable:
         if len(self._running) >= _THREADS:
             raise NotIdentified("the startd has not answered earlier questions yet", "StartdSilent")
         asked_at_s = boot_clock_s()
-        future = asyncio.get_running_loop().run_in_executor(self._threads, self._ask)
-        future.add_done_callback(lambda done: self._remember(asked_at_s, done))
-        self._running.append((asked_at_s, future))
-        return future
+        # A task is never done when it is made. The executor's future may be (Python 3.14): the rest of a burst, which
+        # gets its turn before the callback, would ask again.
+        task = asyncio.get_running_loop().create_task(self._answer())
+        task.add_done_callback(lambda done: self._remember(asked_at_s, done))
+        self._running.append((asked_at_s, task))
+        return task
+
+    async def _answer(self) -> Sequence[SlotAd]:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask)
 
     def _remember(self, asked_at_s: float, done: asyncio.Future[Sequence[SlotAd]]) -> None:
         if not done.cancelled() and done.exception() is None and asked_at_s > self._asked_at_s:

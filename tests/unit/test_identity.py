@@ -26,6 +26,7 @@ from sandbox_manager.intake.startd import SlotTable
 from stageout.core.clock import boot_clock_s
 from stageout.core.config import mapping_settings
 from stageout.wire.custody import Run
+from tests import at_once
 from tests.polling import until, wait_for
 
 NOBODY = 65534 if ROOT else os.geteuid()
@@ -385,6 +386,31 @@ def test_one_question_serves_all_for_a_second() -> None:
         assert all(slot == SLOT for slot in found) and startd.asked == 1
         await _slot(table)
         assert startd.asked == 1
+        table.close()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_an_answer_that_is_there_at_once_serves_all_too(is_broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``run_in_executor`` returns a future that is done where the thread was quicker than the loop (Python 3.14)."""
+    startd = Startd(SLOT)
+    at_once.patch(monkeypatch)
+
+    def question() -> Any:
+        slots = startd()
+        if is_broken:
+            raise FileNotFoundError("no .startd_address")
+        return slots
+
+    async def ask() -> None:
+        table = SlotTable(question, 5)
+        found = await asyncio.gather(*(_slot(table) for _ in range(50)), return_exceptions=True)
+        assert startd.asked == 1
+        assert all(isinstance(slot, NotIdentified) if is_broken else slot == SLOT for slot in found)
+        with contextlib.suppress(NotIdentified):
+            await _slot(table)
+        assert startd.asked == (2 if is_broken else 1)
         table.close()
 
     asyncio.run(ask())
