@@ -36,7 +36,7 @@ from stageout.core.metrics import Readings
 from stageout.core.metrics_server import MetricsServer
 from stageout.core.states import State
 from stageout.wire.custody import FlowReport, Report
-from stageout_web.daemon import Daemon as WebDaemon
+from stageout_web.service import Daemon as WebDaemon
 from tests.harness.ports import free_ports
 from tests.harness.router import RouterProcess
 from tests.monitoring.queries import EXAMPLE, alerts, dashboard_queries

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from overlay_router.daemon import home_of
-from policy_service.daemon import database_of
+from policy_service.service import database_of
 from policy_service.site_policy import PolicyError, open_policy
 from sandbox_manager.daemon import spool_directory
 from stageout.core.config import KNOBS, ConfigError, mapping_settings

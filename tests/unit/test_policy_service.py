@@ -20,6 +20,7 @@ from policy_site import TOKENS, Service
 
 from policy_service import daemon, views
 from policy_service.model import Lease
+from policy_service.service import Daemon
 from stageout.core.metrics import METRICS
 from stageout.core.metrics_server import rendered
 from tests.harness.ports import free_ports
@@ -408,7 +409,7 @@ def test_what_cannot_be_used_is_said_at_the_start(
     """Here without a process of its own: those below show that what the program says and ends with is the same."""
     for name, value in Service(tmp_path, **knobs).settings.items():  # type: ignore[arg-type]
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(daemon.Daemon, "serve", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr(Daemon, "serve", lambda *_: pytest.fail("it was started"))
     assert daemon.main(["--alone"]) == status
     assert says in capsys.readouterr().err
 

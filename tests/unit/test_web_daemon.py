@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stageout.core.config import ConfigError, Settings
-from stageout_web.daemon import Daemon, base_of
+from stageout_web.service import Daemon, base_of
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from stageout.core.tokens import TokenTable
 from stageout.movers.results import PLUGINS_WORD
 from stageout.wire.control import Tuning
 from stageout.wire.custody import ServerReport
-from stageout_web.daemon import names_of
 from stageout_web.format import moment
 from stageout_web.html import Markup, join, tag
 from stageout_web.server import STATIC, Readers, Server
+from stageout_web.service import names_of
 from stageout_web.views import destinations
 from tests.unit.web_site import (
     NOW,
