@@ -3,7 +3,7 @@
 # make figures published figures of papers, measured again: one report in out/figures (QUICK=1: ten minutes)
 # make reference  the tables of docs/ that are read from the code, anew
 # make docs    this site in out/docs/html, man pages in out/docs/man
-# make oldest  what differs between versions of Python, on the oldest one that is installed here
+# make pythons  what differs between versions of Python, on 3.9 and 3.14 where they are installed (ALL=1: those between, too)
 # make pools   all tests but the unit tests, most of them on real pools
 # make pilot   dist/stageout-pilot.pyz: all that a pilot needs beside Python
 # make dist    dist/: wheel, sdist, single file, Debian packages, RPMs, wheelhouse, checksums (STEPS="python pilot")
@@ -21,7 +21,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: dist dist-test lock pilot demo reference docs test check oldest pools bench figures mutants crash planted sim storm chaos hostile cuts overlay-storm web clean workflow
+.PHONY: dist dist-test lock pilot demo reference docs test check pythons pools bench figures mutants crash planted sim storm chaos hostile cuts overlay-storm web clean workflow
 
 $(STAMP): setup.cfg pyproject.toml $(wildcard requirements/*.txt)
 	tools/install
@@ -49,15 +49,15 @@ docs: $(STAMP)
 	$(PY) -m sphinx -q -W --keep-going -d out/docs/doctrees -b html docs out/docs/html
 	PYTHONPATH=. $(PY) docs/_ext/man.py out/docs/man
 
-oldest: $(STAMP)
-	tools/oldest
+pythons: $(STAMP)
+	ALL=$(ALL) tools/pythons
 
 # six at once on two cores: pools mostly wait
 pools: $(STAMP)
 	tools/run-tests -n 6 --dist loadfile --no-loadscope-reorder --durations=25 tests --ignore tests/unit
 
 test: check
-	$(MAKE) --no-print-directory -j 2 oldest pools
+	$(MAKE) --no-print-directory -j 2 pythons pools
 
 bench: $(STAMP)
 	$(PY) benchmarks/run_all.py $(if $(QUICK),--quick)
@@ -112,4 +112,4 @@ web: $(STAMP)
 	$(if $(filter screenshots,$(WEB)),$(PY) -m tests.web.screenshots,tools/web/build)
 
 clean:
-	rm -rf .venv .venv-oldest out test-logs build dist *.egg-info
+	rm -rf .venv .venv-3.* out test-logs build dist *.egg-info
