@@ -7,7 +7,9 @@
 # make pools   all tests but the unit tests, most of them on real pools
 # make pilot   dist/stageout-pilot.pyz: all that a pilot needs beside Python
 # make dist    dist/: wheel, sdist, single file, Debian packages, RPMs, wheelhouse, checksums (STEPS="python pilot")
-# make dist-test  each of them built, and installed into a clean root; needs root (WORDS="deb12": some)
+# make dist-test  each of them installed into a clean root, and built first if the sources have changed; needs root
+#              (WORDS="deb12": some)
+# make sign    dist/SHA256SUMS.asc, a maintainer's signature (KEY=...)
 # make web     stageout_web/static: the charts' library anew; WEB=screenshots: the pictures in docs/web
 # make lock    requirements/*.txt anew, from the ranges in setup.cfg
 # make storm   misfortunes for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
@@ -21,7 +23,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: dist dist-test lock pilot demo reference docs test check pythons pools bench figures mutants crash planted sim storm chaos hostile cuts overlay-storm web clean workflow
+.PHONY: dist sign dist-test lock pilot demo reference docs test check pythons pools bench figures mutants crash planted sim storm chaos hostile cuts overlay-storm web clean workflow
 
 $(STAMP): setup.cfg pyproject.toml $(wildcard requirements/*.txt)
 	tools/install
@@ -99,10 +101,17 @@ overlay-storm: $(STAMP)
 pilot: $(STAMP)
 	$(PY) tools/pilot/build.py dist/stageout-pilot.pyz
 
-dist: $(STAMP)
-	$(PY) tools/packages/build.py $(if $(TAG),--tag $(TAG)) $(STEPS)
+BUILD = $(PY) tools/packages/build.py $(if $(TAG),--tag $(TAG)) $(if $(ADDRESS),--address $(ADDRESS))
 
-dist-test: dist
+dist: $(STAMP)
+	$(BUILD) $(STEPS)
+
+# Detached, beside the checksums: a key never lies on the code host.
+sign:
+	cd $(or $(DIST),dist) && sha256sum -c --quiet SHA256SUMS && gpg $(if $(KEY),--local-user $(KEY)) --armor --detach-sign --yes SHA256SUMS
+
+dist-test: $(STAMP)
+	$(BUILD) --if-changed
 	$(PY) -m pytest -v -s --durations=0 tests/packages/test_build.py tests/packages/roots.py $(if $(WORDS),-k "$(WORDS)")
 
 lock:

@@ -16,5 +16,5 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory with wheel, sdist and checksums."""
     out = tmp_path_factory.mktemp("dist")
     build = [sys.executable, str(ROOT / "tools/packages/build.py"), "--out", str(out), "python"]
-    subprocess.run(build, check=True, timeout=300, capture_output=True)
+    subprocess.run(build, check=True, timeout=800, capture_output=True)
     return out

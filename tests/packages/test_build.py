@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import configparser
+import email
 import importlib.util
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -25,10 +29,13 @@ TOOLS = ROOT / "tools" / "packages"
 
 
 def tool(name: str) -> ModuleType:
-    """Load a program of tools/packages."""
+    """Load a program of tools/packages, with the others in its path. Another package is called ``build``."""
+    if str(TOOLS) not in sys.path:
+        sys.path.append(str(TOOLS))
     spec = importlib.util.spec_from_file_location(f"packages_{name}", TOOLS / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -94,6 +101,143 @@ def test_the_harness_of_the_sdist_runs_the_installed_product(built: Path, instal
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", env=environment)
     (site,) = installed.glob("lib/python*/site-packages")
     assert done.stdout.splitlines() == [str(tmp_path), *[str(site)] * 6, str(installed)]
+
+
+def test_the_same_sources_make_the_same_files(built: Path, tmp_path: Path) -> None:
+    """Whatever the builder's umask and time zone, and whenever: times are those of the last commit."""
+    build = [sys.executable, TOOLS / "build.py", "--out", tmp_path, "python"]
+    script = 'umask 077; exec "$@"'
+    environment = {**os.environ, "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "7"}
+    subprocess.run(["sh", "-c", script, "sh", *map(str, build)], check=True, capture_output=True, env=environment)
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in built.iterdir()}
+    assert [path.name for path in built.iterdir() if path.read_bytes() != (tmp_path / path.name).read_bytes()] == []
+
+
+def test_the_sdist_has_the_documents_as_they_are_read(built: Path) -> None:
+    with tarfile.open(built / f"stageout-{__version__}.tar.gz") as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        assert len({member.mtime for member in archive.getmembers()}) == 1
+    programs = [name for name in PROGRAMS if name.startswith("stageout-") and name != "stageout-startd-cron"]
+    assert {f"manual/man/{name}.8" for name in programs} | {"manual/man/stageout.1"} <= names
+    assert {"manual/html/index.html", "manual/html/searchindex.js"} <= names
+
+
+def test_the_metadata_says_whose_it_is_and_under_which_licence(built: Path) -> None:
+    with zipfile.ZipFile(built / f"stageout-{__version__}-py3-none-any.whl") as wheel:
+        facts = email.message_from_bytes(wheel.read(f"stageout-{__version__}.dist-info/METADATA"))
+        names = wheel.namelist()
+    assert facts["License-Expression"] == "Apache-2.0 AND MIT"
+    assert facts["Author"] and facts["Author-email"] and facts["Home-page"]
+    assert {"LICENSE", "NOTICE", "stageout_web/static/uplot.LICENSE"} <= set(facts.get_all("License-File", []))
+    assert f"stageout-{__version__}.dist-info/licenses/stageout_web/static/uplot.LICENSE" in names
+    assert "Programming Language :: Python :: 3.14" in facts.get_all("Classifier", [])
+    links = re.findall(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"", facts.get_payload())
+    assert links and [link for link in links if not "".join(link).startswith(("http", "#"))] == []
+
+
+def test_links_of_the_readme_become_absolute() -> None:
+    page = '[a](docs/a.md#b) [![b](docs/b.png)](CI) [c](https://c) [d](#d) <img src="docs/d.svg">'
+    assert tool("metadata").absolute_links(page, "https://h/p", "1.2") == (
+        "[a](https://h/p/blob/v1.2/docs/a.md#b) [![b](https://h/p/raw/v1.2/docs/b.png)](https://h/p/blob/v1.2/CI)"
+        ' [c](https://c) [d](#d) <img src="https://h/p/raw/v1.2/docs/d.svg">'
+    )
+
+
+def test_the_address_is_in_one_place() -> None:
+    """The release sets it there, and may not forget it."""
+    found = [name for name in tracked() if b"stageout.invalid" in (ROOT / name).read_bytes()]
+    assert set(found) <= {"setup.cfg", "tests/packages/test_build.py"}
+    command = [sys.executable, TOOLS / "build.py", "--tag", f"v{__version__}", "--out", "/nonexistent", "python"]
+    address = configparser.ConfigParser()
+    address.read(ROOT / "setup.cfg")
+    if "stageout.invalid" in address["metadata"]["url"]:
+        refused = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        assert refused.returncode == 2 and "set url" in refused.stderr
+
+
+def test_a_new_build_leaves_nothing_of_another_version(tmp_path: Path) -> None:
+    for name in ("stageout-0.0.9.tar.gz", "stageout_0.0.9-1.deb12_amd64.deb", "stageout-pilot.pyz", "SHA256SUMS"):
+        (tmp_path / name).touch()
+    (tmp_path / "of-somebody-else").touch()
+    tool("build").clear(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["of-somebody-else"]
+
+
+@pytest.mark.skipif(not shutil.which("gpg"), reason="gpg is not installed")
+def test_a_release_signs_its_checksums(tmp_path: Path) -> None:
+    home, dist = tmp_path / "keys", tmp_path / "dist"
+    home.mkdir(mode=0o700)
+    dist.mkdir()
+    (dist / "file").write_text("content")
+    (dist / "SHA256SUMS").write_text(tool("build").checksums(dist))
+    environment = {**os.environ, "GNUPGHOME": str(home)}
+    key = ["gpg", "--batch", "--passphrase", "", "--quick-gen-key", "release@example.org", "ed25519", "sign"]
+    subprocess.run(key, check=True, env=environment, capture_output=True)
+    sign = ["make", "-s", "-C", str(ROOT), "sign", f"DIST={dist}", "KEY=release@example.org"]
+    verify = ["gpg", "--verify", str(dist / "SHA256SUMS.asc"), str(dist / "SHA256SUMS")]
+    try:
+        subprocess.run(sign, check=True, env=environment, capture_output=True)
+        subprocess.run(verify, check=True, env=environment, capture_output=True)
+        (dist / "file").write_text("another content")
+        assert subprocess.run(sign, env=environment, capture_output=True).returncode
+    finally:
+        subprocess.run(["gpgconf", "--kill", "all"], env=environment)
+
+
+def wheel_of(folder: Path, name: str, facts: str, files: dict[str, bytes]) -> Path:
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{name}-1.0.dist-info/METADATA", f"Name: {name}\nVersion: 1.0\n{facts}\n")
+        for file, data in files.items():
+            wheel.writestr(file, data)
+    return path
+
+
+def test_notices_name_each_library_with_its_licence(tmp_path: Path) -> None:
+    notices = tool("notices")
+    curl = {"c.libs/libcurl-330bcbb6.so.4.8.0": b"..libcurl/8.9.1 ..", "c.libs/libpsl-cd0eeb45.so.5": b""}
+    text = {"c-1.0.dist-info/licenses/COPYING": b"The words of c.\r\n"}
+    found = notices.components([wheel_of(tmp_path, "c", "License-Expression: LGPL-2.1-only OR MIT", {**curl, **text})])
+    assert [(one.name, one.version, one.license) for one in found] == [
+        ("c", "1.0", "LGPL-2.1-only OR MIT"), ("curl", "8.9.1", "curl"), ("libpsl", "", "MIT"),
+    ]  # fmt: skip
+    assert notices.expression(found) == "(LGPL-2.1-only OR MIT) AND MIT AND curl"
+    page = notices.notices(found)
+    for words in ("The words of c.", "curl 8.9.1, within c 1.0", "permission notice appear in all copies"):
+        assert words in page
+    listed = json.loads(notices.sbom("0.1", found, "2026-01-01T00:00:00Z"))
+    assert [(one["name"], one.get("version")) for one in listed["components"]] == [
+        ("c", "1.0"), ("curl", "8.9.1"), ("libpsl", None),
+    ]  # fmt: skip
+    assert listed["components"][0]["hashes"][0]["content"] and listed["bomFormat"] == "CycloneDX"
+
+
+@pytest.mark.parametrize(
+    ("facts", "files", "says"),
+    [
+        ("License: MIT", {"x.libs/libnew-330bcbb6.so.1": b""}, "libnew.*add its licence"),
+        ("License: of my own", {}, "x: no licence .* 'of my own'"),
+        ("", {}, "x: no licence"),
+    ],
+)
+def test_what_has_no_known_licence_ends_the_build(
+    facts: str, files: dict[str, bytes], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit, match=says):
+        tool("notices").components([wheel_of(tmp_path, "x", facts, files)])
+
+
+def test_every_library_that_may_be_delivered_has_a_text() -> None:
+    for name, library in tool("notices").LIBRARIES.items():
+        assert library.texts and all(path.stat().st_size > 500 for path in library.texts), name
+
+
+def test_no_tag_becomes_a_release_without_pools() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    assert {"unit", "pool"} <= set(jobs["release"]["needs"])
+    for name in jobs["release"]["needs"]:
+        assert "if" not in jobs[name] or "startsWith(github.ref, 'refs/tags/v')" in jobs[name]["if"]
+    assert "make test" in str(jobs["pool"]["steps"])
 
 
 def test_the_checksums_are_those_of_the_files(built: Path) -> None:

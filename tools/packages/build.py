@@ -1,14 +1,19 @@
 """Build everything that a release consists of: ``python tools/packages/build.py [STEP...]``.
 
 Steps, in this order: ``python`` (sdist, and the wheel that is made from it), ``pilot`` (the single file),
-``wheelhouse`` (wheels for sites without a network), ``packages`` (Debian packages and RPMs, by nfpm). The last act
-writes SHA256SUMS of all files in the directory. Decision 0037 has the tools and the reasons.
+``wheelhouse`` (wheels for sites without a network), ``packages`` (Debian packages and RPMs), ``sbom`` (the list of all
+components). The last act writes SHA256SUMS of all files in the directory. Decision 0037 has the tools and the reasons.
+
+The same sources make the same files, byte for byte: all times are those of the last commit, or of SOURCE_DATE_EPOCH.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import gzip
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -16,21 +21,24 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from installer import install
-from installer.destinations import SchemeDictionaryDestination
-from installer.sources import WheelFile
-from wheels import MACHINE, download
+import notices
+from distributions import Facts, make_deb, make_rpm
+from metadata import describe, metadata_of, unset
+from tree import make_tree
+from wheels import MACHINES, download
 
 ROOT = Path(__file__).resolve().parents[2]
-PREFIX = "/opt/stageout"
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
 LOCK = ROOT / "requirements" / "runtime.txt"
-NFPM = "github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.0"
-STEPS = ("python", "pilot", "wheelhouse", "packages")
+PILOT_LOCK = ROOT / "requirements" / "pilot.txt"
+#: In the sdist: the documents, as they are read.
+MANUAL = "manual"
+#: Digest of the sources that the files in the directory were made from, all of them.
+STAMP = ".built-from"
 
 
 class Target(NamedTuple):
@@ -53,25 +61,93 @@ TARGETS = (
 )
 
 
+class Build(NamedTuple):
+    """What all steps need.
+
+    :param address: of the project, "" where setup.cfg has it. :param machines: to build for. :param epoch: time of all
+        files, in s since 1970.
+    """
+
+    out: Path
+    version: str
+    address: str
+    machines: Sequence[str]
+    targets: Sequence[Target]
+    epoch: int
+
+    @property
+    def wheel(self) -> Path:
+        return _there(self.out / f"stageout-{self.version}-py3-none-any.whl")
+
+    @property
+    def sdist(self) -> Path:
+        return _there(self.out / f"stageout-{self.version}.tar.gz")
+
+
 def main() -> int:
     """Build what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="*", metavar="STEP", help=f"of {', '.join(STEPS)}; default: all")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: %(default)s")
     parser.add_argument("--tag", help="refuse to build unless this is the tag of the sources' version")
+    parser.add_argument("--address", default="", help="of the project on its code host; default: that of setup.cfg")
+    parser.add_argument("--machine", action="append", choices=MACHINES, help="default: all")
+    parser.add_argument("--target", action="append", choices=[one.distribution for one in TARGETS], help="default: all")
+    parser.add_argument("--if-changed", action="store_true", help="only if the files there are of other sources")
     options = parser.parse_args()
     if unknown := set(options.steps) - set(STEPS):
         parser.error(f"no such step: {', '.join(unknown)}")
     version = source_version()
     if options.tag not in (None, f"v{version}"):
         parser.error(f"the sources are version {version}: the tag must be v{version}, not {options.tag}")
+    about = metadata_of(ROOT)
+    if options.tag and unset(options.address or about["url"], about["author_email"]):
+        parser.error("setup.cfg: set url (or give --address) and author_email: a release has an address and a mail")
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    for step in STEPS:
+    machines = options.machine or MACHINES
+    digest = f"{sources_digest()} {options.address} {' '.join(machines)}\n"
+    if options.if_changed and (out / STAMP).exists() and (out / STAMP).read_text() == digest:
+        print(f"{out} is of these sources already")
+        return 0
+    (out / STAMP).unlink(missing_ok=True)
+    if not options.steps:
+        clear(out)
+    os.environ.update(SOURCE_DATE_EPOCH=str(source_epoch()), PYTHONHASHSEED="0", TZ="UTC", LC_ALL="C.UTF-8")
+    os.umask(0o022)
+    targets = [one for one in TARGETS if not options.target or one.distribution in options.target]
+    build = Build(out, version, options.address, machines, targets, source_epoch())
+    for step, make in _BUILDERS.items():
         if step in (options.steps or STEPS):
-            _BUILDERS[step](out, version)
+            make(build)
     (out / "SHA256SUMS").write_text(checksums(out))
+    if not options.steps and not options.target:
+        (out / STAMP).write_text(digest)
     return 0
+
+
+def clear(out: Path) -> None:
+    """Remove what an earlier build left, of whatever version. Files of others stay."""
+    for path in [*out.glob("stageout[-_]*"), *out.glob("SHA256SUMS*")]:
+        path.unlink()
+
+
+def source_epoch() -> int:
+    """Return the time of the sources in s since 1970: SOURCE_DATE_EPOCH, the last commit, or that of the sdist."""
+    if given := os.environ.get("SOURCE_DATE_EPOCH"):
+        return int(given)
+    if (ROOT / ".git").exists():
+        command = ["git", "log", "-1", "--format=%ct"]
+        return int(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    return int((ROOT / "PKG-INFO").stat().st_mtime)
+
+
+def sources_digest() -> str:
+    """Return a digest of the names and contents of all source files, and of the time that they are given."""
+    total = hashlib.sha256(str(source_epoch()).encode())
+    for name in sorted(_source_files()):
+        total.update(f"{name}\0{hashlib.sha256((ROOT / name).read_bytes()).hexdigest()}\0".encode())
+    return total.hexdigest()
 
 
 def source_version() -> str:
@@ -83,19 +159,49 @@ def source_version() -> str:
 
 def checksums(out: Path) -> str:
     """Return one line for each file, as ``sha256sum -c`` reads them."""
-    files = sorted(path for path in out.iterdir() if path.is_file() and path.name != "SHA256SUMS")
+    files = sorted(path for path in out.iterdir() if path.is_file() and path.name not in ("SHA256SUMS", STAMP))
     return "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
 
 
-def build_python(out: Path, version: str) -> None:
+def build_python(build: Build) -> None:
     """Build the sdist, and the wheel from the sdist: what it lacks, the wheel would lack."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "source"
         for name in _source_files():
             target = source / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target)
-        _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)], cwd=Path(scratch))
+            shutil.copyfile(ROOT / name, target)
+            target.chmod(0o755 if (ROOT / name).stat().st_mode & 0o100 else 0o644)
+        describe(source, build.version, build.address)
+        if not (source / MANUAL).exists():
+            make_manual(source / MANUAL)
+        _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(build.out), str(source)], cwd=source)
+    _normalize(build.sdist, build.epoch)
+
+
+def make_manual(folder: Path) -> None:
+    """Make the documents as HTML and the man pages."""
+    with tempfile.TemporaryDirectory() as trees:
+        for kind in ("html", "man"):
+            sphinx = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", f"{trees}/{kind}", "-b", kind]
+            _run([*sphinx, "docs", str(folder / kind)], cwd=ROOT)
+    (folder / "html" / ".buildinfo").unlink(missing_ok=True)
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.stat().st_size:
+            path.write_text("\n")  # checkers of packages take an empty file for a fault
+
+
+def _normalize(path: Path, epoch: int) -> None:
+    """Write an sdist anew: setuptools gives its own files the time of the build, and the builder's user."""
+    with tarfile.open(path) as old:
+        members = [(member, old.extractfile(member)) for member in sorted(old.getmembers(), key=lambda one: one.name)]
+        plain = io.BytesIO()
+        with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as new:
+            for member, content in members:
+                member.mtime, member.pax_headers = epoch, {}
+                new.addfile(_of_root(member), content)
+    with open(path, "wb") as stream, gzip.GzipFile("", "wb", fileobj=stream, mtime=epoch) as packed:
+        packed.write(plain.getvalue())
 
 
 def _source_files() -> list[str]:
@@ -108,120 +214,102 @@ def _source_files() -> list[str]:
     return [name for name in listed.read_text().splitlines() if (ROOT / name).is_file()]
 
 
-def build_pilot(out: Path, version: str) -> None:
-    """Build the single file for pilots."""
-    _run([sys.executable, str(ROOT / "tools/pilot/build.py"), str(out / "stageout-pilot.pyz")])
+def build_pilot(build: Build) -> None:
+    """Build the single file for pilots, one for each kind of machine."""
+    for machine in build.machines:
+        name = "stageout-pilot.pyz" if machine == MACHINES[0] else f"stageout-pilot-{machine}.pyz"
+        _run([sys.executable, str(ROOT / "tools/pilot/build.py"), "--machine", machine, str(build.out / name)])
 
 
-def build_wheelhouse(out: Path, version: str) -> None:
+def build_wheelhouse(build: Build) -> None:
     """Pack the product's wheel and all wheels that it needs on any Python of PYTHONS."""
-    name = f"stageout-{version}-wheelhouse-{MACHINE}"
-    with tempfile.TemporaryDirectory() as scratch:
-        house = Path(scratch) / name
-        for python in PYTHONS:
-            download(LOCK, python, house)
-        shutil.copy2(wheel_in(out, version), house)
-        # Wheels are compressed already.
-        with tarfile.open(out / f"{name}.tar", "w") as archive:
-            archive.add(house, name, filter=_by_root)
+    for machine in build.machines:
+        name = f"stageout-{build.version}-wheelhouse-{machine}"
+        with tempfile.TemporaryDirectory() as scratch:
+            house = Path(scratch) / name
+            for python in PYTHONS:
+                download(LOCK, python, house, machine)
+            shutil.copy2(build.wheel, house)
+            for file, text in _papers(build, house.glob("*.whl")).items():
+                (house / file).write_text(text)
+            # Wheels are compressed already.
+            with tarfile.open(build.out / f"{name}.tar", "w") as archive:
+                for path in [house, *sorted(house.iterdir())]:
+                    member = archive.gettarinfo(str(path), str(path.relative_to(scratch)))
+                    member.mtime = build.epoch
+                    member.mode = 0o755 if member.isdir() else 0o644
+                    with open(path, "rb") if member.isfile() else io.BytesIO() as content:
+                        archive.addfile(_of_root(member), content)
 
 
-def _by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Let all users read it, whatever umask it was built with."""
+def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
     member.uname = member.gname = "root"
-    member.mode = 0o755 if member.isdir() else 0o644
     return member
 
 
-def build_packages(out: Path, version: str) -> None:
-    """Build one package for each of TARGETS."""
+def _papers(build: Build, wheels: Iterable[Path]) -> dict[str, str]:
+    """Return the notices and the list of components of some wheels, by the names of their files."""
+    found = notices.components(wheels)
+    return {"THIRD-PARTY.txt": notices.notices(found), "sbom.cdx.json": _sbom(build, found)}
+
+
+def _sbom(build: Build, found: Sequence[notices.Component]) -> str:
+    time = datetime.datetime.fromtimestamp(build.epoch, datetime.timezone.utc)
+    return notices.sbom(build.version, found, time.strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+
+def build_packages(build: Build) -> None:
+    """Build one package for each target and each kind of machine."""
+    about = metadata_of(ROOT)
     with tempfile.TemporaryDirectory() as scratch:
-        nfpm = _nfpm(Path(scratch))
-        for target in TARGETS:
-            tree = Path(scratch) / target.distribution
-            make_tree(tree, target.python, [wheel_in(out, version), *download(LOCK, target.python, tree / "wheels")])
-            major, minor = target.python.split(".")
-            environment = {
-                "VERSION": version,
-                "RELEASE": f"1.{target.distribution}",
-                "PYTHON": target.python,
-                "NEXT_PYTHON": f"{major}.{int(minor) + 1}",
-                "TREE": str(tree / PREFIX.lstrip("/")),
-            }
-            command = [nfpm, "package", "-f", "tools/packages/nfpm.yaml", "-p", target.kind, "-t", str(out)]
-            _run(command, cwd=ROOT, env={**os.environ, **environment})
+        with tarfile.open(build.sdist) as archive:
+            archive.extractall(scratch)
+        source = Path(scratch) / f"stageout-{build.version}"
+        for target in build.targets:
+            for machine in build.machines:
+                place = Path(scratch) / f"{target.distribution}-{machine}"
+                wheels = [build.wheel, *download(LOCK, target.python, place / "wheels", machine)]
+                facts = Facts(
+                    build.version, f"1.{target.distribution}", target.python, machine, build.epoch,
+                    build.address or about["url"], about["author"], about["author_email"],
+                    notices.expression(notices.components(wheels)),
+                )  # fmt: skip
+                root = place / "root"
+                make_tree(root, target, wheels, source, _papers(build, wheels), build.epoch)
+                (make_deb if target.kind == "deb" else make_rpm)(root, facts, build.out)
+                shutil.rmtree(place)
 
 
-def _nfpm(scratch: Path) -> str:
-    """Return the program: ``$NFPM``, else one that Go makes."""
-    if given := os.environ.get("NFPM"):
-        return given
-    go = shutil.which("go", path=f"{os.environ['PATH']}:/usr/local/go/bin")
-    if go is None:
-        sys.exit("packages: NOT BUILT: nfpm is made with Go, which is not installed; or set NFPM=/path/of/nfpm")
-    _run([go, "install", NFPM], env={**os.environ, "GOBIN": str(scratch), "GOFLAGS": "-mod=mod"})
-    return str(scratch / "nfpm")
+def build_sbom(build: Build) -> None:
+    """Write the list of all components that any file of the release contains."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for machine in build.machines:
+            for python in PYTHONS:
+                for lock in (LOCK, PILOT_LOCK):
+                    download(lock, python, Path(scratch), machine)
+        found = notices.components([build.wheel, *Path(scratch).glob("*.whl")])
+    (build.out / f"stageout-{build.version}.cdx.json").write_text(_sbom(build, found))
 
 
-def make_tree(root: Path, python: str, wheels: Sequence[Path]) -> None:
-    """Install wheels below ``root/PREFIX``, as a virtual environment of the system's Python is laid out.
-
-    HTCondor's bindings are the system's, of the same version as the daemons (decision 0005), so its packages are seen.
-    """
-    prefix = root / PREFIX.lstrip("/")
-    library = f"{PREFIX}/lib/python{python}/site-packages"
-    destination = SchemeDictionaryDestination(
-        {
-            "purelib": library,
-            "platlib": library,
-            "scripts": f"{PREFIX}/bin",
-            "data": PREFIX,
-            "headers": f"{PREFIX}/include",
-        },
-        interpreter=f"{PREFIX}/bin/python",
-        script_kind="posix",
-        destdir=str(root),
-    )
-    for path in wheels:
-        with WheelFile.open(path) as wheel:
-            install(wheel, destination, additional_metadata={"INSTALLER": b"stageout\n"})
-    (prefix / "bin/python").symlink_to("/usr/bin/python3")
-    (prefix / "pyvenv.cfg").write_text(f"home = /usr/bin\ninclude-system-site-packages = true\nversion = {python}\n")
-    add_completions(prefix / "share/stageout/completions")
-    for path in [prefix, *prefix.rglob("*")]:
-        if not path.is_symlink():
-            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
-
-
-def add_completions(folder: Path) -> None:
-    """Write the completion scripts of all shells into a new directory, as nfpm.yaml names them."""
-    folder.mkdir(parents=True)
-    for shell, name in (("bash", "stageout.bash"), ("zsh", "_stageout"), ("fish", "stageout.fish")):
-        command = [sys.executable, "-m", "stageout.cli.main", "completion", shell]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
-        (folder / name).write_bytes(done.stdout)
-
-
-def wheel_in(out: Path, version: str) -> Path:
-    """Return the product's wheel in the directory."""
-    path = out / f"stageout-{version}-py3-none-any.whl"
+def _there(path: Path) -> Path:
     if not path.exists():
         sys.exit(f"{path} is not there: build the step 'python' first")
     return path
 
 
-def _run(command: Sequence[str], *, cwd: Path = ROOT, env: dict[str, str] | None = None) -> None:
-    subprocess.run(command, cwd=cwd, env=env, check=True)
+def _run(command: Sequence[str], *, cwd: Path = ROOT) -> None:
+    subprocess.run(command, cwd=cwd, check=True)
 
 
-_BUILDERS = {
+_BUILDERS: dict[str, Callable[[Build], None]] = {
     "python": build_python,
     "pilot": build_pilot,
     "wheelhouse": build_wheelhouse,
     "packages": build_packages,
+    "sbom": build_sbom,
 }
+STEPS = tuple(_BUILDERS)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from pathlib import Path
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
-MACHINE = "x86_64"
-PLATFORMS = tuple(f"manylinux{name}_{MACHINE}" for name in ("_2_28", "_2_17", "2014"))
+#: The first one is that of the files without a machine in their name.
+MACHINES = ("x86_64", "aarch64")
 
 
 def main() -> int:
@@ -27,12 +27,13 @@ def main() -> int:
     parser.add_argument("lock", type=Path, help="file of requirements/ with hashes")
     parser.add_argument("python", help="such as 3.11")
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--machine", choices=MACHINES, default=MACHINES[0], help="default: %(default)s")
     options = parser.parse_args()
-    download(options.lock, options.python, options.directory)
+    download(options.lock, options.python, options.directory, options.machine)
     return 0
 
 
-def download(lock: Path, version: str, directory: Path) -> list[Path]:
+def download(lock: Path, version: str, directory: Path, machine: str) -> list[Path]:
     """Download the wheels that one version of Python needs; pip checks their hashes.
 
     :param version: such as "3.11".
@@ -40,7 +41,7 @@ def download(lock: Path, version: str, directory: Path) -> list[Path]:
     :raises subprocess.CalledProcessError: a wheel cannot be had, or has another hash.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    platforms = [part for name in PLATFORMS for part in ("--platform", name)]
+    platforms = [part for name in ("_2_28", "_2_17", "2014") for part in ("--platform", f"manylinux{name}_{machine}")]
     command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
     with tempfile.TemporaryDirectory() as scratch:
         wanted = Path(scratch) / "wanted.txt"

@@ -21,7 +21,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
-MACHINE = "x86_64"
 #: Packages of the product that a pilot runs.
 _PACKAGES = ("stageout", "sandbox_manager")
 _LEFT_OUT = ("stageout/testing/",)
@@ -33,32 +32,38 @@ def main() -> int:
     """Build; prints the name and size of what was made."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", action="append", default=[], help=f"version, else {', '.join(PYTHONS)}")
+    parser.add_argument("--machine", default="x86_64", help="default: %(default)s; aarch64 is the other one")
     parser.add_argument("output", type=Path)
     options = parser.parse_args()
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     ours = dict(_own_files(setup))
     files = {}
+    wheels: list[Path] = []
     with tempfile.TemporaryDirectory() as scratch:
         for version in options.python or PYTHONS:
             site = Path(scratch) / version
-            _install(version, Path(scratch), site)
+            wheels += _install(version, options.machine, Path(scratch), site)
             files[version] = {**dict(_files(site)), **ours}
+        notices = [sys.executable, str(ROOT / "tools/packages/notices.py"), *map(str, wheels)]
+        papers = subprocess.run(notices, check=True, capture_output=True).stdout
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    _write(options.output, files)
+    _write(options.output, options.machine, files, papers)
     print(f"{options.output}: {options.output.stat().st_size / 1e6:.1f} MB for Python {', '.join(files)}")
     return 0
 
 
-def _install(version: str, scratch: Path, site: Path) -> None:
-    """Unpack the wheels for one version of Python. Of what they keep outside it, a pilot needs nothing."""
+def _install(version: str, machine: str, scratch: Path, site: Path) -> list[Path]:
+    """Unpack the wheels for one version of Python; return them. Of what they keep outside it, a pilot needs nothing."""
     wheels = scratch / f"wheels-{version}"
     lock = ROOT / "requirements" / "pilot.txt"
     command = [sys.executable, str(ROOT / "tools/packages/wheels.py"), str(lock), version, str(wheels)]
-    subprocess.run(command, check=True)
-    for path in sorted(wheels.glob("*.whl")):
+    subprocess.run([*command, "--machine", machine], check=True)
+    found = sorted(wheels.glob("*.whl"))
+    for path in found:
         with zipfile.ZipFile(path) as wheel:
             wheel.extractall(site, [name for name in wheel.namelist() if ".data/" not in name])
+    return found
 
 
 def _files(site: Path) -> Iterator[tuple[str, bytes]]:
@@ -86,11 +91,14 @@ def _own_files(setup: configparser.ConfigParser) -> Iterator[tuple[str, bytes]]:
         yield f"condor_config.d/{name}", (ROOT / "condor_config.d" / name).read_bytes()
 
 
-def _write(output: Path, files: Mapping[str, Mapping[str, bytes]]) -> None:
-    """The archive, with shell before it. The same input makes the same file, byte for byte."""
+def _write(output: Path, machine: str, files: Mapping[str, Mapping[str, bytes]], papers: bytes) -> None:
+    """The archive, with shell before it. The same input makes the same file, byte for byte.
+
+    :param papers: notices of the software of other authors, for who looks into the archive.
+    """
     blobs = {_name(data): data for content in files.values() for data in content.values()}
     index = {tag: {path: _name(data) for path, data in sorted(content.items())} for tag, content in files.items()}
-    manifest = json.dumps({"machine": MACHINE, "pythons": list(files), "files": index}, sort_keys=True).encode()
+    manifest = json.dumps({"machine": machine, "pythons": list(files), "files": index}, sort_keys=True).encode()
     scripts = {name: (HERE / name).read_text() for name in ("launcher.py", "unpack.py")}
     build = _name(manifest + "".join(scripts.values()).encode())
     # The launcher is read at every start, and with it the archive's list of contents: the rest is one entry in it.
@@ -98,6 +106,7 @@ def _write(output: Path, files: Mapping[str, Mapping[str, bytes]]) -> None:
         payload = Path(scratch) / "payload.zip"
         with zipfile.ZipFile(payload, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
             _add(archive, "manifest.json", manifest)
+            _add(archive, "THIRD-PARTY.txt", papers)
             for name, data in sorted(blobs.items()):
                 _add(archive, f"blobs/{name}", data)
         aside = output.with_name(f".{output.name}.new")
