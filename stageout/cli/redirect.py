@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from stageout.cli.condor import Pool, Queue
 
 DESCRIPTION = """\
-The words are JOB [FILE] URL. Send failed and waiting files of a job to another URL, without another run. On success a held job completes.
-Files that are delivered or being sent keep their URL. Without FILE, URL is a directory: the last part of each file's
-URL stays. With FILE, URL is the whole URL of this file, or a directory if it ends with a slash.
+Send failed and waiting files of a job to another URL, without another run. On success a held job completes.
+The words are JOB [FILE] URL. Files that are delivered or being sent keep their URL. Without FILE, URL is a directory:
+the last part of each file's URL stays. With FILE, URL is the whole URL of this file, or a directory if it ends with
+a slash.
 The command sends a token to another server only if URL names it, as in token+https://server/path.
 
 With --server, the files of all your jobs that wait for the server OLD go to NEW, a URL: their paths stay, below NEW.

@@ -16,9 +16,9 @@ from stageout.core import log
 from stageout.core.config import mapping_settings
 from stageout.core.tokens import TokenTable
 from stageout.wire.owner_requests import Verb, parse_request
-from stageout_web.service import rights_of
 from stageout_web.queue import QueueError
 from stageout_web.server import Readers, Rights, Server
+from stageout_web.service import rights_of
 from tests.unit.web_site import Site, ad_of, job_name, sandbox
 
 OPERATOR, ALICE, BOB, READER = (f"{name}-token-0123456789" for name in ("operator", "alice", "bob", "reader"))
