@@ -412,8 +412,9 @@ _COLLECTOR: tuple[Source, ...] = (
     ),
     Source(
         Kind.COLLECTOR,
-        ("Machine", "DynamicSlot", "SlotID", "DSlotID", "HasFileTransferPluginMethods", "StageOutAccept",
-         "StageOutDataSlots", "StageOutDataSlotsFree", "StageOutDraining", "StageOutHandoffs", "StageOutSynchronous",
+        ("Machine", "CondorVersion", "DynamicSlot", "SlotID", "DSlotID", "HasFileTransferPluginMethods",
+         "StageOutAccept", "StageOutDataSlots",
+         "StageOutDataSlotsFree", "StageOutDraining", "StageOutHandoffs", "StageOutSynchronous",
          "StageOutSpoolMB", "StageOutSpoolFreeMB", "StageOutBytesAtRisk", "StageOutJobsAtRisk"),
         (_MANAGER, _PAGE, _COMMAND, _HTCONDOR), f"the node's manager and plugins, through its startd; {_ANY_DAEMON}",
         "They are shown, or a node takes jobs or none. No output is confirmed, sent or deleted by them.",

@@ -27,6 +27,7 @@ from stageout.core.trust import (
     protected_attributes,
 )
 from stageout.wire import custody, renewal, services
+from stageout.wire.services import LETTER_ATTRIBUTES
 from stageout_web import queue_child, reader
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +49,7 @@ NO_ATTRIBUTES = {
     "StageOut": "transform", "StageOutInit": "transform",
     "Fa": "part of a regular expression", "Za": "part of a regular expression", "Size": "answer of gsiftp",
     "x509proxy": "field of a request to estimate", "JobStatusOnRelease": "only written",
-    "LeaveJobInQueue": "the doctor's text",
+    "LeaveJobInQueue": "the doctor's text", "HTCondor": "the doctor's text", "Identity": "code of a refusal",
 }  # fmt: skip
 #: Its texts are a plugin that it writes for a developer.
 _TEMPLATE = "stageout/cli/plugin_new.py"
@@ -131,7 +132,7 @@ def test_projections_of_jobs() -> None:
     ]  # fmt: skip
     assert set(at_the_schedd) - names_of(Kind.JOB) == set()
     assert {*SLOT_ATTRIBUTES, *JOB_ATTRIBUTES} - names_of(Kind.SLOT) == set()
-    read_by_page = {*reader._REPORT, *reader._FIGURES, *reader._LETTER}
+    read_by_page = {*reader._REPORT, *reader._FIGURES, *LETTER_ATTRIBUTES}
     assert read_by_page - names_of(Kind.COLLECTOR) == set()
 
 
