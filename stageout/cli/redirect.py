@@ -73,9 +73,14 @@ def run(options: argparse.Namespace) -> int:
     problem = redirect_problem(url)
     if problem:
         raise UsageError(f"cannot redirect: {problem}")
+    wanted = parse_job_id(options.words[0]) if options.words else None
+    if wanted and wanted.proc is None:
+        raise UsageError(f"name one job, such as {wanted}.0: files of several jobs would get the same URLs")
     queue, pool = Queue(options.name, options.pool), Pool(options.pool)
-    if not options.server:
-        return _request_all(queue, pool, [_named(queue, *options.words)], options)
+    if wanted:
+        (job,) = jobs_for(queue, wanted, "redirect")
+        file = options.words[1] if len(options.words) > 2 else ""
+        return _request_all(queue, pool, [Move(job, file, url)], options)
     options.destination = options.server[0]
     jobs = selected(queue, pool, options)
     files = {row.job: waiting_files(row) for row in merge(jobs, reports_on(jobs, pool))}
@@ -83,19 +88,13 @@ def run(options: argparse.Namespace) -> int:
     status = Exit.OK
     for job in jobs:
         try:
+            if job.request:
+                raise _is_asked(job)
             moves += planned(job, files[str(job.id)], *options.server)
         except CommandError as reason:
             print(f"stageout: {reason}", file=sys.stderr)
             status = Exit.FAILED
     return max(int(status), _request_all(queue, pool, moves, options))
-
-
-def _named(queue: Queue, text: str, *words: str) -> Move:
-    wanted = parse_job_id(text)
-    if wanted.proc is None:
-        raise UsageError(f"name one job, such as {wanted}.0: files of several jobs would get the same URLs")
-    (job,) = jobs_for(queue, wanted, "redirect")
-    return Move(job, words[0] if len(words) > 1 else "", words[-1])
 
 
 def planned(job: Job, files: Iterable[FileReport], old: str, new: str) -> list[Move]:
@@ -131,18 +130,24 @@ def _request_all(queue: Queue, pool: Pool, moves: list[Move], options: argparse.
         for move in list(left):
             if move.job.id not in asked:
                 left.remove(move)
-                asked[move.job.id] = request_for(move.job, Verb.REDIRECT, secrets.token_hex(4), move.url, move.file)
-                _ask(queue, move.job, asked[move.job.id])
+                asked[move.job.id] = _asked(queue, move)
         status = max(status, await_answers(queue, pool, asked, SystemClock(), time.sleep, options.json))
     return status
 
 
-def _ask(queue: Queue, job: Job, request: OwnerRequest) -> None:
+def _asked(queue: Queue, move: Move) -> OwnerRequest:
+    """Write a request into the ad of the job. :raises CommandError: another one has no answer yet."""
+    job = move.job
     if job.request:
-        raise CommandError(
-            f"{job.id}: the request {job.request.split(' ')[0]} has no answer yet; redirect again when it has"
-        )
+        raise _is_asked(job)
+    request = request_for(job, Verb.REDIRECT, secrets.token_hex(4), move.url, move.file)
     queue.set_request(job.id, str(request))
+    return request
+
+
+def _is_asked(job: Job) -> CommandError:
+    verb = job.request.split(" ")[0]
+    return CommandError(f"{job.id}: the request {verb} has no answer yet; redirect again when it has")
 
 
 def _show(move: Move, is_json: bool) -> None:

@@ -334,7 +334,7 @@ class EmbeddedStarter:
 def _wait(process: subprocess.Popen[bytes], lifetime_s: float) -> tuple[bytes, bool]:
     """Read until everybody closed the pipe; at the limit kill this one process, without a warning.
 
-    What the process has started ends a second later, as it does when the job leaves the slot.
+    Its children end a second later, as they do when the job leaves the slot.
     """
     try:
         return process.communicate(timeout=lifetime_s)[0] or b"", False

@@ -251,7 +251,7 @@ def test_rpm(distribution: str, version: str, tmp_path: Path) -> None:
     rpm = package(f"stageout-*.{distribution}.x86_64.rpm")
     shutil.copy(rpm, image.root / "tmp/stageout.rpm")
     before = files_below(image.root)
-    # Who unpacks it as root, to look, must not write onto the machine.
+    # A look into it as root must not write onto the machine.
     names = shell(image, "rpm2cpio /tmp/stageout.rpm | cpio -t --quiet").split()
     assert names and [name for name in names if not name.startswith("./")] == []
     requires = shell(image, "rpm -qp --requires /tmp/stageout.rpm")

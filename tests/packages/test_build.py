@@ -104,7 +104,7 @@ def test_the_harness_of_the_sdist_runs_the_installed_product(built: Path, instal
 
 
 def test_the_same_sources_make_the_same_files(built: Path, tmp_path: Path) -> None:
-    """Whatever the builder's umask and time zone, and whenever: times are those of the last commit."""
+    """The umask, the time zone and the hour of the build make no difference: times are those of the last commit."""
     build = [sys.executable, TOOLS / "build.py", "--out", tmp_path, "python"]
     script = 'umask 077; exec "$@"'
     environment = {**os.environ, "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "7"}

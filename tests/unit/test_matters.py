@@ -102,7 +102,7 @@ CASES: dict[Kind, tuple[PoolFacts, int, tuple[str, ...], tuple[str, ...]]] = {
     ),
     Kind.SPOOL_FULL: (
         facts(report(sandbox(1, "Moving"), full_since=NOW - 300, spool_bytes=9 << 30, spool_limit_bytes=10 << 30)), 300,
-        ("alice@example.org",), ("ep1.example.org takes no new jobs", "9.0 GB of 10.0 GB"),
+        ("alice@example.org",), ("ep1.example.org takes no new jobs", "9.7 GB of 10.7 GB"),
     ),
     Kind.SILENT_NODE: (
         facts(report(sandbox(1, "Moving")), heard_at=NOW - HOUR_S), HOUR_S, ("alice@example.org",),

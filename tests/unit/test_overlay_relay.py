@@ -358,7 +358,7 @@ class _Receiving(incoming.Receiving):
 def test_large_frames_of_many_connections_take_their_turns(
     end: _End, monkeypatch: pytest.MonkeyPatch, slow_s: float
 ) -> None:
-    """Headers alone take no memory. Who has gone makes room, and one that says no more keeps nobody waiting."""
+    """Headers alone take no memory. A connection that has gone makes room, and a silent one keeps nobody waiting."""
     monkeypatch.setattr(incoming, "_SLOW_S", slow_s)
 
     def begun(gateway: Gateway) -> Channel:

@@ -21,6 +21,7 @@ from sandbox_manager.custody.updates import NewFile, NewSandbox
 from sandbox_manager.sandbox import Destination, FileState, SlotKey
 from stageout.cli import redirect as command
 from stageout.cli.exits import CommandError, UsageError
+from stageout.cli.main import build_parser
 from stageout.core import durable
 from stageout.core.states import State
 from stageout.core.synchronous import NO_REASON, Reason
@@ -256,10 +257,14 @@ def test_earlier_readers_see_no_new_fields() -> None:
     assert read_orders(payload_of(orders_ad(OrderSheet("ap", "ep", 1, (plain, new))))).orders == (plain, new)
 
 
+def _options(*words: str) -> argparse.Namespace:
+    return build_parser("redirect").parse_args(["redirect", *words])
+
+
 @pytest.mark.parametrize(("job", "url"), [("12", NEW), ("12.0", "https://u:p@h/"), ("12.0", "https://h/?sig=1")])
 def test_the_command_refuses_before_it_asks(job: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stageout.cli.condor.Queue", lambda *_: pytest.fail("it asks"))
-    options = argparse.Namespace(job=job, url=url, file="", name=None, pool=None, json=False)
+    options = _options(job, url)
     with pytest.raises(UsageError):
         command.run(options)
 
@@ -270,7 +275,7 @@ def test_a_request_without_an_answer_is_not_replaced(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("stageout.cli.condor.Queue", lambda *_: queue)
     monkeypatch.setattr("stageout.cli.condor.Pool", lambda *_: None)
     monkeypatch.setattr(command, "jobs_for", lambda *_: [asked])
-    options = argparse.Namespace(job="12.0", url=NEW, file="", name=None, pool=None, json=False)
+    options = _options("12.0", NEW)
     with pytest.raises(CommandError, match="redirect has no answer yet"):
         command.run(options)
 
@@ -281,8 +286,13 @@ def test_the_request_names_the_run_that_was_read(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("stageout.cli.condor.Queue", lambda *_: queue)
     monkeypatch.setattr("stageout.cli.condor.Pool", lambda *_: None)
     monkeypatch.setattr(command, "jobs_for", lambda *_: [SimpleNamespace(id="12.0", request="", run=3)])
-    monkeypatch.setattr(command, "await_answers", lambda queue, pool, asked, *_: written.append(str(asked["12.0"])))
-    command.run(argparse.Namespace(job="12.0", url=NEW, file="a file", name=None, pool=None, json=False))
+
+    def answered(queue: object, pool: object, asked: dict[str, object], *_: object) -> int:
+        written.append(str(asked["12.0"]))
+        return 0
+
+    monkeypatch.setattr(command, "await_answers", answered)
+    command.run(_options("12.0", "a file", NEW))
     sent, waited = written
     assert re.fullmatch(rf"redirect run=3 [0-9a-f]{{8}} {re.escape(NEW)} a file", sent)
     assert waited == sent, "the command waits for the answer to this request"

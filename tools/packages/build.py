@@ -62,7 +62,7 @@ TARGETS = (
 
 
 class Build(NamedTuple):
-    """What all steps need.
+    """The needs of all steps.
 
     :param address: of the project, "" where setup.cfg has it. :param machines: to build for. :param epoch: time of all
         files, in s since 1970.

@@ -27,7 +27,7 @@ _LONG = (
 
 
 class Facts(NamedTuple):
-    """What a package says of itself.
+    """The description of a package.
 
     :param release: such as "1.deb12". :param python: such as "3.11". :param epoch: time of the sources, in s since
         1970. :param license: SPDX expression of all that it contains.

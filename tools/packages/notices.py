@@ -1,6 +1,6 @@
 """Third-party notices and the list of components (SBOM): ``python tools/packages/notices.py WHEEL... >NOTICES``.
 
-Both are read from the wheels. What a wheel has of other authors without saying so, the tables below say: the native
+Both are read from the wheels. The tables below name what a wheel has of other authors without saying so: the native
 libraries that are copied into it, and what is linked into it. A library that no table has ends the build.
 """
 
@@ -76,7 +76,7 @@ LIBRARIES = {
 }
 #: Linked into modules of these packages.
 _LINKED = {"cryptography": _OPENSSL}
-#: What packages write in place of an SPDX expression.
+#: Texts that packages write in place of an SPDX expression.
 _SPDX = {
     "Apache 2": "Apache-2.0",
     "Apache 2.0": "Apache-2.0",

@@ -29,7 +29,7 @@ _COMPLETIONS = (
 
 
 class Target(Protocol):
-    """What the tree depends on: ``deb`` or ``rpm``, and the version of Python."""
+    """Dependencies of the tree: ``deb`` or ``rpm``, and the version of Python."""
 
     @property
     def kind(self) -> str:
@@ -103,7 +103,7 @@ def _install(root: Path, python: str, wheels: Sequence[Path]) -> None:
     for path in wheels:
         with WheelFile.open(path) as wheel:
             install(wheel, destination, additional_metadata={"INSTALLER": b"stageout\n"})
-    # What packages bring as documents is for their developers.
+    # The documents in packages are for their developers.
     for name in ("doc", "man"):
         shutil.rmtree(prefix / "share" / name, ignore_errors=True)
     _link(prefix / "bin/python", "/usr/bin/python3")
