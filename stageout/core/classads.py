@@ -10,7 +10,7 @@ that is not a literal. Names are case-insensitive. Bytes that are not UTF-8 are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 
 TYPE_CHECKING = False  # known to type checkers by its name; typing itself is not worth its import time here
 if TYPE_CHECKING:
@@ -121,11 +121,14 @@ def _escape(char: str) -> str:
     return "".join(f"\\{byte:03o}" for byte in data)
 
 
-def unparse(value: object) -> str:
+def unparse(value: object, quoted: Callable[[str], str] = quote) -> str:
     """The literal for a value, in one line of the new syntax.
 
+    :param quoted: makes the literals of strings.
     :raises TypeError: for a type that ClassAds do not have.
     """
+    if isinstance(value, str):
+        return quoted(value)
     if value is None:
         return "undefined"
     if isinstance(value, bool):
@@ -134,20 +137,21 @@ def unparse(value: object) -> str:
         return str(value) if -_MAX_INT <= value <= _MAX_INT else _real(float(value))
     if isinstance(value, float):
         return _real(value)
-    if isinstance(value, str):
-        return quote(value)
     if isinstance(value, Expr):
         return value.text
     if isinstance(value, Mapping):
-        return unparse_ad(value)
+        return unparse_ad(value, quoted)
     if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray)):
-        return "{ " + ", ".join(map(unparse, value)) + " }"
+        return "{ " + ", ".join([unparse(item, quoted) for item in value]) + " }"
     raise TypeError(f"no ClassAd literal for {type(value).__name__}")
 
 
-def unparse_ad(ad: Mapping[str, Any]) -> str:
-    """An ad in one line of the new syntax."""
-    return "[ " + "; ".join(f"{_name(name)} = {unparse(value)}" for name, value in ad.items()) + " ]"
+def unparse_ad(ad: Mapping[str, Any], quoted: Callable[[str], str] = quote) -> str:
+    """An ad in one line of the new syntax.
+
+    :param quoted: makes the literals of strings.
+    """
+    return "[ " + "; ".join([f"{_name(name)} = {unparse(value, quoted)}" for name, value in ad.items()]) + " ]"
 
 
 def unparse_old(ad: Mapping[str, Any]) -> str:

@@ -34,26 +34,29 @@ class PluginLog:
 
     def __init__(self, scrubber: Scrubber) -> None:
         self._scrubber = scrubber
-        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._lines: deque[tuple[float, str, dict[str, object]]] = deque(maxlen=_LINES_KEPT)
         self._start_s = time.monotonic()
 
     def add(self, message: str, **facts: object) -> None:
-        """Remember one line."""
-        text = " ".join([message, *(f"{name}={value}" for name, value in facts.items())])
-        line = one_line(self._scrubber.scrub(text), _LINE_CHARS)
-        self._lines.append(f"{time.monotonic() - self._start_s:.3f}s {line}")
+        """Remember one line; facts are written out only when the log is asked for."""
+        self._lines.append((time.monotonic() - self._start_s, message, facts))
 
     def text(self) -> str:
-        """All lines."""
-        return "".join(line + "\n" for line in self._lines)
+        """All lines, without secrets."""
+        return "".join(self._line(*line) for line in self._lines)
+
+    def _line(self, when_s: float, message: str, facts: dict[str, object]) -> str:
+        text = " ".join([message, *(f"{name}={value}" for name, value in facts.items())])
+        return f"{when_s:.3f}s {one_line(self._scrubber.scrub(text), _LINE_CHARS)}\n"
 
 
 class PluginEnvironment:
-    """Job ad, machine ad, credentials and knobs: read when asked for, the ads once."""
+    """Job ad, machine ad, credentials and knobs: read when asked for, ads and knobs once."""
 
     def __init__(self, scrubber: Scrubber) -> None:
         self._scrubber = scrubber
         self._ads: dict[str, ClassAd] = {}
+        self._settings: dict[str, str | None] = {}
         self._lock = threading.Lock()
 
     def ad(self, variable: str) -> ClassAd:
@@ -75,11 +78,14 @@ class PluginEnvironment:
 
     def setting(self, name: str, default: str) -> str:
         """``STAGEOUT_<name>`` of the environment, else of the machine ad."""
-        full = f"STAGEOUT_{name}"
-        value = os.environ.get(full)
-        if value is None:
-            value = self.ad("_CONDOR_MACHINE_AD").get(full)
-        return default if value is None else str(value)
+        if name not in self._settings:
+            full = f"STAGEOUT_{name}"
+            value = os.environ.get(full)
+            if value is None:
+                value = self.ad("_CONDOR_MACHINE_AD").get(full)
+            self._settings[name] = None if value is None else str(value)
+        found = self._settings[name]
+        return default if found is None else found
 
     def count(self, name: str, default: int) -> int:
         """A setting that is a number of 1 at least; the default where it is none."""

@@ -8,7 +8,7 @@ page of the page cache, which a SIGKILL cannot cut; and a slot never has to grow
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 PAGE_BYTES = 4096
@@ -48,10 +48,11 @@ class OutFile:
     ) -> None:
         os.close(self._descriptor)
 
-    def lay_out(self, ad_bytes: Sequence[int], least_bytes: Sequence[int]) -> list[int]:
+    def lay_out(self, ad_bytes: Sequence[int], least_bytes: Callable[[], Sequence[int]]) -> list[int]:
         """Choose a slot for each request and blank the file.
 
-        :param ad_bytes: length of each provisional ad. :param least_bytes: length of the shortest useful one.
+        :param ad_bytes: length of each provisional ad.
+        :param least_bytes: lengths of the shortest useful ones, which are needed when the disk is full.
         :returns: width of each slot, in bytes; fewer than asked for when the disk is full.
         """
         size = os.fstat(self._descriptor).st_size
@@ -61,7 +62,7 @@ class OutFile:
                 self._blank(size, end)
             except OSError:
                 self._shrink(size)
-                slots = tight_slots(least_bytes, size)
+                slots = tight_slots(least_bytes(), size)
         self._blank(0, size)
         self._slots = slots
         return [slot.width for slot in slots]

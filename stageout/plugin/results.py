@@ -12,7 +12,7 @@ from stageout.core.errors import Advice, ErrorClass, TransferFailure
 from stageout.plugin.api import Outcome
 from stageout.plugin.pace import Pace
 from stageout.plugin.requests import Item
-from stageout.plugin.text import Scrubber, recordable
+from stageout.plugin.text import Scrubber, recorded
 from stageout.plugin.urls import host_of
 
 Ad = dict[str, Any]
@@ -175,7 +175,7 @@ def fitted(ad: Ad, limit_bytes: int) -> str:
     smaller = dict(ad)
     for step in _STEPS:
         step(smaller)
-        text = unparse_ad(recordable(smaller))
+        text = unparse_ad(smaller, recorded)
         if len(text) <= limit_bytes:
             return text
     raise ValueError(f"no room for a result ad in {limit_bytes} bytes")
@@ -186,7 +186,7 @@ def least_bytes(ad: Ad) -> int:
     smaller = {**ad, "TransferError": "x" * _SHORT_CHARS, "TransferTotalBytes": 10**18}
     for step in _STEPS:
         step(smaller)
-    return len(unparse_ad(recordable(smaller)))
+    return len(unparse_ad(smaller, recorded))
 
 
 def _short_errors(ad: Ad) -> None:

@@ -256,13 +256,13 @@ class Report:
         self._file = self._stack.enter_context(OutFile(self._call.outfile))
         ads = [self._writer.ad(record) for record in records]
         texts = [fitted(ad, 1 << 30) for ad in ads]
-        self._widths = self._file.lay_out([len(text) for text in texts], [least_bytes(ad) for ad in ads])
+        self._widths = self._file.lay_out([len(text) for text in texts], lambda: [least_bytes(ad) for ad in ads])
         for record in records[len(self._widths) :]:
             text = "the disk of the execute point is full, not even a report fits"
             record.result = TransferFailure(ErrorClass.NO_SPACE_LOCAL, text)
             self.incomplete = text
-        for index, ad in enumerate(ads):
-            self._put(index, ad)
+        for index, (ad, text) in enumerate(zip(ads, texts)):
+            self._put(index, ad, text)
 
     def finished(self, record: Record) -> None:
         """Write the result of one file."""
@@ -281,14 +281,19 @@ class Report:
         if self._file is not None:
             self._file.restore()
 
-    def _put(self, index: int, ad: Ad) -> None:
+    def _put(self, index: int, ad: Ad, text: str = "") -> None:
+        """Write an ad.
+
+        :param text: of the ad, where it is known.
+        """
         if self._file is None:
             self._to_stdout(unparse_old(ad))
             return
         if index >= len(self._widths):
             return
         try:
-            text = fitted(ad, self._widths[index] - 1)
+            if not text or len(text) > self._widths[index] - 1:
+                text = fitted(ad, self._widths[index] - 1)
         except ValueError as problem:  # of a file in custody: the ad stays that says that it failed
             self.incomplete = str(problem)
         else:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
+from stageout.core.classads import quote
 from stageout.plugin.urls import HIDDEN, host_of, may_split_password, safe_urls_in, split_authority
 
 MESSAGE_CHARS = 500
@@ -57,17 +57,18 @@ class Scrubber:
         return one_line(self.scrub(text), limit)
 
 
-def recordable(value: Any) -> Any:
-    """Encode in all texts of an ad what HTCondor would write raw: control characters, and a backslash at the end.
+def recordable(text: str) -> str:
+    """Encode in a text of an ad what HTCondor would write raw: control characters, and a backslash at the end.
 
     A line end in a string tears the access point's records apart, and a backslash before the closing quote the ad that
     the starter sends. File names may hold both.
     """
-    if isinstance(value, str):
-        return _RAW.sub(lambda found: f"%{ord(found[0]):02X}", value)
-    if isinstance(value, dict):
-        return {name: recordable(item) for name, item in value.items()}
-    return [recordable(item) for item in value] if isinstance(value, list) else value
+    return _RAW.sub(lambda found: f"%{ord(found[0]):02X}", text)
+
+
+def recorded(text: str) -> str:
+    """The literal of a text in a result ad, after :func:`recordable`."""
+    return quote(text if text.isprintable() and "\\" not in text else recordable(text))
 
 
 def _hide(found: re.Match[str]) -> str:
@@ -78,7 +79,8 @@ def _hide(found: re.Match[str]) -> str:
 
 def one_line(text: str, limit: int = MESSAGE_CHARS) -> str:
     """One printable line without the separators that the shadow cuts at."""
-    text = "".join(char if char.isprintable() else " " for char in text)
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else " " for char in text)
     text = " ".join(_SEPARATORS.sub(",", text).split())
     if len(text) > limit:
         text = text[: limit - 4].rstrip() + " ..."

@@ -10,6 +10,9 @@ _IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+")
 # Characters, besides letters and digits, that a URL written by a person may hold as they are.
 _AS_WRITTEN = "!$&'()*+,;=:@/?#[]%"
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*):?(.*)", re.S)
+_SCHEME_ENDS = re.compile(r"[+.-]")
+_AUTHORITY_ENDS = re.compile(r"[/?#]")
+_PATH_ENDS = re.compile(r"[?#]")
 _PORT = re.compile(r"[0-9]{1,5}")
 HIDDEN = "***"
 _UNRESERVED = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
@@ -45,7 +48,7 @@ def split_scheme(url: str) -> Scheme:
     scheme = found[1]
     prefix, plus, _ = scheme.rpartition("+")
     service, _, handle = prefix.partition(".") if plus else ("", "", "")
-    return Scheme(re.split(r"[+.-]", scheme)[-1].lower(), service, handle)
+    return Scheme(_SCHEME_ENDS.split(scheme)[-1].lower(), service, handle)
 
 
 def bare_url(url: str) -> str:
@@ -56,7 +59,7 @@ def bare_url(url: str) -> str:
 
 def split_authority(rest: str) -> tuple[str, str]:
     """Split the text behind ``://`` into the authority and the rest: path, query, fragment."""
-    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    authority = _AUTHORITY_ENDS.split(rest, maxsplit=1)[0]
     return authority, rest[len(authority) :]
 
 
@@ -76,7 +79,7 @@ def safe_url(url: str) -> str:
     if may_split_password(url):
         return f"{scheme}{mark}{HIDDEN}"
     authority, tail = split_authority(rest)
-    return scheme + mark + authority.rpartition("@")[2] + re.split(r"[?#]", tail, maxsplit=1)[0]
+    return scheme + mark + authority.rpartition("@")[2] + _PATH_ENDS.split(tail, maxsplit=1)[0]
 
 
 def may_split_password(url: str) -> bool:
@@ -94,7 +97,7 @@ def may_split_password(url: str) -> bool:
 
 def safe_urls_in(text: str) -> str:
     """The text with every URL in it made safe."""
-    return _IN_TEXT.sub(lambda found: safe_url(found[0]), text)
+    return _IN_TEXT.sub(lambda found: safe_url(found[0]), text) if "://" in text else text
 
 
 def encode_url(url: str, destination: str = "") -> str:

@@ -131,7 +131,7 @@ def test_old_content_is_gone_and_size_stays(tmp_path):
     path.write_text('[ Stale = "from the run before" ]' + "x" * 30_000)
     inode = path.stat().st_ino
     with OutFile(str(path)) as file:
-        assert len(file.lay_out([100, 200], [50, 50])) == 2
+        assert len(file.lay_out([100, 200], lambda: [50, 50])) == 2
         assert file.write(1, "[ a = 2 ]")
         assert file.write(0, "[ a = 1 ]")
         with pytest.raises(ValueError, match="slot of 4096"):
@@ -144,7 +144,7 @@ HAMMER = """
 import sys, itertools
 from stageout.plugin.outfile import OutFile
 with OutFile(sys.argv[1]) as file:
-    widths = file.lay_out([700] * 40, [300] * 40)
+    widths = file.lay_out([700] * 40, lambda: [300] * 40)
     for number in itertools.count():
         for index, width in enumerate(widths):
             file.write(index, '[ Index = %d; Text = "%s" ]' % (index, "x" * (number * 37 % (width - 60))))

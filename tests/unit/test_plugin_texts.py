@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageout.plugin.text import Scrubber, one_line
+from stageout.core.classad_parser import parse_ad
+from stageout.plugin.context import PluginLog
+from stageout.plugin.text import Scrubber, one_line, recordable, recorded
 from stageout.plugin.urls import as_written, bare_url, encode_url, host_of, is_url, safe_url, split_scheme
 from stageout.testing.starter import method_of
 
@@ -106,3 +108,18 @@ def test_words_are_not_taken_for_secrets():
 )
 def test_what_looks_like_a_secret_is_hidden(text):
     assert "SECRET" not in Scrubber().message(text)
+
+
+def test_a_secret_that_is_learned_later_is_in_no_line_of_the_log():
+    scrubber = Scrubber()
+    log = PluginLog(scrubber)
+    log.add("asked", place="https://h/p", header="k7Qz-93ab")
+    scrubber.learn("k7Qz-93ab")
+    text = log.text()
+    assert "asked place=https://h/p" in text
+    assert "k7Qz" not in text
+
+
+@pytest.mark.parametrize("text", ["plain", "a\nb", "back\\", 'a"b\\c', "ümlaut", "a\x7f", ""])
+def test_a_recorded_text_is_read_again_without_what_tears_records_apart(text):
+    assert parse_ad(f"[ a = {recorded(text)} ]")["a"] == recordable(text)
