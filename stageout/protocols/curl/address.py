@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from calendar import timegm
 from dataclasses import dataclass, replace
+from functools import cached_property
 from urllib.parse import parse_qsl, quote, unquote, urljoin, urlsplit, urlunsplit
 
 from stageout.core.errors import ErrorClass, TransferFailure
@@ -34,7 +35,7 @@ class Address:
     user: str = ""
     password: str = ""
 
-    @property
+    @cached_property
     def host(self) -> str:
         """Host and port, for messages."""
         return urlsplit(self.url).netloc
@@ -44,17 +45,17 @@ class Address:
         """The URL without its query, for messages."""
         return safe_url(self.url)
 
-    @property
+    @cached_property
     def origin(self) -> tuple[str, str, int]:
         """Scheme, host and port: what a credential belongs to."""
         return origin_of(self.url)
 
-    @property
+    @cached_property
     def signed(self) -> bool:
         """The query is a signature that allows one method only."""
         return any(key.lower() in _SIGNED for key, _ in parse_qsl(urlsplit(self.url).query, keep_blank_values=True))
 
-    @property
+    @cached_property
     def signed_for_amazon(self) -> bool:
         """The signature is of S3's form."""
         return any(key.lower() == "x-amz-signature" for key, _ in parse_qsl(urlsplit(self.url).query))

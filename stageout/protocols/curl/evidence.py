@@ -96,7 +96,8 @@ def witness_of(name: str, reply: Reply, sent: Sent, size_bytes: int | None = Non
     :param size_bytes: where the body of the answer states it; None: the head may state it.
     """
     agrees = reply.status in _WITH_FILE and sent.size_bytes in (size_bytes, _stated_size(reply))
-    rules = SAYS_NOTHING[:-1] if agrees and not stated_by_server(reply.headers, whole_body=True).names else SAYS_NOTHING
+    stated = stated_by_server(reply.headers, whole_body=True)
+    rules = SAYS_NOTHING[:-1] if agrees and not stated.names else SAYS_NOTHING
     silent = next((why for why, applies in rules if applies(reply, sent)), "")  # dates cost an import
     if reply.status in GONE:
         return Witness(name, None, silent=silent, missing=not silent)
@@ -105,7 +106,7 @@ def witness_of(name: str, reply: Reply, sent: Sent, size_bytes: int | None = Non
         return Witness(name, None, silent=silent)
     missing = sent.page and is_page(reply) and size_bytes != sent.size_bytes
     silent = silent or ("it states no length" if size_bytes is None and not missing else "")
-    return Witness(name, size_bytes, stated_by_server(reply.headers, whole_body=True), silent, missing)
+    return Witness(name, size_bytes, stated, silent, missing)
 
 
 class Verdict:

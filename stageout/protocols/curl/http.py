@@ -75,8 +75,10 @@ class Http:
             if not limit_s:
                 self._note(method, address, reply)
             if reply.status not in _REDIRECTS or "location" not in reply.headers:
-                about_it = query.method == method  # else the headers are about something else
-                return replace(reply, headers=reply.headers if about_it else {}, redirected=redirected)
+                if query.method != method:  # the headers are about something else
+                    reply.headers = {}
+                reply.redirected = redirected
+                return reply
             if reply.status == 303 and query.method == "PUT":  # whether the file was taken stands there
                 query = replace(query, method="GET", source=None, head_only=True)
             address = self._elsewhere(address, reply)
@@ -132,7 +134,7 @@ class Http:
         """Make a request with the job's X.509 proxy; without it when it cannot be read, because few servers ask."""
         task = self._task
         task.progress.begin()
-        shown = replace(query, options={**identity, **query.options})
+        shown = replace(query, options={**identity, **query.options}) if identity else query
         try:
             return task.transport.perform(shown, task.context, task.settings, task.progress)
         except TransferFailure as failure:

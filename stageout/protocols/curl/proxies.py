@@ -16,10 +16,9 @@ def named_by_environment() -> bool:
 
 def named_by_machine(url: str, context: Context) -> str:
     """Return the proxy that the machine's ad names for a URL; "" where the environment names one, or neither does."""
-    if _of_environment(urlsplit(url).scheme):
-        return ""
-    found = context.machine_attribute(f"{urlsplit(url).scheme}_proxy")
-    return found if isinstance(found, str) else ""
+    scheme = url.partition(":")[0].lower()
+    found = context.machine_attribute(f"{scheme}_proxy")
+    return found if isinstance(found, str) and not _of_environment(scheme) else ""
 
 
 def proxy_in_use(url: str, context: Context) -> str:

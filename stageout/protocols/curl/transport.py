@@ -279,6 +279,7 @@ class Transport:
 
     def __init__(self) -> None:
         self._local = threading.local()
+        self._proxied: bool | None = None  # by the environment, in which nothing changes behind the first request
 
     def perform(
         self,
@@ -294,8 +295,11 @@ class Transport:
         curl = self._handle()
         size_bytes = query.source.size_bytes if query.source else 0
         watch = Watch(settings, size_bytes, _answer_timeout_s(query, settings), meter.moved)
-        exchange = _Exchange(query, watch, bool(named_by_environment() or named_by_machine(query.url, context)))
-        self._prepare(curl, query, settings, context)
+        if self._proxied is None:
+            self._proxied = named_by_environment()
+        proxy = named_by_machine(query.url, context)
+        exchange = _Exchange(query, watch, self._proxied or bool(proxy))
+        self._prepare(curl, query, settings, proxy)
         curl.setopt(pycurl.HEADERFUNCTION, exchange.header)
         curl.setopt(pycurl.WRITEFUNCTION, exchange.body)
         curl.setopt(pycurl.XFERINFOFUNCTION, watch)
@@ -326,7 +330,7 @@ class Transport:
             curl = self._local.curl = pycurl.Curl()
         return curl
 
-    def _prepare(self, curl: pycurl.Curl, query: Query, settings: Settings, context: Context) -> None:
+    def _prepare(self, curl: pycurl.Curl, query: Query, settings: Settings, proxy: str) -> None:
         curl.reset()  # options only: connections stay
         options: dict[int, Any] = {
             pycurl.URL: query.url,
@@ -344,10 +348,9 @@ class Transport:
         }
         if query.limit_s:
             options[pycurl.TIMEOUT_MS] = max(1, int(query.limit_s * 1000))
-        proxy = named_by_machine(query.url, context)
         if proxy:
             options[pycurl.PROXY] = proxy
-        if query.url.startswith("https:") or proxy or named_by_environment():
+        if query.url.startswith("https:") or proxy or self._proxied:
             options.update(_trust())
         options.update(_method_options(query))
         options.update(query.options)
