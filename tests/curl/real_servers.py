@@ -19,8 +19,8 @@ from tests.harness.destination import Destination
 from tests.harness.ports import free_ports
 from tests.polling import wait_for
 
-_UNPACKED = Path(sys.prefix) / "servers/usr/sbin"
-_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:{_UNPACKED}"
+_UNPACKED = Path(sys.prefix) / "servers"
+_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:{_UNPACKED}/usr/sbin"
 
 
 class NotInstalled(Exception):
@@ -195,7 +195,8 @@ def vsftpd(house: House, rules: str = "anon_mkdir_write_enable=YES\nanon_other_w
     home.chmod(0o755)
     config = home / "vsftpd.conf"
     config.write_text(_VSFTPD.format(port=port, root=root, empty=home / "empty") + rules)
-    house.start([program("vsftpd", "vsftpd"), config], port, home / "log")
+    libraries = ":".join(str(folder) for folder in sorted(_UNPACKED.glob("usr/lib/*-linux-gnu")))
+    house.start([program("vsftpd", "vsftpd"), config], port, home / "log", LD_LIBRARY_PATH=libraries)
     return Running(f"ftp://127.0.0.1:{port}", root)
 
 
