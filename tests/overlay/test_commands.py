@@ -115,7 +115,7 @@ def test_names_and_lots_are_told(run: _Commands, router: RouterProcess, tmp_path
         (failed,) = run(*words, status=1)
         assert set(failed) == _ENDING and failed["error_class"] == "NOT_FOUND"
     (lot,) = run("lot", "reserve", run.url("b"), "--size", "1M")
-    assert (lot["outcome"], lot["left_bytes"]) == ("done", 1 << 20) and lot["expires"] > 0
+    assert (lot["outcome"], lot["left_bytes"]) == ("done", 10**6) and lot["expires"] > 0
     (released,) = run("lot", "release", run.url(""), "--lot", lot["lot"])
     assert released["outcome"] == "done"
     (refused,) = run("lot", "reserve", run.url("b"), status=64)

@@ -232,7 +232,7 @@ def test_small_files_of_a_job_travel_together(
     monkeypatch.setenv("STAGEOUT_OVERLAY_KEY", str(router.key_file("site")))
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    contents = {f"f{number}": os.urandom(100 * number) for number in range(40)} | {"large": os.urandom(2_000_000)}
+    contents = {f"f{number}": os.urandom(100 * number) for number in range(40)} | {"large": os.urandom(5_000_000)}
     for name, data in contents.items():
         (scratch / name).write_bytes(data)
     starter = EmbeddedStarter(scratch, PluginTable([installed(PLUGIN, tmp_path)]))

@@ -180,7 +180,12 @@ def test_where_others_may_write_nothing_is_run(pyz: Path, tmp_path: Path) -> Non
 
 def test_a_file_for_another_python_says_so(tmp_path: Path) -> None:
     made = tmp_path / "other.pyz"
-    build()._write(made, {"3.1": {"programs/stageout_curl_plugin": b""}, "3.2": {"programs/stageout_curl_plugin": b""}})
+    build()._write(
+        made,
+        "x86_64",
+        {"3.1": {"programs/stageout_curl_plugin": b""}, "3.2": {"programs/stageout_curl_plugin": b""}},
+        b"",
+    )
     refused = call([made, "stageout_curl_plugin"])
     assert refused.returncode == 1
     assert "made for Python 3.1, 3.2, and this is 3." in refused.stderr
@@ -189,10 +194,10 @@ def test_a_file_for_another_python_says_so(tmp_path: Path) -> None:
 def test_the_same_content_makes_the_same_file_on_another_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = os.urandom(500_000)
     one, two = tmp_path / "one", tmp_path / "two"
-    build()._write(one, {"3.9": {"a": data, "b": data}, "3.10": {"a": data}})
+    build()._write(one, "x86_64", {"3.9": {"a": data, "b": data}, "3.10": {"a": data}}, b"")
     later_s = time.time() + 10 * 86_400
     monkeypatch.setattr(time, "time", lambda: later_s)
-    build()._write(two, {"3.9": {"a": data, "b": data}, "3.10": {"a": data}})
+    build()._write(two, "x86_64", {"3.9": {"a": data, "b": data}, "3.10": {"a": data}}, b"")
     assert one.read_bytes() == two.read_bytes()
     assert len(data) < one.stat().st_size < 1.1 * len(data)
 

@@ -34,7 +34,7 @@ _POLL_S = 2
 _SEEN_S = 2 * _POLL_S + 8
 #: Seconds between two readings of notices.
 _NOTICES_S = 30
-_AWAY = "http://no-such-host.stageout.invalid/d/"
+_AWAY = "http://no-such-host.invalid/d/"
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,7 @@ def test_the_example_runs_as_it_is(site: Site, gateway: RouterProcess) -> None:
 def _submit(site: Site, gateway: RouterProcess, name: str, count: int) -> list[Any]:
     base = f"overlay://127.0.0.1:{gateway.port}/{name}"
     return [
-        site.submit(outputs=("out1", "out2"), destination=f"{base}/{number}", env="SIZE=3000000")
+        site.submit(outputs=("out1", "out2"), destination=f"{base}/{number}", env="SIZE=5000000")
         for number in range(count)
     ]
 

@@ -13,22 +13,25 @@ import pytest
 from tests.harness.destination import Destination
 from tests.harness.pool.install import find_checkout, fragments
 from tests.harness.pool.waiting import wait_until
+from tests.harness.ports import free_ports
 from tests.pool.conftest import QUICK_AP, QUICK_EP, VERSION, Site
 
 pytestmark = pytest.mark.pool
 
 TOKEN = "reader-token-0123456789"
-_GET = """
+#: Other pools of this machine have pages, too.
+_PORT = free_ports(1)[0]
+_GET = f"""
 import sys, urllib.request
 path, token = sys.argv[1:]
-request = urllib.request.Request("http://127.0.0.1:9622" + path, headers={"Authorization": "Bearer " + token})
+request = urllib.request.Request("http://127.0.0.1:{_PORT}" + path, headers={{"Authorization": "Bearer " + token}})
 print(urllib.request.urlopen(request, timeout=20).read().decode())
 """
-_POST = """
+_POST = f"""
 import sys, urllib.parse, urllib.request, urllib.error
 token, *fields = sys.argv[1:]
 data = urllib.parse.urlencode([tuple(field.split("=", 1)) for field in fields]).encode()
-request = urllib.request.Request("http://127.0.0.1:9622/request", data, {"Authorization": "Bearer " + token})
+request = urllib.request.Request("http://127.0.0.1:{_PORT}/request", data, {{"Authorization": "Bearer " + token}})
 try:
     print(urllib.request.urlopen(request, timeout=30).status)
 except urllib.error.HTTPError as problem:
@@ -42,7 +45,7 @@ def web_site(stageout_pools: Any, destination: Destination, tmp_path_factory: py
     [fragment] = [path for path in fragments(find_checkout(), "web") if "-web" in path.stem]
     ap_config = (
         f"{QUICK_AP}\nSTAGEOUT_BIN = /opt/stageout/bin\nSTAGEOUT_WEB_TOKENS = $(LOCAL_DIR)/web.tokens\n"
-        f"STAGEOUT_WEB_INTERVAL = 1\nSTAGEOUT_WEB_OPERATORS = ops\n{fragment.read_text()}"
+        f"STAGEOUT_WEB_INTERVAL = 1\nSTAGEOUT_WEB_PORT = {_PORT}\nSTAGEOUT_WEB_OPERATORS = ops\n{fragment.read_text()}"
     )
     with stageout_pools(version=VERSION, execute_points=1, ap_config=ap_config, ep_config=QUICK_EP) as pool:
         tokens = pool.ap.home / "web.tokens"

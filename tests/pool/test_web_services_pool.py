@@ -16,6 +16,7 @@ from stageout.wire.custody import LETTERS
 from tests.harness.pool import Node, Pool
 from tests.harness.pool.install import find_checkout, fragments
 from tests.harness.pool.waiting import wait_until
+from tests.harness.ports import free_ports
 from tests.pool.conftest import QUICK_AP, QUICK_EP, VERSION
 from tests.pool.routers import SECRET, start_router, stop_router
 
@@ -23,10 +24,12 @@ pytestmark = pytest.mark.pool
 
 TOKENS = {"web": "reader-token-0123456789", "policy": "cms-token-0123456789abcdef"}
 _PYTHON = "/opt/stageout/bin/python"
-_GET = """
+#: Other pools of this machine have pages, too.
+_PORT = free_ports(1)[0]
+_GET = f"""
 import sys, urllib.request
 path, token = sys.argv[1:]
-request = urllib.request.Request("http://127.0.0.1:9622" + path, headers={"Authorization": "Bearer " + token})
+request = urllib.request.Request("http://127.0.0.1:{_PORT}" + path, headers={{"Authorization": "Bearer " + token}})
 print(urllib.request.urlopen(request, timeout=20).read().decode())
 """
 _LEASE = """
@@ -49,7 +52,7 @@ def pool(stageout_pools: Any) -> Iterator[Pool]:
         if f"-{kind}" in path.stem
     }
     ap_config = (
-        f"{QUICK_AP}\nSTAGEOUT_BIN = /opt/stageout/bin\nSTAGEOUT_WEB_INTERVAL = 1\n"
+        f"{QUICK_AP}\nSTAGEOUT_BIN = /opt/stageout/bin\nSTAGEOUT_WEB_INTERVAL = 1\nSTAGEOUT_WEB_PORT = {_PORT}\n"
         "STAGEOUT_WEB_TOKENS = $(LOCAL_DIR)/web.tokens\nSTAGEOUT_POLICY_TOKENS = $(LOCAL_DIR)/policy.tokens\n"
         f"{texts['web']}\n{texts['policy']}\n"
     )

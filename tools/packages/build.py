@@ -182,9 +182,12 @@ def build_python(build: Build) -> None:
 def make_manual(folder: Path) -> None:
     """Make the documents as HTML and the man pages."""
     with tempfile.TemporaryDirectory() as trees:
-        for kind in ("html", "man"):
-            sphinx = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", f"{trees}/{kind}", "-b", kind]
-            _run([*sphinx, "docs", str(folder / kind)], cwd=ROOT)
+        sphinx = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", trees, "-b", "html"]
+        _run([*sphinx, "docs", str(folder / "html")], cwd=ROOT)
+    subprocess.run(
+        [sys.executable, "docs/_ext/man.py", str(folder / "man")],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True,
+    )  # fmt: skip
     (folder / "html" / ".buildinfo").unlink(missing_ok=True)
     for path in folder.rglob("*"):
         if path.is_file() and not path.stat().st_size:
