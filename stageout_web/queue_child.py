@@ -55,7 +55,7 @@ def _request(question: dict[str, Any]) -> dict[str, Any]:
     job = f"ClusterId == {int(question['cluster'])} && ProcId == {int(question['proc'])}"
     run, user = f"NumShadowStarts == {int(question['run'])}", f"User =?= {quote(question['user'])}"
     free = f"{job} && {run} && {user} && StageOutRequest is undefined"
-    own = getattr(htcondor2, "HTCondorException", RuntimeError)  # HTCondor 23 has none
+    own: type[Exception] = getattr(htcondor2, "HTCondorException", RuntimeError)  # HTCondor 23 has none
     schedd = htcondor2.Schedd()
     if not schedd.query(free, ["ClusterId"], limit=1):
         return {"refused": "the job has left the queue, runs again, or has another request that waits for its answer"}
