@@ -472,7 +472,7 @@ TABLES: dict[str, Callable[[str], str]] = {
 
 
 def main() -> None:
-    """Print the tables of all pages anew."""
+    """Print the tables of all pages again."""
     for page in sorted((ROOT / "docs").rglob("*.md")):
         text = page.read_text()
         if (new := fill(text)) != text:

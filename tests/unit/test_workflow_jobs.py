@@ -38,7 +38,7 @@ MANAGERS: dict[str, dict[str, Any]] = {
     "Parsl": {"Cmd": "/bin/bash", "Args": "parsl.parsl.HighThroughputExecutor.block-0.1795740271.5185382.script"},
     "Parsl, arguments of the new syntax": {"Cmd": "/bin/bash", "Arguments": "parsl.parsl.condor.1795740271.51.script"},
     "Dask-jobqueue": {"Cmd": "/bin/sh", "DaskWorkerName": "htcondor--30.0--"},
-    "Nextflow": {"Cmd": "/scratch/work/0a/1b2c3d/.command.run"},
+    "Nextflow": {"Cmd": "/scratch/nextflow/0a/1b2c3d/.command.run"},
     "b2luigi": {"Cmd": "/home/alice/b2luigi/x=1/executable_wrapper.sh"},
     "DIRAC": {"Cmd": "/opt/dirac/DIRAC_1.sh", "Environment": "DIRAC_PILOT_STAMP=abc HTCONDOR_JOBID=1.0"},
     "Toil": {"Cmd": "/bin/sh", "IsToilJob": True, "ToilJobKilled": False},

@@ -195,7 +195,7 @@ def make_manual(folder: Path) -> None:
 
 
 def _normalize(path: Path, epoch: int) -> None:
-    """Write an sdist anew: setuptools gives its own files the time of the build, and the builder's user."""
+    """Write an sdist again: setuptools gives its own files the time of the build, and the builder's user."""
     with tarfile.open(path) as old:
         members = [(member, old.extractfile(member)) for member in sorted(old.getmembers(), key=lambda one: one.name)]
         plain = io.BytesIO()
