@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from stageout.cli.arguments import add_json, add_schedd
 from stageout.cli.exits import CommandError, Exit, UsageError
@@ -109,6 +109,9 @@ def planned(job: Job, files: Iterable[FileReport], old: str, new: str) -> list[M
         raise CommandError(f"{job.id}: its node has not reported all files that wait; try again, or name the job")
     places = {file.name: f"{new.rstrip('/')}{_directory(file.url)}" for file in mine}
     problems = [problem for place in places.values() if (problem := redirect_problem(place))]
+    # The owner chose these paths, and NEW may be an administrator's.
+    if any("/../" in unquote(_directory(file.url)) for file in mine):
+        problems.append("a path with '..' would leave the new URL; name the job and a URL")
     if problems:
         raise CommandError(f"{job.id}: cannot redirect: {problems[0]}")
     if len(mine) == len(files) and len(set(places.values())) == 1:

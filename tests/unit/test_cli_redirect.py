@@ -53,6 +53,8 @@ def test_each_file_keeps_its_own_directory() -> None:
         ([waiting("a", "https://old.org/d/a")], 2, "has not reported all files"),
         ([], 1, "has not reported all files"),
         ([waiting("a", "https://old.org/d d/a")], 1, "without spaces"),
+        ([waiting("a", "https://old.org/d/../../other/a")], 1, "would leave the new URL"),
+        ([waiting("a", "https://old.org/d/%2e%2E/a")], 1, "would leave the new URL"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(files: Sequence[FileReport], left: int, words: str) -> None:
