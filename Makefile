@@ -1,7 +1,7 @@
 # make demo    the main job on a real pool         make test   everything that CI runs
 # make check   style, types, unit tests            make bench  benchmarks (QUICK=1: short)
 # make figures published figures of papers, measured again: one report in out/figures (QUICK=1: ten minutes)
-# make reference  the tables of docs/ that are read from the code, anew
+# make reference  the tables of docs/ and the golden listing, which are read from the code, anew
 # make docs    this site in out/docs/html, man pages in out/docs/man
 # make pythons  what differs between versions of Python, on 3.9 and 3.14 where they are installed (ALL=1: those between, too)
 # make pools   all tests but the unit tests, most of them on real pools
@@ -45,6 +45,7 @@ check: $(STAMP)
 
 reference: $(STAMP)
 	PYTHONPATH=. $(PY) docs/_ext/reference.py
+	$(PY) -m tests.unit.golden_listing
 
 # Strict: a warning is an error. No network is needed.
 docs: $(STAMP)

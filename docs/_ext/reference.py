@@ -226,9 +226,8 @@ def file_record(_: str) -> str:
 # ---- log events ------------------------------------------------------------------------------------------------------
 
 
-def events_in(text: str) -> Iterator[tuple[str, str, list[str]]]:
+def events_in(tree: ast.Module) -> Iterator[tuple[str, str, list[str]]]:
     """Yield name, level and facts of each log event that a module writes."""
-    tree = ast.parse(text)
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         if name in _LEVELS and call.args:
@@ -265,7 +264,7 @@ def events_of(section: str) -> dict[str, Event]:
     found: dict[str, Event] = defaultdict(lambda: Event(""))
     paths = [path for folder in EVENT_SOURCES[section] for path in sorted((ROOT / folder).rglob("*.py"))]
     for path in paths:
-        for name, level, facts in events_in(path.read_text()):
+        for name, level, facts in events_in(ast.parse(path.read_text())):
             found[name].name = name
             found[name].merge(level, facts)
     return dict(sorted(found.items()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import re
 import shlex
@@ -125,7 +126,7 @@ def test_a_decision_without_a_status_is_found(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_how_events_are_found(code: str, found: list[tuple[str, str, list[str]]]) -> None:
-    assert list(reference.events_in(code)) == found
+    assert list(reference.events_in(ast.parse(code))) == found
 
 
 @pytest.mark.parametrize("program", programs.PROGRAMS)
