@@ -14,17 +14,6 @@ from stageout.wire.custody import Run
 NAME_BYTES = 4096
 
 
-class FileState(enum.IntEnum):
-    """The state of one file (numbers are stored in the ledger)."""
-
-    WAITING = 0
-    MOVING = 1
-    DELIVERED = 2
-    FAILED = 3
-    DROPPED = 4
-    HANDED_OVER = 5
-
-
 class SyncState(enum.IntEnum):
     """The durability of a ticket's data (numbers are stored in the ledger)."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sandbox_manager.custody.credentials import Credential, StoredCredentials
-from sandbox_manager.sandbox import NAME_BYTES, Destination, FileState, Sandbox, SlotKey, SyncState, Waiting
-from stageout.core.states import State
+from sandbox_manager.sandbox import NAME_BYTES, Destination, Sandbox, SlotKey, SyncState, Waiting
+from stageout.core.states import LEFT_FILES, STILL_FILES, FileState, State
 from stageout.wire.custody import JobKey, Run
 from stageout.wire.deposits import holdings_of, joined, read_receipt
 
@@ -29,7 +29,11 @@ class _States(dict[int, State]):
 
 STATE_OF = _States((code, state) for state, code in CODE_OF.items())
 _UNSIGNED = (1 << 64) - 1
-_LEFT = (FileState.WAITING, FileState.MOVING, FileState.FAILED)
+
+
+def is_in(states: Collection[FileState]) -> str:
+    """Return the condition in SQL that a file is in one of these states."""
+    return f"state IN ({', '.join(str(int(state)) for state in sorted(states))})"
 
 
 @dataclass(frozen=True)
@@ -123,9 +127,9 @@ def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
         fallback=row[28], fallback_note=row[29], failing_since=row[30],
         tickets=tuple(item[0] for item in tickets), freed=all(item[1] for item in tickets),
         files_total=sum(count for state, count in sums.files.items() if state != FileState.DROPPED),
-        files_left=sum(sums.files.get(state, 0) for state in _LEFT),
+        files_left=sum(sums.files.get(state, 0) for state in LEFT_FILES),
         bytes_total=sum(size for state, size in sums.size.items() if state != FileState.DROPPED),
-        bytes_left=sum(sums.size.get(state, 0) for state in _LEFT),
+        bytes_left=sum(sums.size.get(state, 0) for state in LEFT_FILES),
         files_dropped=sums.files.get(FileState.DROPPED, 0), bytes_dropped=sums.size.get(FileState.DROPPED, 0),
         moving=sums.files.get(FileState.MOVING, 0), failed=sums.files.get(FileState.FAILED, 0),
         attempts=row[23], excused=row[24], waiting=tuple(sums.waiting),
@@ -149,7 +153,7 @@ def begun_hand_over(db: sqlite3.Connection) -> list[FileRow]:
 def left_files(db: sqlite3.Connection, sandbox_id: int) -> list[tuple[int, int]]:
     """Ticket and position of each file of a sandbox that is left."""
     return db.execute(
-        "SELECT ticket, position FROM files WHERE sandbox = ? AND state IN (0, 1, 3)", (sandbox_id,)
+        f"SELECT ticket, position FROM files WHERE sandbox = ? AND {is_in(LEFT_FILES)}", (sandbox_id,)
     ).fetchall()
 
 
@@ -173,8 +177,8 @@ def _sums(db: sqlite3.Connection, sandbox_id: int) -> _Sums:
 
 
 def _ready_at(db: sqlite3.Connection, sandbox_id: int, destination: int) -> int:
-    query = "SELECT min(next_attempt) FROM files WHERE sandbox = ? AND state = 0 AND destination = ?"
-    return int(db.execute(query, (sandbox_id, destination)).fetchone()[0])
+    query = "SELECT min(next_attempt) FROM files WHERE sandbox = ? AND state = ? AND destination = ?"
+    return int(db.execute(query, (sandbox_id, FileState.WAITING, destination)).fetchone()[0])
 
 
 def destinations(db: sqlite3.Connection) -> dict[int, Destination]:
@@ -193,7 +197,8 @@ _FILES = f"SELECT {FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket 
 
 def all_files(db: sqlite3.Connection, sandbox_id: int) -> Iterator[FileRow]:
     """Files of a sandbox that are part of its run, in the order of their hand-off."""
-    return map(file_row, db.execute(f"{_FILES} f.state != 4 ORDER BY f.ticket, f.position", (sandbox_id,)))
+    query = f"{_FILES} f.state != ? ORDER BY f.ticket, f.position"
+    return map(file_row, db.execute(query, (sandbox_id, FileState.DROPPED)))
 
 
 def files_in_trouble_first(
@@ -204,31 +209,32 @@ def files_in_trouble_first(
     :param with_dropped: before them those that were given up.
     """
     found: list[FileRow] = []
-    dropped = ("f.state = 4 AND f.error_code != 0", "f.state = 4 AND f.error_code = 0") if with_dropped else ()
+    troubled, untroubled = "AND f.error_code != 0", "AND f.error_code = 0"
+    dropped = ((FileState.DROPPED, troubled), (FileState.DROPPED, untroubled)) if with_dropped else ()
     wanted = (
         *dropped,
-        "f.state = 3",
-        "f.state = 0 AND f.error_code != 0",
-        "f.state = 1",
-        "f.state = 0 AND f.error_code = 0",
-        "f.state = 2",
+        (FileState.FAILED, ""),
+        (FileState.WAITING, troubled),
+        (FileState.MOVING, ""),
+        (FileState.WAITING, untroubled),
+        (FileState.DELIVERED, ""),
     )
-    for condition in wanted:
+    for state, condition in wanted:
         if len(found) < limit:
-            rows = db.execute(f"{_FILES} {condition} LIMIT ?", (sandbox_id, limit - len(found)))
+            rows = db.execute(f"{_FILES} f.state = ? {condition} LIMIT ?", (sandbox_id, state, limit - len(found)))
             found += map(file_row, rows)
     return found
 
 
 def left_first_time(db: sqlite3.Connection, sandbox_id: int) -> list[FileRow]:
     """Files of a sandbox that wait or have failed, and have never been sent to its fallback."""
-    return list(map(file_row, db.execute(f"{_FILES} f.state IN (0, 3) AND f.fell_back = 0", (sandbox_id,))))
+    return list(map(file_row, db.execute(f"{_FILES} f.{is_in(STILL_FILES)} AND f.fell_back = 0", (sandbox_id,))))
 
 
 def count_below(db: sqlite3.Connection, sandbox_id: int, directory: str) -> int:
     """Count the files of a sandbox that fell back to URLs below this directory, and have not been redirected since."""
-    query = "SELECT count(*) FROM files WHERE sandbox = ? AND state != 4 AND fell_back = 1 AND substr(url, 1, ?) = ?"
-    return int(db.execute(query, (sandbox_id, len(directory), directory)).fetchone()[0])
+    query = "SELECT count(*) FROM files WHERE sandbox = ? AND state != ? AND fell_back = 1 AND substr(url, 1, ?) = ?"
+    return int(db.execute(query, (sandbox_id, FileState.DROPPED, len(directory), directory)).fetchone()[0])
 
 
 def delivered_by_scheme(db: sqlite3.Connection, sandbox_id: int) -> dict[str, int]:

@@ -15,13 +15,13 @@ from sandbox_manager.custody import queries, updates
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.ledger import DamagedText
 from sandbox_manager.custody.queries import FileRow
-from sandbox_manager.sandbox import Destination, FileState
+from sandbox_manager.sandbox import Destination
+from stageout.core.states import AWAY_FILES, STILL_FILES
 from stageout.core.synchronous import NO_REASON, Reason
 from stageout.movers.schemes import comparable_url, credential_of, shown_url, split_url
 from stageout.wire.owner_requests import redirect_problem
 
 _NAMED = 5
-_GONE = (FileState.DELIVERED, FileState.HANDED_OVER)
 
 
 class PluginChoice(NamedTuple):
@@ -94,7 +94,7 @@ def _chosen(db: sqlite3.Connection, sandbox: int, url: str, name: str) -> list[F
     known = list(queries.all_files(db, sandbox))
     if name:
         known = [_named(known, name)]
-    here = [item for item in known if item.state not in _GONE]
+    here = [item for item in known if item.state not in AWAY_FILES]
     if not here and not any(item.url in (url, _in_directory(url, item)) for item in known):
         raise NotRedirected(
             f"{name} is delivered, or in custody of a router" if name else "no file waits or has failed"
@@ -117,7 +117,7 @@ def _named(files: Sequence[FileRow], name: str) -> FileRow:
 
 def _is_movable(item: FileRow) -> bool:
     # A file with a receipt may be at a custodian that delivers it to the old URL. A damaged URL has lost its last part.
-    is_here = item.state in (FileState.WAITING, FileState.FAILED) and not item.digest
+    is_here = item.state in STILL_FILES and not item.digest
     return is_here and not isinstance(item.url, DamagedText)
 
 

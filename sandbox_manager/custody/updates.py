@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sandbox_manager.custody.credentials import StoredCredentials
-from sandbox_manager.custody.queries import CODE_OF, FILE_COLUMNS, STATE_OF, FileRow, file_row
-from sandbox_manager.sandbox import Destination, FileState, SlotKey, SyncState
+from sandbox_manager.custody.queries import CODE_OF, FILE_COLUMNS, STATE_OF, FileRow, file_row, is_in
+from sandbox_manager.sandbox import Destination, SlotKey, SyncState
 from stageout.core.errors import Advice, ErrorClass
-from stageout.core.states import ENDS, State, move
+from stageout.core.states import AWAY_FILES, ENDS, LEFT_FILES, STILL_FILES, FileState, State, move, move_file
 from stageout.movers.results import NO_FACTS, TransferFacts
 from stageout.wire.custody import ANY_OWNER, JobKey, Run
 
 _CHANGES_PER_S = 1000
-_AWAY = (FileState.DELIVERED, FileState.HANDED_OVER)
+_WAITING, _MOVING = int(FileState.WAITING), int(FileState.MOVING)
 #: Rows of a job. The name alone is not enough, because its time is the owner's to write and queues begin again.
 _OF_JOB = f"job = :job AND (owner = :owner OR '{ANY_OWNER}' IN (owner, :owner))"
 
@@ -54,7 +54,7 @@ class FileResult:
     """The result of one file in a batch.
 
     :param state: DELIVERED, FAILED, or WAITING for another attempt at ``next_attempt`` (wall clock).
-    :param excused: the attempt does not count against the limit. :param attempted: False when it was never judged.
+    :param excused: the attempt does not count against the limit.
     :param of_node: its failure is not the destination's (:attr:`stageout.movers.results.Failure.blames_destination`).
     :param facts: of a delivered file. :param ended_at: wall clock of its delivery; 0 for others.
     """
@@ -68,7 +68,6 @@ class FileResult:
     verified: str = ""
     digest: str = ""
     excused: bool = False
-    attempted: bool = True
     facts: TransferFacts = NO_FACTS
     ended_at: int = 0
     of_node: bool = False
@@ -91,7 +90,7 @@ def add_ticket(
     ids = {target: _destination_id(db, target) for target in dict.fromkeys(item.destination for item in files)}
     db.executemany(
         "INSERT INTO files (ticket, position, sandbox, destination, state, size, url, name, mtime_ns, inode) "
-        "VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?, ?)",
+        f"VALUES (?, ?, ?, ?, {_WAITING}, ?, ?, ?, ?, ?)",
         (
             (cursor.lastrowid, item.position, sandbox, ids[item.destination], item.size_bytes, item.url, item.name,
              item.mtime_ns, _signed(item.inode))
@@ -154,7 +153,7 @@ def renew(db: sqlite3.Connection, held: StoredCredentials, now: int) -> int | No
     """
     row = db.execute("SELECT id, sandbox FROM tickets WHERE ticket = ? AND freed = 0", (held.ticket,)).fetchone()
     if row is None or db.execute(
-        "SELECT EXISTS (SELECT 1 FROM files WHERE ticket = ? AND state = 1)", (row[0],)
+        f"SELECT EXISTS (SELECT 1 FROM files WHERE ticket = ? AND state = {_MOVING})", (row[0],)
     ).fetchone()[0]:  # fmt: skip
         return None
     number, sandbox = row
@@ -169,7 +168,8 @@ def renew(db: sqlite3.Connection, held: StoredCredentials, now: int) -> int | No
         db.execute("UPDATE files SET destination = ? WHERE ticket = ? AND destination = ?", (new, number, old))
     codes = ",".join(str(kind.code) for kind in ErrorClass if kind.advice is Advice.NEEDS_CREDENTIAL)
     db.execute(
-        f"UPDATE files SET next_attempt = ? WHERE ticket = ? AND state = 0 AND error_code IN ({codes})", (now, number)
+        f"UPDATE files SET next_attempt = ? WHERE ticket = ? AND state = {_WAITING} AND error_code IN ({codes})",
+        (now, number),
     )
     touch(db, sandbox)
     return int(sandbox)
@@ -276,7 +276,7 @@ def set_url(db: sqlite3.Connection, item: FileRow, url: str, target: Destination
     """Give a file that is not being sent another URL. :param fell_back: that of its job's fallback."""
     db.execute(
         "UPDATE files SET url = ?, destination = ?, fell_back = max(fell_back, ?) "
-        "WHERE ticket = ? AND position = ? AND state IN (0, 3)",
+        f"WHERE ticket = ? AND position = ? AND {is_in(STILL_FILES)}",
         (url, _destination_id(db, target), fell_back, item.ticket_id, item.position),
     )
 
@@ -313,7 +313,7 @@ def end(db: sqlite3.Connection, sandbox: int, new: State, now: int, reason: str 
     """Move to an end in which nothing more is sent; files that still wait or move are dropped unless it FAILED."""
     set_state(db, sandbox, new, now, reason, error_code)
     if new is not State.FAILED:
-        db.execute("UPDATE files SET state = ? WHERE sandbox = ? AND state IN (0, 1, 3)", (FileState.DROPPED, sandbox))
+        move_files(db, LEFT_FILES, FileState.DROPPED, "sandbox = ?", [(sandbox,)])
 
 
 def name_tickets(db: sqlite3.Connection, sandbox: int, tickets: Sequence[str], files: int, priority: int) -> None:
@@ -356,11 +356,9 @@ def confirm(db: sqlite3.Connection, sandbox: int, now: int) -> str:
     have = sum(held[ticket] for ticket in named)
     if row[1] and have != row[1]:
         return f"the run's record names {row[1]} files, this node holds {have} of it"
-    for ticket in set(held) - named:
-        db.execute(
-            "UPDATE files SET state = ? WHERE ticket = (SELECT id FROM tickets WHERE ticket = ?)",
-            (FileState.DROPPED, ticket),
-        )
+    unnamed = [(ticket,) for ticket in set(held) - named]
+    of_ticket = "ticket = (SELECT id FROM tickets WHERE ticket = ?)"
+    move_files(db, {FileState.WAITING}, FileState.DROPPED, of_ticket, unnamed)
     _drop_repeated(db, sandbox)
     set_state(db, sandbox, State.CONFIRMED, now)
     db.execute("UPDATE sandboxes SET confirmed_at = ? WHERE id = ?", (now, sandbox))
@@ -369,15 +367,36 @@ def confirm(db: sqlite3.Connection, sandbox: int, now: int) -> str:
 
 def _drop_repeated(db: sqlite3.Connection, sandbox: int) -> None:
     """Of files with the same URL the last one counts, as where a plugin sends HTCondor's list in its order."""
-    last = "SELECT ticket, position, max((ticket << 32) + position) FROM files WHERE sandbox = ? AND state = 0"
-    db.execute(
-        "UPDATE files SET state = ? WHERE sandbox = ? AND state = 0 AND (ticket, position) NOT IN "
-        f"(SELECT ticket, position FROM ({last} GROUP BY url))",
-        (FileState.DROPPED, sandbox, sandbox),
+    last = (
+        "SELECT ticket, position, max((ticket << 32) + position) FROM files "
+        f"WHERE sandbox = ? AND state = {_WAITING} GROUP BY url"
     )
+    repeated = f"sandbox = ? AND (ticket, position) NOT IN (SELECT ticket, position FROM ({last}))"
+    move_files(db, {FileState.WAITING}, FileState.DROPPED, repeated, [(sandbox, sandbox)])
 
 
 # ---- moving ----------------------------------------------------------------------------------------------------------
+
+
+def move_files(
+    db: sqlite3.Connection,
+    old: Collection[FileState],
+    new: FileState,
+    condition: str,
+    facts: Iterable[Sequence[Any]],
+    also: str = "",
+) -> int:
+    """Move files from any of the states ``old`` to ``new``. Files in other states stay as they are. Return how many.
+
+    No other function changes the state of a file.
+
+    :param condition: which files, in SQL. :param facts: values for the marks in ``also``, then in ``condition``; for
+        each group of files one sequence. :param also: other columns to set, in SQL, each with a comma behind.
+    :raises IllegalMove: the table does not allow one of the moves.
+    """
+    for state in old:
+        move_file(state, new)
+    return db.executemany(f"UPDATE files SET {also} state = {new:d} WHERE {is_in(old)} AND {condition}", facts).rowcount
 
 
 def take_files(
@@ -388,9 +407,9 @@ def take_files(
     The first is taken whatever its size, further ones up to the bounds.
     """
     cursor = db.execute(
-        f"SELECT {FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.sandbox = ? AND f.state = 0 "
+        f"SELECT {FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.sandbox = ? AND f.state = ? "
         "AND f.destination = ? AND f.next_attempt <= ? ORDER BY f.next_attempt, f.size LIMIT ?",
-        (sandbox, destination, now, most_files),
+        (sandbox, FileState.WAITING, destination, now, most_files),
     )
     taken: list[FileRow] = []
     room = most_bytes
@@ -399,10 +418,9 @@ def take_files(
             break
         room -= item.size_bytes
         taken.append(replace(item, state=FileState.MOVING, attempts=item.attempts + 1, began_at=now))
-    db.executemany(
-        "UPDATE files SET state = 1, attempts = attempts + 1, began_at = ? WHERE ticket = ? AND position = ?",
-        ((now, item.ticket_id, item.position) for item in taken),
-    )
+    places = [(now, item.ticket_id, item.position) for item in taken]
+    also = "attempts = attempts + 1, began_at = ?,"
+    move_files(db, {FileState.WAITING}, FileState.MOVING, "ticket = ? AND position = ?", places, also)
     return taken
 
 
@@ -416,23 +434,27 @@ def record_results(db: sqlite3.Connection, results: Iterable[FileResult]) -> Non
 
     A file whose place is unknown keeps its receipt, by which a custodian that may have the file can be asked.
     """
-    db.executemany(
-        "UPDATE files SET state = ?, next_attempt = ?, error_code = ?, error = ?, of_node = ?, verified = ?, "
-        "digest = CASE WHEN ? THEN ? ELSE digest END, "
-        "attempts = attempts - ?, excused = excused + ?, began_at = max(began_at, ?), ended_at = ?, transfer_ms = ?, "
-        "streams = ?, route = ? WHERE ticket = ? AND position = ? AND state = 1",
-        (
-            (item.state, item.next_attempt, item.error_code, item.error, item.of_node, item.verified,
-             item.state in _AWAY, item.digest, not item.attempted, item.excused, item.facts.began_at, item.ended_at,
+    also = (
+        "next_attempt = ?, error_code = ?, error = ?, of_node = ?, verified = ?, "
+        "digest = CASE WHEN ? THEN ? ELSE digest END, excused = excused + ?, began_at = max(began_at, ?), "
+        "ended_at = ?, transfer_ms = ?, streams = ?, route = ?,"
+    )
+    by_state: dict[FileState, list[FileResult]] = {}
+    for item in results:
+        by_state.setdefault(item.state, []).append(item)
+    for state, alike in by_state.items():
+        facts = (
+            (item.next_attempt, item.error_code, item.error, item.of_node, item.verified,
+             item.state in AWAY_FILES, item.digest, item.excused, item.facts.began_at, item.ended_at,
              item.facts.transfer_ms, item.facts.streams, item.facts.route, item.ticket_id, item.position)
-            for item in results
-        ),
-    )  # fmt: skip
+            for item in alike
+        )  # fmt: skip
+        move_files(db, {FileState.MOVING}, state, "ticket = ? AND position = ?", facts, also)
 
 
 def note_failures(db: sqlite3.Connection, sandbox: int, now: int) -> None:
     """Keep since when the last attempt of some file of a sandbox that is left has failed."""
-    fails = "SELECT 1 FROM files WHERE sandbox = :sandbox AND state IN (0, 1, 3) AND error_code != 0"
+    fails = f"SELECT 1 FROM files WHERE sandbox = :sandbox AND {is_in(LEFT_FILES)} AND error_code != 0"
     db.execute(
         f"UPDATE sandboxes SET failing_since = CASE WHEN NOT EXISTS ({fails}) THEN 0 "
         "WHEN failing_since THEN failing_since ELSE :now END WHERE id = :sandbox",
@@ -461,7 +483,7 @@ def wake(
     woken = set()
     for sandbox in sandboxes:
         cursor = db.execute(
-            f"UPDATE files SET next_attempt = ? WHERE sandbox = ? AND state = 0 AND destination IN ({places}) "
+            f"UPDATE files SET next_attempt = ? WHERE sandbox = ? AND state = {_WAITING} AND destination IN ({places}) "
             f"AND error_code IN ({marks}) AND next_attempt > ?",
             (now, sandbox, now),
         )
@@ -476,7 +498,7 @@ def shorten_waits(db: sqlite3.Connection, now: int, longest_s: float) -> set[int
 
     Twice as long is let pass: waits are spread at random, and some servers ask for longer ones.
     """
-    late, waiting = now + int(2 * longest_s), "error_code != 0 AND state = 0 AND next_attempt > ?"
+    late, waiting = now + int(2 * longest_s), f"error_code != 0 AND state = {_WAITING} AND next_attempt > ?"
     rows = db.execute(f"SELECT DISTINCT sandbox FROM files WHERE {waiting}", (late,)).fetchall()
     db.execute(f"UPDATE files SET next_attempt = ? WHERE {waiting}", (now, late))
     for (sandbox,) in rows:
@@ -506,9 +528,10 @@ def touch(db: sqlite3.Connection, sandbox: int) -> None:
 
 def fresh_attempts(db: sqlite3.Connection, sandbox: int, now: int) -> None:
     """Make files that failed or wait due now, as if they had been accepted now and never tried."""
+    move_files(db, {FileState.FAILED}, FileState.WAITING, "sandbox = ?", [(sandbox,)])
     db.execute(
-        "UPDATE files SET state = 0, next_attempt = 0, attempts = 0, excused = 0, error_code = 0, of_node = 0 "
-        "WHERE sandbox = ? AND state IN (0, 3)",
+        "UPDATE files SET next_attempt = 0, attempts = 0, excused = 0, error_code = 0, of_node = 0 "
+        f"WHERE sandbox = ? AND state = {_WAITING}",
         (sandbox,),
     )
     db.execute(
@@ -522,7 +545,7 @@ def due_now(db: sqlite3.Connection, sandboxes: Iterable[int], now: int) -> set[i
     """Waiting files of these sandboxes are due; their attempts are kept. Returns the sandboxes touched."""
     woken = set()
     for sandbox in sandboxes:
-        sql = "UPDATE files SET next_attempt = ? WHERE sandbox = ? AND state = 0 AND next_attempt > ?"
+        sql = f"UPDATE files SET next_attempt = ? WHERE sandbox = ? AND state = {_WAITING} AND next_attempt > ?"
         if db.execute(sql, (now, sandbox, now)).rowcount:
             touch(db, sandbox)
             woken.add(sandbox)
@@ -531,12 +554,9 @@ def due_now(db: sqlite3.Connection, sandboxes: Iterable[int], now: int) -> set[i
 
 def moving_back(db: sqlite3.Connection, sandbox: int, destination: int | None = None) -> int:
     """Files that were in a mover and were not judged wait again: the attempt does not count. Returns how many."""
-    cursor = db.execute(
-        "UPDATE files SET state = 0, attempts = max(0, attempts - 1) WHERE sandbox = ? AND state = 1 "
-        "AND (? IS NULL OR destination = ?)",
-        (sandbox, destination, destination),
-    )
-    return cursor.rowcount
+    which, also = "sandbox = ? AND (? IS NULL OR destination = ?)", "attempts = max(0, attempts - 1),"
+    facts = [(sandbox, destination, destination)]
+    return move_files(db, {FileState.MOVING}, FileState.WAITING, which, facts, also)
 
 
 def unlease(db: sqlite3.Connection, sandbox: int, now: int) -> bool:
@@ -549,8 +569,7 @@ def unlease(db: sqlite3.Connection, sandbox: int, now: int) -> bool:
 
 def fail_waiting(db: sqlite3.Connection, sandbox: int) -> int:
     """Give up all files that wait. Return how many."""
-    sql = "UPDATE files SET state = ? WHERE sandbox = ? AND state = 0"
-    return db.execute(sql, (FileState.FAILED, sandbox)).rowcount
+    return move_files(db, {FileState.WAITING}, FileState.FAILED, "sandbox = ?", [(sandbox,)])
 
 
 def fail_tried(db: sqlite3.Connection, sandbox: int, unreachable: Iterable[ErrorClass]) -> int:
@@ -559,16 +578,14 @@ def fail_tried(db: sqlite3.Connection, sandbox: int, unreachable: Iterable[Error
     Where a server was not reached with one file, that counts as a try of all the sandbox's files that go to it.
     """
     codes = ",".join(str(kind.code) for kind in unreachable)
-    sql = (
-        "UPDATE files SET state = ? WHERE sandbox = ? AND state = 0 AND (attempts > 0 OR destination IN "
-        f"(SELECT destination FROM files WHERE sandbox = ? AND state IN (0, 3) AND error_code IN ({codes})))"
-    )
-    return db.execute(sql, (FileState.FAILED, sandbox, sandbox)).rowcount
+    away = f"SELECT destination FROM files WHERE sandbox = ? AND {is_in(STILL_FILES)} AND error_code IN ({codes})"
+    tried = f"sandbox = ? AND (attempts > 0 OR destination IN ({away}))"
+    return move_files(db, {FileState.WAITING}, FileState.FAILED, tried, [(sandbox, sandbox)])
 
 
 def has_waiting(db: sqlite3.Connection, sandbox: int) -> bool:
     """Return whether files of a sandbox wait to be sent."""
-    query = "SELECT EXISTS (SELECT 1 FROM files WHERE sandbox = ? AND state = 0)"
+    query = f"SELECT EXISTS (SELECT 1 FROM files WHERE sandbox = ? AND state = {_WAITING})"
     return bool(db.execute(query, (sandbox,)).fetchone()[0])
 
 
@@ -604,7 +621,7 @@ def is_wanted(db: sqlite3.Connection, ticket: str) -> bool:
     """Tell whether bytes of this ticket are still needed."""
     query = (
         "SELECT EXISTS (SELECT 1 FROM files WHERE ticket = (SELECT id FROM tickets WHERE ticket = ?) "
-        "AND state IN (0, 1, 3))"
+        f"AND {is_in(LEFT_FILES)})"
     )
     return bool(db.execute(query, (ticket,)).fetchone()[0])
 
@@ -613,7 +630,7 @@ def dropped_tickets(db: sqlite3.Connection, sandbox: int) -> list[str]:
     """Tickets of a sandbox none of whose files are wanted any more and whose bytes are still there."""
     rows = db.execute(
         "SELECT ticket FROM tickets t WHERE sandbox = ? AND freed = 0 AND NOT EXISTS "
-        "(SELECT 1 FROM files WHERE files.ticket = t.id AND state IN (0, 1, 3))",
+        f"(SELECT 1 FROM files WHERE files.ticket = t.id AND {is_in(LEFT_FILES)})",
         (sandbox,),
     )
     return [row[0] for row in rows]

@@ -23,14 +23,14 @@ from sandbox_manager.report.collector import Collector, CollectorError
 from sandbox_manager.report.drain import jobs_at_risk
 from sandbox_manager.report.flows import flow_reports
 from sandbox_manager.rules import last_attempt_at
-from sandbox_manager.sandbox import SENDABLE, Destination, FileState, Sandbox
+from sandbox_manager.sandbox import SENDABLE, Destination, Sandbox
 from sandbox_manager.transfer.handover import written
 from stageout import __version__
 from stageout.core import durable, log
 from stageout.core.clock import Clock
 from stageout.core.config import Settings
 from stageout.core.signing import SigningKey
-from stageout.core.states import State
+from stageout.core.states import FileState, State
 from stageout.core.units import MB
 from stageout.movers.schemes import shown_url
 from stageout.wire.custody import (

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 from sandbox_manager.custody.updates import FileResult
 from sandbox_manager.rules import RetryRules
-from sandbox_manager.sandbox import FileState
 from sandbox_manager.scheduling.breaker import PROBE_LONGEST_S
 from stageout.core.errors import UNREACHABLE, Advice, ErrorClass
 from stageout.core.pauses import growing_s
+from stageout.core.states import FileState
 from stageout.movers.results import Failure
 
 _CREDENTIAL_WAIT_S = 300.0

@@ -17,7 +17,7 @@ from sandbox_manager.custody.running import RunningBatch
 from sandbox_manager.custody.spool import HeldFile, Spool
 from sandbox_manager.custody.updates import FileResult
 from sandbox_manager.rules import RetryRules
-from sandbox_manager.sandbox import ACTIVE, Destination, FileState, Sandbox
+from sandbox_manager.sandbox import ACTIVE, Destination, Sandbox
 from sandbox_manager.scheduling.breaker import Breakers
 from sandbox_manager.scheduling.planner import BatchPlan
 from sandbox_manager.scheduling.retry import BatchOutcome, decide_retry
@@ -26,7 +26,7 @@ from stageout.core import log
 from stageout.core.classad_parser import parse_ad
 from stageout.core.classads import ClassAd, ClassAdSyntaxError
 from stageout.core.errors import SILENT, UNREACHABLE, Advice, ErrorClass
-from stageout.core.states import State
+from stageout.core.states import FileState, State
 from stageout.core.units import count
 from stageout.movers.mover import Batch, Cargo, Equipment, Stopped
 from stageout.movers.plugins_table import PluginsTable

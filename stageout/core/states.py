@@ -1,4 +1,4 @@
-"""States of a sandbox in custody: one table of states and legal moves. Imports no I/O.
+"""States of a sandbox in custody, and of each of its files: two tables of states and legal moves. Imports no I/O.
 
 The words are used everywhere: in the ledger, in log events, in the job's ad (StageOutState) and by
 ``stageout status --node`` and ``--json``. Tables for job owners use :data:`PLAIN` instead.
@@ -74,13 +74,42 @@ ENDS = frozenset({State.DELIVERED, State.RELEASED, State.FAILED, State.CANCELLED
 FREED = frozenset({State.DELIVERED, State.RELEASED, State.CANCELLED, State.SUPERSEDED, State.LOST})
 
 
+class FileState(enum.IntEnum):
+    """The state of one file (numbers are stored in the ledger)."""
+
+    WAITING = 0
+    MOVING = 1
+    DELIVERED = 2
+    FAILED = 3
+    DROPPED = 4
+    HANDED_OVER = 5
+
+
+#: A new file is WAITING. One that is delivered, dropped or in custody elsewhere stays so.
+FILE_MOVES: dict[FileState, frozenset[FileState]] = {
+    FileState.WAITING: frozenset({FileState.MOVING, FileState.FAILED, FileState.DROPPED}),
+    FileState.MOVING: frozenset(FileState) - {FileState.MOVING},
+    FileState.FAILED: frozenset({FileState.WAITING, FileState.DROPPED}),
+    FileState.DELIVERED: frozenset(),
+    FileState.HANDED_OVER: frozenset(),
+    FileState.DROPPED: frozenset(),
+}
+
+#: Files that this node still has to deliver. Their bytes are needed.
+LEFT_FILES = frozenset({FileState.WAITING, FileState.MOVING, FileState.FAILED})
+
+#: Of these, files that no plugin sends now: they may get another URL, or fresh attempts.
+STILL_FILES = frozenset({FileState.WAITING, FileState.FAILED})
+
+#: Files that are where they belong, or with another custodian.
+AWAY_FILES = frozenset({FileState.DELIVERED, FileState.HANDED_OVER})
+
+
 class IllegalMove(Exception):
     """A move that is not in the table: a fault in the program, never of the input."""
 
-    def __init__(self, old: State, new: State) -> None:
-        super().__init__(f"a sandbox cannot go from {old} to {new}")
-        self.old = old
-        self.new = new
+    def __init__(self, what: str, old: object, new: object) -> None:
+        super().__init__(f"a {what} cannot go from {old} to {new}")
 
 
 def move(old: State, new: State) -> State:
@@ -89,7 +118,17 @@ def move(old: State, new: State) -> State:
     :raises IllegalMove: otherwise.
     """
     if new not in MOVES[old]:
-        raise IllegalMove(old, new)
+        raise IllegalMove("sandbox", old, new)
+    return new
+
+
+def move_file(old: FileState, new: FileState) -> FileState:
+    """Return ``new`` if the table allows the move of a file from ``old``.
+
+    :raises IllegalMove: otherwise.
+    """
+    if new not in FILE_MOVES[old]:
+        raise IllegalMove("file", old.name, new.name)
     return new
 
 

@@ -489,8 +489,8 @@ BUGS = (
     Planted(
         "REDIRECT reaches files that are being sent",
         lambda: [
-            mutated(redirects, "_is_movable", "item.state in (FileState.WAITING, FileState.FAILED)", "True"),
-            mutated(updates, "set_url", "AND state IN (0, 3)", ""),
+            mutated(redirects, "_is_movable", "item.state in STILL_FILES", "True"),
+            mutated(updates, "set_url", "AND {is_in(STILL_FILES)}", ""),
         ],
         ("wish", "wish", "destination_down"),
     ),
@@ -533,7 +533,7 @@ BUGS = (
     ),
     Planted(
         "bytes of files that are being sent, or failed, may be freed",
-        lambda: [mutated(updates, "dropped_tickets", "state IN (0, 1, 3)", "state IN (0)")],
+        lambda: [mutated(updates, "dropped_tickets", "is_in(LEFT_FILES)", "is_in({FileState.WAITING})")],
         ("destination_refuses", "odd_order"),
         0.0,
         3,

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from sandbox_manager.custody.queries import FileRow
 from sandbox_manager.rules import RetryRules
-from sandbox_manager.sandbox import FileState
 from sandbox_manager.scheduling.breaker import (
     ASKED_LONGEST_S,
     MOVES,
@@ -21,6 +20,7 @@ from sandbox_manager.scheduling.breaker import (
 )
 from sandbox_manager.transfer.batch import _CHANGED, Vanished, decide_batch, update_breaker
 from stageout.core.errors import ErrorClass
+from stageout.core.states import FileState
 from stageout.movers.results import Answer, Delivered, Failure
 
 

@@ -18,11 +18,11 @@ from sandbox_manager.custody.credentials import Credential, StoredCredentials
 from sandbox_manager.custody.ledger import Ledger, LedgerError, set_meta
 from sandbox_manager.custody.updates import FileResult, NewFile, NewSandbox
 from sandbox_manager.report import reporter
-from sandbox_manager.sandbox import Destination, FileState, SlotKey
+from sandbox_manager.sandbox import Destination, SlotKey
 from sandbox_manager.scheduling import rates
 from sandbox_manager.scheduling.rates import Known
 from stageout.core import durable
-from stageout.core.states import State
+from stageout.core.states import FileState, State
 from stageout.tuning.deadlines import Observed
 from stageout.wire.custody import Action, Order, OrderSheet, Run
 from tests.polling import until

@@ -12,9 +12,9 @@ import pytest
 
 from sandbox_manager.custody import queries, schema, updates
 from sandbox_manager.custody.queries import FileRow
-from sandbox_manager.sandbox import FileState
 from sandbox_manager.transfer.batch import delivered_result
 from stageout.core.errors import ErrorClass
+from stageout.core.states import FileState
 from stageout.movers.results import Delivered, InCustody, TransferFacts
 from tests.unit.test_ledger import add, new_sandbox
 

@@ -22,7 +22,7 @@ from sandbox_manager.custody.updates import NewFile, NewSandbox
 from sandbox_manager.intake.startd import readable_slots
 from sandbox_manager.report.reporter import file_report, sandbox_report
 from sandbox_manager.rules import RetryRules, read_rules
-from sandbox_manager.sandbox import Destination, FileState, Sandbox, SlotKey
+from sandbox_manager.sandbox import Destination, Sandbox, SlotKey
 from sandbox_manager.transfer import batch
 from sandbox_manager.transfer.batch import decide_batch, manager_error, update_state
 from schedd_agent.file_records import _file_attributes
@@ -33,7 +33,7 @@ from stageout.core import durable
 from stageout.core.classads import ClassAd
 from stageout.core.config import mapping_settings
 from stageout.core.errors import ErrorClass
-from stageout.core.states import State
+from stageout.core.states import FileState, State
 from stageout.core.synchronous import NO_REASON, Reason
 from stageout.movers.results import Failure
 from stageout.movers.schemes import fallback_problem

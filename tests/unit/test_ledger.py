@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -23,12 +24,13 @@ from sandbox_manager.custody.redirects import no_plugin
 from sandbox_manager.custody.schema import VERSION
 from sandbox_manager.custody.updates import NewFile, NewSandbox
 from sandbox_manager.rules import read_rules
-from sandbox_manager.sandbox import Destination, FileState, SlotKey
+from sandbox_manager.sandbox import Destination, SlotKey
 from stageout.core.config import mapping_settings
 from stageout.core.errors import ErrorClass
-from stageout.core.states import IllegalMove, State
+from stageout.core.states import FILE_MOVES, FileState, IllegalMove, State
 from stageout.wire.custody import Action, JobKey, Order, OrderSheet, Run
 
+ROOT = Path(__file__).resolve().parents[2]
 PLACE = Destination("/p", "https", "h")
 
 
@@ -109,7 +111,7 @@ def test_changes_that_come_together_are_committed_together(tmp_path: Path) -> No
 def test_a_change_that_fails_takes_nothing_with_it(tmp_path: Path) -> None:
     def bad(db: sqlite3.Connection) -> None:
         set_meta(db, "bad", "half")
-        raise IllegalMove(State.RELEASED, State.MOVING)
+        raise IllegalMove("sandbox", State.RELEASED, State.MOVING)
 
     async def write() -> None:
         ledger = Ledger(tmp_path / "l")
@@ -125,6 +127,41 @@ def test_a_change_that_fails_takes_nothing_with_it(tmp_path: Path) -> None:
         ledger.close()
 
     asyncio.run(write())
+
+
+@pytest.mark.parametrize("old", FileState)
+def test_a_file_moves_as_the_table_allows_and_no_other_way(db: sqlite3.Connection, old: FileState) -> None:
+    add(db, "t")
+    for new in FileState:
+        db.execute("UPDATE files SET state = ?", (old,))
+        if new in FILE_MOVES[old]:
+            assert updates.move_files(db, {old}, new, "sandbox = ?", [(1,)]) == 1
+        else:
+            with pytest.raises(IllegalMove, match=f"a file cannot go from {old.name} to {new.name}"):
+                updates.move_files(db, {old}, new, "sandbox = ?", [(1,)])
+        (now,) = db.execute("SELECT state FROM files").fetchone()
+        assert now == (new if new in FILE_MOVES[old] else old)
+
+
+def test_a_file_in_another_state_stays_as_it_is(db: sqlite3.Connection) -> None:
+    add(db, "t", files=new_files(2))
+    updates.move_files(db, {FileState.WAITING}, FileState.MOVING, "position = ?", [(0,)])
+    assert updates.move_files(db, {FileState.MOVING}, FileState.DELIVERED, "sandbox = ?", [(1,)]) == 1
+    assert db.execute("SELECT state FROM files ORDER BY position").fetchall() == [
+        (FileState.DELIVERED,), (FileState.WAITING,),
+    ]  # fmt: skip
+
+
+def test_one_function_changes_the_state_of_a_file() -> None:
+    """All others say which files move, from where and where to."""
+    texts = {path: path.read_text() for path in (ROOT / "sandbox_manager").rglob("*.py")}
+    found = [
+        (path.name, statement)
+        for path, text in texts.items()
+        for statement in re.findall(r"UPDATE files SET [^\"]*?\bstate = ", text)
+        if not re.search(r"\bWHERE\b", statement)
+    ]
+    assert found == [("updates.py", "UPDATE files SET {also} state = ")]
 
 
 def test_a_failed_commit_is_told_to_everybody_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from sandbox_manager.custody import updates
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.updates import FileResult, NewFile, NewSandbox
-from sandbox_manager.sandbox import Destination, FileState, SlotKey
-from stageout.core.states import State
+from sandbox_manager.sandbox import Destination, SlotKey
+from stageout.core.states import FileState, State
 from stageout.wire.custody import Run
 
 

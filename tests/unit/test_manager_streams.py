@@ -15,13 +15,12 @@ from policy_site import TOKENS, Service
 from sandbox_manager.custody import schema
 from sandbox_manager.custody.updates import FileResult
 from sandbox_manager.report.control import Control
-from sandbox_manager.sandbox import FileState
 from sandbox_manager.scheduling import rates
 from sandbox_manager.scheduling.rates import MOST_SERVERS, Known, Rates
 from sandbox_manager.scheduling.retry import BatchOutcome
 from stageout.cli.node import read_streams
 from stageout.core.errors import ErrorClass
-from stageout.core.states import State
+from stageout.core.states import FileState, State
 from stageout.tuning.deadlines import LEAST_S, Observed
 from tests.polling import until
 

@@ -18,12 +18,12 @@ from sandbox_manager.custody.credentials import Credential, StoredCredentials
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.redirects import PluginChoice
 from sandbox_manager.custody.updates import NewFile, NewSandbox
-from sandbox_manager.sandbox import Destination, FileState, SlotKey
+from sandbox_manager.sandbox import Destination, SlotKey
 from stageout.cli import redirect as command
 from stageout.cli.exits import CommandError, UsageError
 from stageout.cli.main import build_parser
 from stageout.core import durable
-from stageout.core.states import State
+from stageout.core.states import FileState, State
 from stageout.core.synchronous import NO_REASON, Reason
 from stageout.movers.schemes import comparable_url
 from stageout.wire.custody import (

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from sandbox_manager.rules import RetryRules
-from sandbox_manager.sandbox import FileState
 from sandbox_manager.scheduling.retry import Verdict, decide_retry
 from stageout.core.errors import ErrorClass
+from stageout.core.states import FileState
 from stageout.movers.results import Failure
 
 RULES = RetryRules(attempts=3, initial_delay_s=20.0, max_delay_s=1800.0, delivery_timeout_s=3600.0)

@@ -15,7 +15,6 @@ from sandbox_manager.rules import Limits, RetryRules, last_attempt_at
 from sandbox_manager.sandbox import (
     OCCUPYING,
     Destination,
-    FileState,
     Occupant,
     Sandbox,
     SlotKey,
@@ -27,7 +26,7 @@ from sandbox_manager.scheduling.planner import BatchPlan, Load, Part, PlanInput,
 from sandbox_manager.scheduling.retry import Verdict, decide_retry
 from sandbox_manager.scheduling.slots import SlotUsage, is_stuck, places_free
 from stageout.core.errors import OF_NODE, UNREACHABLE, Advice, ErrorClass
-from stageout.core.states import State
+from stageout.core.states import FileState, State
 from stageout.movers.results import Failure
 from stageout.movers.schemes import method_of, split_url
 from stageout.wire.custody import JobKey, Run

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sandbox_manager.custody.updates import FileResult
-from sandbox_manager.sandbox import FileState
 from sandbox_manager.scheduling.retry import BatchOutcome
 from sandbox_manager.transfer.totals import TransferTotals
 from stageout.core.errors import ErrorClass
+from stageout.core.states import FileState
 
 
 @pytest.mark.parametrize(
