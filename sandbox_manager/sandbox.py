@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stageout.core.states import State
-from stageout.movers.schemes import method_of
+from stageout.movers.schemes import method_of, split_url
 from stageout.wire.custody import Run
 
 #: Bytes of the quota that a name takes besides its file's: its row in the ledger, and its place in the spool.
@@ -52,6 +52,11 @@ class Destination(NamedTuple):
     def server(self) -> str:
         """Return the server of a URL, which is down or up as a whole: method and host."""
         return f"{method_of(self.scheme)}://{self.host}"
+
+
+def destination_of(plugin: str, url: str, credentials_digest: str = "") -> Destination:
+    """Return the destination of a file at a URL that this plugin sends."""
+    return Destination(plugin, *split_url(url), credentials_digest)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox_manager.custody import ledger, updates
-from sandbox_manager.sandbox import Destination, SlotKey
+from sandbox_manager.file import StoredFile
+from sandbox_manager.sandbox import SlotKey
 from stageout.core.clock import boot_id
 from stageout.wire.custody import Run
 
@@ -68,15 +69,14 @@ def _record(db: sqlite3.Connection, number: int, ticket: str, found: os.stat_res
     new = updates.NewSandbox(
         run, owner, 64001 + number % OWNERS, 64001, False, slot, f"slot1_{slot.dslot_id}@ep", 0
     )  # fmt: skip
-    target = Destination("/usr/libexec/condor/curl_plugin", "https", "store.example.org")
     rows = [
-        updates.NewFile(
+        StoredFile(
             position, f"https://store.example.org/{owner}/{number}/output_{position}.root", f"output_{position}.root",
-            found.st_size, found.st_mtime_ns, number * files + position, target,
+            found.st_size, found.st_mtime_ns, number * files + position,
         )
         for position in range(files)
     ]  # fmt: skip
-    box = updates.add_ticket(db, new, ticket, target.plugin, rows, boot_id(), NOW)
+    box = updates.add_ticket(db, new, ticket, "/usr/libexec/condor/curl_plugin", rows, boot_id(), NOW)
     updates.mark_synced(db, [ticket])
     updates.name_tickets(db, box, [ticket], files, 0)
     updates.confirm(db, box, NOW)

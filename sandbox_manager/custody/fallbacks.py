@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from sandbox_manager.custody import queries, redirects, updates
 from sandbox_manager.custody.credentials import StoredCredentials
-from sandbox_manager.custody.queries import FileRow
 from sandbox_manager.custody.redirects import FindPlugin, NotRedirected
-from sandbox_manager.sandbox import Sandbox
+from sandbox_manager.file import StoredFile
+from sandbox_manager.sandbox import Sandbox, destination_of
 from stageout.core import log
 from stageout.core.units import count
 from stageout.movers.schemes import fallback_problem
@@ -38,19 +38,19 @@ class FallbackRules(NamedTuple):
 
 
 def problem_of(
-    url: str, files: Iterable[updates.NewFile], held: StoredCredentials | None, find_plugin: FindPlugin
+    url: str, plugin: str, files: Iterable[StoredFile], held: StoredCredentials | None, find_plugin: FindPlugin
 ) -> str:
     """Return why the files of a hand-off cannot be sent to this fallback; "" when they can.
 
-    :param held: credentials of the hand-off, None without any.
+    :param plugin: of the hand-off. :param held: its credentials, None without any.
     """
     problem = fallback_problem(url)
     if problem:
         return problem
     stored = held or StoredCredentials("", "", "", ())
     try:
-        for item in {item.destination: item for item in files}.values():
-            redirects.target_for(item, item.destination, stored, url, find_plugin)
+        for old, item in {destination_of(plugin, item.url, stored.digest): item for item in files}.items():
+            redirects.target_for(item, old, stored, url, find_plugin)
     except NotRedirected as refused:
         return str(refused)[:_REASON_CHARS]
     return ""
@@ -130,7 +130,7 @@ def delivery_reason(db: sqlite3.Connection, box: Sandbox) -> str:
     )
 
 
-def failure_reason(box: Sandbox, worst: FileRow | None, reason: str) -> str:
+def failure_reason(box: Sandbox, worst: StoredFile | None, reason: str) -> str:
     """Return the reason of a failed sandbox, with what became of its fallback.
 
     :param worst: the file whose failure counts. :param reason: that failure.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandbox_manager.custody.credentials import Credential, StoredCredentials
+from sandbox_manager.file import StoredFile
 from sandbox_manager.sandbox import NAME_BYTES, Destination, Sandbox, SlotKey, SyncState, Waiting
 from stageout.core.states import LEFT_FILES, STILL_FILES, FileState, State
 from stageout.wire.custody import JobKey, Run
@@ -36,50 +37,21 @@ def is_in(states: Collection[FileState]) -> str:
     return f"state IN ({', '.join(str(int(state)) for state in sorted(states))})"
 
 
-@dataclass(frozen=True)
-class FileRow:
-    """One file as the ledger has it."""
-
-    ticket: str
-    ticket_id: int
-    position: int
-    sandbox: int
-    destination: int
-    state: FileState
-    next_attempt: int
-    size_bytes: int
-    url: str
-    name: str
-    mtime_ns: int
-    inode: int
-    attempts: int
-    excused: int
-    error_code: int
-    error: str
-    verified: str
-    digest: str
-    began_at: int = 0
-    ended_at: int = 0
-    transfer_ms: int = 0
-    streams: int = 0
-    route: str = ""
-    fell_back: int = 0
-    of_node: int = 0
-
-
+#: Columns of the fields of :class:`StoredFile`, in their order.
 FILE_COLUMNS = (
-    "t.ticket, f.ticket, f.position, f.sandbox, f.destination, f.state, f.next_attempt, f.size, f.url, f.name, "
-    "f.mtime_ns, f.inode, f.attempts, f.excused, f.error_code, f.error, f.verified, f.digest, "
-    "f.began_at, f.ended_at, f.transfer_ms, f.streams, f.route, f.fell_back, f.of_node"
+    "f.position, f.url, f.name, f.size, f.mtime_ns, f.inode, t.ticket, f.ticket, f.sandbox, f.destination, f.state, "
+    "f.next_attempt, f.attempts, f.excused, f.error_code, f.error, f.of_node, f.verified, f.digest, f.began_at, "
+    "f.ended_at, f.transfer_ms, f.streams, f.route, f.fell_back"
 )
+_INODE, _STATE = 5, 10
 
 
-def file_row(row: Sequence[Any]) -> FileRow:
-    """A row of FILE_COLUMNS."""
+def stored_file(row: Sequence[Any]) -> StoredFile:
+    """Return the file of a row of FILE_COLUMNS."""
     values = list(row)
-    values[5] = FileState(row[5])
-    values[11] = row[11] & _UNSIGNED
-    return FileRow(*values)
+    values[_INODE] &= _UNSIGNED
+    values[_STATE] = FileState(values[_STATE])
+    return StoredFile(*values)
 
 
 _SANDBOX_COLUMNS = (
@@ -141,13 +113,13 @@ def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
     )  # fmt: skip
 
 
-def begun_hand_over(db: sqlite3.Connection) -> list[FileRow]:
+def begun_hand_over(db: sqlite3.Connection) -> list[StoredFile]:
     """Files that a custodian may have, recorded or not: those with a receipt (:mod:`stageout.wire.deposits`).
 
     The digest of one that was delivered is its plugin's word, whatever it looks like.
     """
     query = f"SELECT {FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.state != ? AND "
-    return list(map(file_row, db.execute(f"{query} f.digest GLOB '* * *-* *'", (FileState.DELIVERED,))))
+    return list(map(stored_file, db.execute(f"{query} f.digest GLOB '* * *-* *'", (FileState.DELIVERED,))))
 
 
 def left_files(db: sqlite3.Connection, sandbox_id: int) -> list[tuple[int, int]]:
@@ -195,20 +167,20 @@ def fences(db: sqlite3.Connection) -> dict[JobKey, int]:
 _FILES = f"SELECT {FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.sandbox = ? AND "
 
 
-def all_files(db: sqlite3.Connection, sandbox_id: int) -> Iterator[FileRow]:
+def all_files(db: sqlite3.Connection, sandbox_id: int) -> Iterator[StoredFile]:
     """Files of a sandbox that are part of its run, in the order of their hand-off."""
     query = f"{_FILES} f.state != ? ORDER BY f.ticket, f.position"
-    return map(file_row, db.execute(query, (sandbox_id, FileState.DROPPED)))
+    return map(stored_file, db.execute(query, (sandbox_id, FileState.DROPPED)))
 
 
 def files_in_trouble_first(
     db: sqlite3.Connection, sandbox_id: int, limit: int, with_dropped: bool = False
-) -> list[FileRow]:
+) -> list[StoredFile]:
     """At most so many files of a sandbox: failed ones, those to be tried again, then those that are being sent.
 
     :param with_dropped: before them those that were given up.
     """
-    found: list[FileRow] = []
+    found: list[StoredFile] = []
     troubled, untroubled = "AND f.error_code != 0", "AND f.error_code = 0"
     dropped = ((FileState.DROPPED, troubled), (FileState.DROPPED, untroubled)) if with_dropped else ()
     wanted = (
@@ -222,13 +194,13 @@ def files_in_trouble_first(
     for state, condition in wanted:
         if len(found) < limit:
             rows = db.execute(f"{_FILES} f.state = ? {condition} LIMIT ?", (sandbox_id, state, limit - len(found)))
-            found += map(file_row, rows)
+            found += map(stored_file, rows)
     return found
 
 
-def left_first_time(db: sqlite3.Connection, sandbox_id: int) -> list[FileRow]:
+def left_first_time(db: sqlite3.Connection, sandbox_id: int) -> list[StoredFile]:
     """Files of a sandbox that wait or have failed, and have never been sent to its fallback."""
-    return list(map(file_row, db.execute(f"{_FILES} f.{is_in(STILL_FILES)} AND f.fell_back = 0", (sandbox_id,))))
+    return list(map(stored_file, db.execute(f"{_FILES} f.{is_in(STILL_FILES)} AND f.fell_back = 0", (sandbox_id,))))
 
 
 def count_below(db: sqlite3.Connection, sandbox_id: int, directory: str) -> int:
@@ -246,7 +218,7 @@ def delivered_by_scheme(db: sqlite3.Connection, sandbox_id: int) -> dict[str, in
     return dict(db.execute(query, (sandbox_id, FileState.DELIVERED)).fetchall())
 
 
-def first_error(db: sqlite3.Connection, sandbox_id: int, of_destination: bool = False) -> FileRow | None:
+def first_error(db: sqlite3.Connection, sandbox_id: int, of_destination: bool = False) -> StoredFile | None:
     """The file whose failure says most about a sandbox: one that failed for good, else one that was tried.
 
     :param of_destination: look only at files whose last failure was their destination's.
@@ -255,7 +227,7 @@ def first_error(db: sqlite3.Connection, sandbox_id: int, of_destination: bool = 
     for state in (FileState.FAILED, FileState.WAITING):
         row = db.execute(f"{_FILES} f.state = ? AND {kind} LIMIT 1", (sandbox_id, state)).fetchone()
         if row:
-            return file_row(row)
+            return stored_file(row)
     return None
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from sandbox_manager.custody import queries, updates
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.ledger import DamagedText
-from sandbox_manager.custody.queries import FileRow
+from sandbox_manager.file import StoredFile
 from sandbox_manager.sandbox import Destination
 from stageout.core.states import AWAY_FILES, STILL_FILES
 from stageout.core.synchronous import NO_REASON, Reason
@@ -86,7 +86,7 @@ def fall_back(db: sqlite3.Connection, sandbox: int, url: str, find_plugin: FindP
     return len(moved)
 
 
-def _chosen(db: sqlite3.Connection, sandbox: int, url: str, name: str) -> list[FileRow]:
+def _chosen(db: sqlite3.Connection, sandbox: int, url: str, name: str) -> list[StoredFile]:
     """Return the files that the owner means and that are still here; none if a redirect was carried out before.
 
     :raises NotRedirected: there is none.
@@ -102,7 +102,7 @@ def _chosen(db: sqlite3.Connection, sandbox: int, url: str, name: str) -> list[F
     return here
 
 
-def _named(files: Sequence[FileRow], name: str) -> FileRow:
+def _named(files: Sequence[StoredFile], name: str) -> StoredFile:
     """Return the file with this name, or the only one whose URL ends with it.
 
     :raises NotRedirected: there is none, or several.
@@ -115,13 +115,13 @@ def _named(files: Sequence[FileRow], name: str) -> FileRow:
     return found[0]
 
 
-def _is_movable(item: FileRow) -> bool:
+def _is_movable(item: StoredFile) -> bool:
     # A file with a receipt may be at a custodian that delivers it to the old URL. A damaged URL has lost its last part.
     is_here = item.state in STILL_FILES and not item.digest
     return is_here and not isinstance(item.url, DamagedText)
 
 
-def _left(files: Sequence[FileRow]) -> str:
+def _left(files: Sequence[StoredFile]) -> str:
     """Return the reason why these files keep their URL."""
     if not files:
         return ""
@@ -134,7 +134,7 @@ def _last_part(url: str) -> str:
     return shown_url(url).rpartition("/")[2]
 
 
-def _new_url(item: FileRow, url: str, name: str) -> str:
+def _new_url(item: StoredFile, url: str, name: str) -> str:
     """Return the file's URL: with a directory, the last part of the old URL stays."""
     if name and not url.endswith("/"):
         return url
@@ -148,19 +148,19 @@ def directory(url: str) -> str:
     return f"{url.rstrip('/')}/"
 
 
-def _in_directory(url: str, item: FileRow) -> str:
+def _in_directory(url: str, item: StoredFile) -> str:
     return directory(url) + _last_part(item.url)
 
 
 def _checked_targets(
-    db: sqlite3.Connection, sandbox: int, moved: Mapping[FileRow, str], url: str, find_plugin: FindPlugin
-) -> dict[FileRow, Destination]:
+    db: sqlite3.Connection, sandbox: int, moved: Mapping[StoredFile, str], url: str, find_plugin: FindPlugin
+) -> dict[StoredFile, Destination]:
     """Return the destinations of new URLs. :raises NotRedirected: one of them cannot be used."""
     _check_distinct(db, sandbox, moved)
     return _targets(db, moved, url, find_plugin)
 
 
-def _check_distinct(db: sqlite3.Connection, sandbox: int, moved: Mapping[FileRow, str]) -> None:
+def _check_distinct(db: sqlite3.Connection, sandbox: int, moved: Mapping[StoredFile, str]) -> None:
     """Compare with all other files too. :raises NotRedirected: two files would have one URL."""
     places = {(item.ticket_id, item.position) for item in moved}
     others = (item for item in queries.all_files(db, sandbox) if (item.ticket_id, item.position) not in places)
@@ -172,8 +172,8 @@ def _check_distinct(db: sqlite3.Connection, sandbox: int, moved: Mapping[FileRow
 
 
 def _targets(
-    db: sqlite3.Connection, moved: Iterable[FileRow], url: str, find_plugin: FindPlugin
-) -> dict[FileRow, Destination]:
+    db: sqlite3.Connection, moved: Iterable[StoredFile], url: str, find_plugin: FindPlugin
+) -> dict[StoredFile, Destination]:
     """Return the new destinations.
 
     :raises NotRedirected: no plugin may send a file there, or not with the credentials in custody.
@@ -188,17 +188,8 @@ def _targets(
     return {item: found[item.ticket_id, item.destination] for item in moved}
 
 
-class SentFile(Protocol):
-    """A file with its present URL."""
-
-    @property
-    def url(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-
-
 def target_for(
-    item: SentFile, old: Destination, stored: StoredCredentials, url: str, find_plugin: FindPlugin
+    item: StoredFile, old: Destination, stored: StoredCredentials, url: str, find_plugin: FindPlugin
 ) -> Destination:
     """Return the destination of a file at another URL. :param stored: credentials of its ticket.
 
@@ -214,7 +205,7 @@ def target_for(
     return Destination(plugin.path, *place, old.credentials_digest)
 
 
-def _check_credentials(item: SentFile, stored: StoredCredentials, named: str) -> None:
+def _check_credentials(item: StoredFile, stored: StoredCredentials, named: str) -> None:
     """Check that a file may go to another server with its ticket's credentials. :param named: token in the new URL.
 
     A proxy is not bound to a server.

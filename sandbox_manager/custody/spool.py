@@ -19,6 +19,7 @@ from pathlib import Path
 from sandbox_manager.custody.credentials import DIRECTORY as CREDENTIALS
 from sandbox_manager.custody.credentials import Safe
 from sandbox_manager.custody.plugin_state import PluginState
+from sandbox_manager.file import StoredFile
 from sandbox_manager.rules import Account
 from stageout.core import durable, log
 from stageout.core.errors import StageoutError, is_disk_full
@@ -75,23 +76,6 @@ class NotClaimed(NotTaken):
 
 class Overrun(NotClaimed):
     """A hand-off on its way takes more of the spool than was offered."""
-
-
-@dataclass(frozen=True)
-class HeldFile:
-    """One file in custody.
-
-    :param position: its name in the ticket's directory. :param url: destination as HTCondor gave it.
-    :param name: path inside the scratch directory, printable; for people only.
-    :param mtime_ns: with size and inode, by which a later change is found; the device's number changes between boots.
-    """
-
-    position: int
-    url: str
-    name: str
-    size_bytes: int
-    mtime_ns: int
-    inode: int
 
 
 class Spool:
@@ -250,7 +234,7 @@ class Spool:
         gid: int,
         credentials: Sequence[OfferedCredential] = (),
         account: Account | None = None,
-    ) -> list[HeldFile]:
+    ) -> list[StoredFile]:
         """Take the links away from their user, check them against the offer and move them to their place.
 
         Survives the manager's death on return; a power loss only after :meth:`sync`.
@@ -277,7 +261,7 @@ class Spool:
         gid: int,
         credentials: Sequence[OfferedCredential],
         account: Account | None,
-    ) -> list[HeldFile]:
+    ) -> list[StoredFile]:
         with trees.opened(place) as directory:
             if self._root_mode:
                 # From here on the user can add and remove nothing, not even through a descriptor he holds.
@@ -293,7 +277,7 @@ class Spool:
             _check_bounds(directory, offered, credentials)
             if credentials:
                 self._lock_away(directory, credentials, uid)
-            held = [self._held(directory, at, item, uid) for at, item in enumerate(offered)]
+            held = [self._held(place.name, directory, at, item, uid) for at, item in enumerate(offered)]
             if account is None:
                 return held
             with durable.step("intake-account"):
@@ -317,7 +301,7 @@ class Spool:
         finally:
             durable.disk.close(inner)
 
-    def _held(self, directory: int, position: int, offered: OfferedFile, uid: int) -> HeldFile:
+    def _held(self, ticket: str, directory: int, position: int, offered: OfferedFile, uid: int) -> StoredFile:
         found = durable.disk.stat(str(position), dir_fd=directory, follow_symlinks=False)
         name = self.shown_name(offered.local_path)
         if not stat.S_ISREG(found.st_mode):
@@ -328,7 +312,7 @@ class Spool:
             raise NotClaimed(f"{name} cannot be read by its owner")
         if found.st_size != offered.size_bytes:
             raise NotClaimed(f"{name} has {found.st_size} bytes, {offered.size_bytes} were offered: it still changes")
-        return HeldFile(position, offered.url, name, found.st_size, found.st_mtime_ns, found.st_ino)
+        return StoredFile(position, offered.url, name, found.st_size, found.st_mtime_ns, found.st_ino, ticket)
 
     def shown_name(self, local_path: str) -> str:
         """A file's path inside the scratch directory, in printable characters."""
@@ -391,13 +375,13 @@ class Spool:
         with trees.opened(place) as directory:
             durable.disk.fsync(directory)
 
-    def unchanged(self, ticket: str, held: HeldFile) -> bool:
+    def unchanged(self, held: StoredFile) -> bool:
         """True while the file is the one that was accepted, with the content that it had then (by size and mtime).
 
         :raises FileNotFoundError: it is gone. :raises OSError: nobody can say: the spool cannot be read, or is away.
         """
         try:
-            found = durable.disk.lstat(self.path(ticket, held.position))
+            found = durable.disk.lstat(self.path(held.ticket, held.position))
         except FileNotFoundError:
             self._check_there()
             raise
@@ -565,7 +549,7 @@ def _identity(place: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _given(directory: int, held: HeldFile, account: Account, gid: int) -> HeldFile:
+def _given(directory: int, held: StoredFile, account: Account, gid: int) -> StoredFile:
     """Give a file to an account.
 
     No process of the job's account can open the file for writing any more. A process that has it open cannot set its

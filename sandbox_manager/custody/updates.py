@@ -5,33 +5,26 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sandbox_manager.custody.credentials import StoredCredentials
-from sandbox_manager.custody.queries import CODE_OF, FILE_COLUMNS, STATE_OF, FileRow, file_row, is_in
-from sandbox_manager.sandbox import Destination, SlotKey, SyncState
+from sandbox_manager.custody.queries import CODE_OF, FILE_COLUMNS, STATE_OF, is_in, stored_file
+from sandbox_manager.file import StoredFile
+from sandbox_manager.sandbox import Destination, SlotKey, SyncState, destination_of
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import AWAY_FILES, ENDS, LEFT_FILES, STILL_FILES, FileState, State, move, move_file
-from stageout.movers.results import NO_FACTS, TransferFacts
 from stageout.wire.custody import ANY_OWNER, JobKey, Run
 
 _CHANGES_PER_S = 1000
 _WAITING, _MOVING = int(FileState.WAITING), int(FileState.MOVING)
+#: Columns that an attempt's end sets, besides state and digest.
+_RESULT = (
+    "next_attempt", "excused", "error_code", "error", "of_node", "verified", "began_at", "ended_at", "transfer_ms",
+    "streams", "route",
+)  # fmt: skip
 #: Rows of a job. The name alone is not enough, because its time is the owner's to write and queues begin again.
 _OF_JOB = f"job = :job AND (owner = :owner OR '{ANY_OWNER}' IN (owner, :owner))"
-
-
-@dataclass(frozen=True)
-class NewFile:
-    """One file of a ticket as it is recorded."""
-
-    position: int
-    url: str
-    name: str
-    size_bytes: int
-    mtime_ns: int
-    inode: int
-    destination: Destination
 
 
 @dataclass(frozen=True)
@@ -49,37 +42,17 @@ class NewSandbox:
     group: str = ""
 
 
-@dataclass(frozen=True)
-class FileResult:
-    """The result of one file in a batch.
-
-    :param state: DELIVERED, FAILED, or WAITING for another attempt at ``next_attempt`` (wall clock).
-    :param excused: the attempt does not count against the limit.
-    :param of_node: its failure is not the destination's (:attr:`stageout.movers.results.Failure.blames_destination`).
-    :param facts: of a delivered file. :param ended_at: wall clock of its delivery; 0 for others.
-    """
-
-    ticket_id: int
-    position: int
-    state: FileState
-    next_attempt: int = 0
-    error_code: int = 0
-    error: str = ""
-    verified: str = ""
-    digest: str = ""
-    excused: bool = False
-    facts: TransferFacts = NO_FACTS
-    ended_at: int = 0
-    of_node: bool = False
-
-
 # ---- acceptance ------------------------------------------------------------------------------------------------------
 
 
 def add_ticket(
-    db: sqlite3.Connection, owner: NewSandbox, ticket: str, plugin: str, files: Sequence[NewFile], boot: str, now: int
-) -> int:
-    """Record a hand-off; its run's sandbox is made when it is the first. Returns the sandbox's id."""
+    db: sqlite3.Connection, owner: NewSandbox, ticket: str, plugin: str, files: Sequence[StoredFile], boot: str,
+    now: int, credentials_digest: str = "",
+) -> int:  # fmt: skip
+    """Record a hand-off; its run's sandbox is made when it is the first. Returns the sandbox's id.
+
+    :param credentials_digest: as of :class:`Destination`.
+    """
     found = db.execute(f"SELECT id FROM sandboxes WHERE {_OF_JOB} AND number = :number", vars(owner.run)).fetchone()
     sandbox = int(found[0]) if found else add_sandbox(db, owner, now)
     total = sum(item.size_bytes for item in files)
@@ -87,14 +60,15 @@ def add_ticket(
         "INSERT INTO tickets (ticket, sandbox, plugin, boot, files, size) VALUES (?, ?, ?, ?, ?, ?)",
         (ticket, sandbox, plugin, boot, len(files), total),
     )
-    ids = {target: _destination_id(db, target) for target in dict.fromkeys(item.destination for item in files)}
+    targets = [destination_of(plugin, item.url, credentials_digest) for item in files]
+    ids = {target: _destination_id(db, target) for target in dict.fromkeys(targets)}
     db.executemany(
         "INSERT INTO files (ticket, position, sandbox, destination, state, size, url, name, mtime_ns, inode) "
         f"VALUES (?, ?, ?, ?, {_WAITING}, ?, ?, ?, ?, ?)",
         (
-            (cursor.lastrowid, item.position, sandbox, ids[item.destination], item.size_bytes, item.url, item.name,
+            (cursor.lastrowid, item.position, sandbox, ids[target], item.size_bytes, item.url, item.name,
              item.mtime_ns, _signed(item.inode))
-            for item in files
+            for item, target in zip(files, targets)
         ),
     )  # fmt: skip
     db.execute("UPDATE sandboxes SET change = change + 1 WHERE id = ?", (sandbox,))
@@ -272,7 +246,7 @@ def set_refused(db: sqlite3.Connection, sandbox: int, why: str) -> None:
     db.execute("UPDATE sandboxes SET refused = ?, change = change + 1 WHERE id = ?", (why, sandbox))
 
 
-def set_url(db: sqlite3.Connection, item: FileRow, url: str, target: Destination, fell_back: bool = False) -> None:
+def set_url(db: sqlite3.Connection, item: StoredFile, url: str, target: Destination, fell_back: bool = False) -> None:
     """Give a file that is not being sent another URL. :param fell_back: that of its job's fallback."""
     db.execute(
         "UPDATE files SET url = ?, destination = ?, fell_back = max(fell_back, ?) "
@@ -401,7 +375,7 @@ def move_files(
 
 def take_files(
     db: sqlite3.Connection, sandbox: int, destination: int, now: int, most_files: int, most_bytes: int
-) -> list[FileRow]:
+) -> list[StoredFile]:
     """Mark waiting files of a sandbox as moving, an attempt more, and return them as they are now.
 
     The first is taken whatever its size, further ones up to the bounds.
@@ -411,9 +385,9 @@ def take_files(
         "AND f.destination = ? AND f.next_attempt <= ? ORDER BY f.next_attempt, f.size LIMIT ?",
         (sandbox, FileState.WAITING, destination, now, most_files),
     )
-    taken: list[FileRow] = []
+    taken: list[StoredFile] = []
     room = most_bytes
-    for item in map(file_row, cursor):
+    for item in map(stored_file, cursor):
         if taken and item.size_bytes > room:
             break
         room -= item.size_bytes
@@ -429,26 +403,22 @@ def keep_receipts(db: sqlite3.Connection, begun: Iterable[tuple[str, int, int]])
     db.executemany("UPDATE files SET digest = ? WHERE ticket = ? AND position = ?", begun)
 
 
-def record_results(db: sqlite3.Connection, results: Iterable[FileResult]) -> None:
+def record_results(db: sqlite3.Connection, results: Iterable[StoredFile]) -> None:
     """Write what became of the files of a batch. Files that were dropped meanwhile stay dropped.
 
     A file whose place is unknown keeps its receipt, by which a custodian that may have the file can be asked.
+
+    :param results: the files as they are now.
     """
-    also = (
-        "next_attempt = ?, error_code = ?, error = ?, of_node = ?, verified = ?, "
-        "digest = CASE WHEN ? THEN ? ELSE digest END, excused = excused + ?, began_at = max(began_at, ?), "
-        "ended_at = ?, transfer_ms = ?, streams = ?, route = ?,"
-    )
-    by_state: dict[FileState, list[FileResult]] = {}
+    also = "digest = CASE WHEN ? THEN ? ELSE digest END, " + "".join(f"{name} = ?, " for name in _RESULT)
+    by_state: dict[FileState, list[StoredFile]] = {}
     for item in results:
         by_state.setdefault(item.state, []).append(item)
     for state, alike in by_state.items():
         facts = (
-            (item.next_attempt, item.error_code, item.error, item.of_node, item.verified,
-             item.state in AWAY_FILES, item.digest, item.excused, item.facts.began_at, item.ended_at,
-             item.facts.transfer_ms, item.facts.streams, item.facts.route, item.ticket_id, item.position)
+            (state in AWAY_FILES, item.digest, *attrgetter(*_RESULT)(item), item.ticket_id, item.position)
             for item in alike
-        )  # fmt: skip
+        )
         move_files(db, {FileState.MOVING}, state, "ticket = ? AND position = ?", facts, also)
 
 

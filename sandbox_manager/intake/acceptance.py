@@ -13,18 +13,16 @@ from dataclasses import dataclass
 from sandbox_manager.custody import fallbacks, orders, updates
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.custody import Custody
-from sandbox_manager.custody.spool import HeldFile
+from sandbox_manager.file import StoredFile
 from sandbox_manager.intake.admission import Admission, Offer, schemes_of, slot_of
 from sandbox_manager.intake.identity import RunFacts
 from sandbox_manager.intake.pilot_end import servers_of
 from sandbox_manager.rules import Account
-from sandbox_manager.sandbox import Destination
 from sandbox_manager.scheduling.rates import Rates
 from stageout.core import log
 from stageout.core.ending import outlast
 from stageout.core.states import State
 from stageout.core.synchronous import NotTaken, Reason
-from stageout.movers.schemes import split_url
 from stageout.wire.handoff import Receipt
 
 
@@ -73,7 +71,7 @@ class Handoff:
     ticket: str
     facts: RunFacts
     plugin: str
-    files: Sequence[HeldFile]
+    files: Sequence[StoredFile]
     reservation: Reservation
     stored: StoredCredentials | None = None
 
@@ -143,8 +141,7 @@ class Acceptance:
         )  # fmt: skip
         held = handoff.stored
         digest = held.digest if held else ""
-        files = [self._new_file(handoff.plugin, item, digest) for item in handoff.files]
-        fallback_problem = self._fallback_problem(facts, files, held)
+        fallback_problem = self._fallback_problem(handoff)
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
             newest = updates.newest_run(db, facts.run.key)
@@ -154,7 +151,9 @@ class Acceptance:
             if state not in (None, State.ACCEPTED):
                 # Its plugin gave up waiting; what is decided about the run was decided without these files.
                 raise Refused(f"output of this run became {state} meanwhile", "OtherRun")
-            box = updates.add_ticket(db, owner, handoff.ticket, handoff.plugin, files, self._custody.boot, now)
+            box = updates.add_ticket(
+                db, owner, handoff.ticket, handoff.plugin, handoff.files, self._custody.boot, now, digest
+            )
             if held:
                 updates.keep_credentials(db, held)
             if facts.fallback:
@@ -166,18 +165,14 @@ class Acceptance:
 
         self._custody.releases.follow(await self._store.write(change, "record-accepted"))
 
-    def _fallback_problem(
-        self, facts: RunFacts, files: Sequence[updates.NewFile], held: StoredCredentials | None
-    ) -> str:
+    def _fallback_problem(self, handoff: Handoff) -> str:
         """Return why the job's fallback is ignored; "" when it is not, or when there is none."""
-        problem = fallbacks.problem_of(facts.fallback, files, held, self._custody.find_plugin) if facts.fallback else ""
+        facts = handoff.facts
+        if not facts.fallback:
+            return ""
+        problem = fallbacks.problem_of(
+            facts.fallback, handoff.plugin, handoff.files, handoff.stored, self._custody.find_plugin
+        )
         if problem:
             log.warn("fallback-ignored", job=facts.run.job, run=facts.run.number, problem=problem)
         return problem
-
-    def _new_file(self, plugin: str, held: HeldFile, credentials_digest: str) -> updates.NewFile:
-        scheme, host = split_url(held.url)
-        return updates.NewFile(
-            held.position, held.url, held.name, held.size_bytes, held.mtime_ns, held.inode,
-            Destination(plugin, scheme, host, credentials_digest),
-        )  # fmt: skip

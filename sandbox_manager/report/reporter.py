@@ -15,8 +15,8 @@ from typing import Any
 
 from sandbox_manager.custody import queries
 from sandbox_manager.custody.ledger import get_meta, set_meta
-from sandbox_manager.custody.queries import FileRow
 from sandbox_manager.custody.spool import Spool
+from sandbox_manager.file import StoredFile
 from sandbox_manager.intake.admission import LEAST_FREE_BYTES
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.report.collector import Collector, CollectorError
@@ -80,7 +80,7 @@ _WORDS = {
 }  # fmt: skip
 
 
-def file_report(row: FileRow, sandbox: Sandbox, destinations: Mapping[int, Destination]) -> FileReport:
+def file_report(row: StoredFile, sandbox: Sandbox, destinations: Mapping[int, Destination]) -> FileReport:
     """One file as people see it."""
     state = _WORDS.get(row.state)
     if state is None:
@@ -103,7 +103,7 @@ def _shown_digest(text: str) -> str:
     return text if len(text) <= _DIGEST_CHARS else text[: _DIGEST_CHARS + 1].rpartition(" ")[0]
 
 
-def _next_attempt(row: FileRow, box: Sandbox) -> int:
+def _next_attempt(row: StoredFile, box: Sandbox) -> int:
     return row.next_attempt if row.state is FileState.WAITING and not _stands_still(box) else 0
 
 
@@ -458,7 +458,7 @@ class Reporter:
             log.warn("state-write-failed", problem=problem)
 
 
-def _some_files(db: sqlite3.Connection, box: int, limit: int, with_dropped: bool) -> list[FileRow]:
+def _some_files(db: sqlite3.Connection, box: int, limit: int, with_dropped: bool) -> list[StoredFile]:
     """Files for the report. A sandbox whose files cannot be read is reported without them: others go on."""
     try:
         return queries.files_in_trouble_first(db, box, limit, with_dropped)

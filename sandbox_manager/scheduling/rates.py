@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sandbox_manager.custody.queries import FileRow
+from sandbox_manager.file import StoredFile
 from sandbox_manager.scheduling.retry import BatchOutcome
 from sandbox_manager.scheduling.tuner import ActiveTransfer
 from stageout.core.errors import ErrorClass
@@ -55,7 +55,7 @@ class Rates:
         return known.level if known and deadlines.is_fresh(known.observed, now) else 0
 
     def after(
-        self, server: str, files: Sequence[FileRow], outcome: BatchOutcome, took_s: float, level: int, now: float
+        self, server: str, files: Sequence[StoredFile], outcome: BatchOutcome, took_s: float, level: int, now: float
     ) -> Known | None:
         """Return the knowledge after a batch; None when it adds nothing.
 
@@ -69,7 +69,7 @@ class Rates:
 
 
 def _after(
-    known: Observed | None, files: Sequence[FileRow], outcome: BatchOutcome, took_s: float, now: float
+    known: Observed | None, files: Sequence[StoredFile], outcome: BatchOutcome, took_s: float, now: float
 ) -> Observed | None:
     codes = {result.error_code for result in (*outcome.waiting, *outcome.failed, *outcome.lost)}
     size_bytes = sum(item.size_bytes for item in files)
@@ -83,7 +83,7 @@ def _after(
 
 
 def call_limits(
-    known: Observed | None, files: Sequence[FileRow], transfer: ActiveTransfer, most_s: float, now: float
+    known: Observed | None, files: Sequence[StoredFile], transfer: ActiveTransfer, most_s: float, now: float
 ) -> tuple[float, dict[str, str]]:
     """Return the time limit of a plugin's call, and its environment for streams and stalls.
 

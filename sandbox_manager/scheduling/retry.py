@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sandbox_manager.custody.updates import FileResult
+from sandbox_manager.file import StoredFile
 from sandbox_manager.rules import RetryRules
 from sandbox_manager.scheduling.breaker import PROBE_LONGEST_S
 from stageout.core.errors import UNREACHABLE, Advice, ErrorClass
@@ -44,18 +44,18 @@ class BatchOutcome:
     :param unreachable: not one of these got an answer from it. :param retry_after_s: that it asked for.
     """
 
-    delivered: list[FileResult] = field(default_factory=list)
-    waiting: list[FileResult] = field(default_factory=list)
-    failed: list[FileResult] = field(default_factory=list)
-    lost: list[FileResult] = field(default_factory=list)
-    handed_over: list[FileResult] = field(default_factory=list)
+    delivered: list[StoredFile] = field(default_factory=list)
+    waiting: list[StoredFile] = field(default_factory=list)
+    failed: list[StoredFile] = field(default_factory=list)
+    lost: list[StoredFile] = field(default_factory=list)
+    handed_over: list[StoredFile] = field(default_factory=list)
     delivered_bytes: int = 0
     tried: bool = False
     unreachable: bool = False
     retry_after_s: float = 0.0
 
     @property
-    def all(self) -> list[FileResult]:
+    def all(self) -> list[StoredFile]:
         """Every result."""
         return [*self.delivered, *self.handed_over, *self.waiting, *self.failed, *self.lost]
 

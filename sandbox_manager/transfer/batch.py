@@ -12,10 +12,9 @@ from sandbox_manager.custody import fallbacks, queries, updates
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.fallbacks import FallbackRules
 from sandbox_manager.custody.ledger import DamagedText, get_meta, set_meta
-from sandbox_manager.custody.queries import FileRow
 from sandbox_manager.custody.running import RunningBatch
-from sandbox_manager.custody.spool import HeldFile, Spool
-from sandbox_manager.custody.updates import FileResult
+from sandbox_manager.custody.spool import Spool
+from sandbox_manager.file import StoredFile
 from sandbox_manager.rules import RetryRules
 from sandbox_manager.sandbox import ACTIVE, Destination, Sandbox
 from sandbox_manager.scheduling.breaker import Breakers
@@ -78,7 +77,7 @@ class BatchRun(RunningBatch):
         destination: Destination,
         jobs: Mapping[JobKey, int],
         user: tuple[int, int],
-        files: Sequence[FileRow],
+        files: Sequence[StoredFile],
         directory: Path,
         lifetime_s: float,
         settings: Mapping[str, str],
@@ -159,27 +158,27 @@ class BatchRun(RunningBatch):
         ads = [parse_ad(text) if text else ClassAd() for text in (held.job_ad, held.plugin_data)]
         return Equipment(self._spool.safe.contents(held), *ads)
 
-    def _problem(self, item: FileRow) -> Failure | None:
+    def _problem(self, item: StoredFile) -> Failure | None:
         """Return the difference between a file and its state at acceptance; None when there is none."""
         if isinstance(item.url, DamagedText):
             return Vanished(
                 ErrorClass.LOCAL_FILE, f"the ledger's record of {item.name} is damaged: its disk may be failing"
             )
         try:
-            return None if self._spool.unchanged(item.ticket, _held(item)) else _CHANGED
+            return None if self._spool.unchanged(item) else _CHANGED
         except FileNotFoundError:
             text = "is gone from the spool: it was deleted there, or its disk is damaged"
             return Vanished(ErrorClass.LOCAL_FILE, f"{item.name} {text}")
         except OSError as problem:
             return _of_node(ErrorClass.UNKNOWN, f"the spool cannot be read: {problem.strerror}")
 
-    def _change_mark(self, item: FileRow) -> tuple[int, int]:
+    def _change_mark(self, item: StoredFile) -> tuple[int, int]:
         try:
             return self._spool.change_mark(item.ticket, item.position)
         except OSError:
             return -1, -1
 
-    def _if_unchanged(self, item: FileRow, before: tuple[int, int], answer: Answer) -> Answer:
+    def _if_unchanged(self, item: StoredFile, before: tuple[int, int], answer: Answer) -> Answer:
         """The plugin's answer, if what it sent is what was accepted; in doubt the file is sent again."""
         after = self._change_mark(item)
         problem = self._problem(item)
@@ -195,12 +194,6 @@ def manager_error(problem: Exception) -> Failure:
     return _of_node(ErrorClass.UNKNOWN, f"the manager cannot send this file: {problem!r}"[:_ERROR_CHARS])
 
 
-def _held(item: FileRow) -> HeldFile:
-    return HeldFile(
-        item.position, item.url, item.name, item.size_bytes, item.mtime_ns, item.inode
-    )  # fmt: skip
-
-
 def job_names(jobs: Iterable[str]) -> str:
     """Return the jobs of a batch, for plugins that tell them to a service."""
     names = list(dict.fromkeys(jobs))
@@ -214,7 +207,7 @@ def utc(wall_s: float) -> str:
 
 
 def decide_batch(
-    files: Sequence[FileRow],
+    files: Sequence[StoredFile],
     answers: Sequence[Answer],
     rules: RetryRules,
     due_since: Callable[[int], float],
@@ -243,9 +236,9 @@ def decide_batch(
             continue
         verdict = decide_retry(rules, answer, item.attempts - 1, item.excused, due_since(item.sandbox), now,
                         renewable=renewable, unknown_name=unknown_name)  # fmt: skip
-        result = FileResult(
-            item.ticket_id, item.position, verdict.state, verdict.next_attempt, answer.kind.code, verdict.message,
-            excused=verdict.excused, of_node=not answer.blames_destination,
+        result = replace(
+            item, state=verdict.state, next_attempt=verdict.next_attempt, excused=item.excused + verdict.excused,
+            error_code=answer.kind.code, error=verdict.message, of_node=not answer.blames_destination,
         )  # fmt: skip
         if isinstance(answer, Vanished):
             outcome.lost.append(result)
@@ -260,24 +253,22 @@ def decide_batch(
     return outcome
 
 
-def delivered_result(item: FileRow, answer: Gone, now: float, streams: int = 0) -> FileResult:
-    """Return the record of a file that has arrived, or is in custody elsewhere.
+def delivered_result(item: StoredFile, answer: Gone, now: float, streams: int = 0) -> StoredFile:
+    """Return a file as it is now that it has arrived, or is in custody elsewhere.
 
     The plugin's times count only if they are within the attempt.
 
     :param now: wall clock. :param streams: that the plugin was given for the file.
     """
+    item = replace(item, next_attempt=0, error_code=0, error="", of_node=False)
     if isinstance(answer, InCustody):
-        return FileResult(
-            item.ticket_id, item.position, FileState.HANDED_OVER, verified=CUSTODY, digest=answer.receipt
-        )  # fmt: skip
+        return replace(item, state=FileState.HANDED_OVER, verified=CUSTODY, digest=answer.receipt)
     told = answer.facts
     began_at = told.began_at if item.began_at <= told.began_at <= now else item.began_at
     ended_at = told.ended_at if began_at <= told.ended_at <= now else int(now)
-    facts = replace(told, began_at=began_at, streams=told.streams or streams)
-    return FileResult(
-        item.ticket_id, item.position, FileState.DELIVERED, verified=answer.verified, digest=answer.digest, facts=facts,
-        ended_at=ended_at,
+    return replace(
+        item, state=FileState.DELIVERED, verified=answer.verified, digest=answer.digest, began_at=began_at,
+        ended_at=ended_at, transfer_ms=told.transfer_ms, streams=told.streams or streams, route=told.route,
     )  # fmt: skip
 
 
@@ -302,7 +293,7 @@ def update_breaker(breakers: Breakers, server: str, outcome: BatchOutcome) -> bo
 
 
 def record_arrived(
-    db: sqlite3.Connection, files: Sequence[FileRow], delivered: Mapping[int, Gone],
+    db: sqlite3.Connection, files: Sequence[StoredFile], delivered: Mapping[int, Gone],
     is_open: Callable[[int], bool], fallback: FallbackRules, now: int, streams: int = 0,
 ) -> set[int]:  # fmt: skip
     """Record what of a stopped batch has arrived, and where that leaves its sandboxes. Returns those.
@@ -318,18 +309,13 @@ def record_arrived(
     return sandboxes
 
 
-def mark_lost(db: sqlite3.Connection, files: Sequence[FileRow], outcome: BatchOutcome, now: int) -> None:
-    """Sandboxes of which the spool has lost a file are LOST: what of them is still on its way is dropped.
-
-    :param files: of the batch.
-    """
-    owners = {(item.ticket_id, item.position): item for item in files}
-    for result in outcome.lost:
-        item = owners[result.ticket_id, result.position]
+def mark_lost(db: sqlite3.Connection, outcome: BatchOutcome, now: int) -> None:
+    """Sandboxes of which the spool has lost a file are LOST: what of them is still on its way is dropped."""
+    for item in outcome.lost:
         if updates.state_of(db, item.sandbox) is State.MOVING:
-            log.error("sandbox-lost", sandbox=item.sandbox, ticket=item.ticket, file=item.position, reason=result.error,
+            log.error("sandbox-lost", sandbox=item.sandbox, ticket=item.ticket, file=item.position, reason=item.error,
                       advice="who deletes files in the spool, or is its disk failing?")  # fmt: skip
-            updates.end(db, item.sandbox, State.LOST, now, result.error, result.error_code)
+            updates.end(db, item.sandbox, State.LOST, now, item.error, item.error_code)
 
 
 def update_state(
@@ -402,12 +388,12 @@ def lease(db: sqlite3.Connection, batch: BatchPlan, now: int) -> Iterator[int]:
 
 def claim_files(
     db: sqlite3.Connection, batch: BatchPlan, batch_bytes: int, now: int
-) -> tuple[list[FileRow], list[int]]:
+) -> tuple[list[StoredFile], list[int]]:
     """Files that the batch moves, MOVING from now on, and the sandboxes that were looked at.
 
     :param batch_bytes: after so many no further file is taken.
     """
-    taken: list[FileRow] = []
+    taken: list[StoredFile] = []
     looked_at: list[int] = []
     room = batch_bytes
     for part in batch.parts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from sandbox_manager.custody.queries import FileRow
+from sandbox_manager.file import StoredFile
 from sandbox_manager.sandbox import Destination
 from stageout.movers.schemes import method_of
 from stageout.wire.deposits import (
@@ -44,7 +44,7 @@ class DrainTarget:
         self._last = 0
         self._begun: dict[int, dict[int, Receipt]] = {}
 
-    def remember(self, begun: Iterable[FileRow]) -> None:
+    def remember(self, begun: Iterable[StoredFile]) -> None:
         """Go on with what an earlier start has begun, before anything is begun here.
 
         The ledger may have forgotten files since then (of jobs that were removed), whose numbers nobody knows. A
@@ -70,7 +70,7 @@ class DrainTarget:
         """Tell whether files for that destination can go this way: the overlay's plugin must move them."""
         return method_of(destination.scheme) == METHOD
 
-    def begin(self, files: Iterable[FileRow], now: int) -> dict[str, str]:
+    def begin(self, files: Iterable[StoredFile], now: int) -> dict[str, str]:
         """Return the settings for a plugin that hands over these files, in the order of its list."""
         listed, numbers = list(files), []
         # A pack has numbers without a gap.
@@ -90,7 +90,7 @@ class DrainTarget:
             "STAGEOUT_OVERLAY_COPIES": str(self._copies),
         }
 
-    def receipts(self, files: Iterable[FileRow]) -> list[tuple[str, int, int]]:
+    def receipts(self, files: Iterable[StoredFile]) -> list[tuple[str, int, int]]:
         """For the ledger: what each of these files may be asked for by, once it is begun; with its ticket and place."""
         return [
             (str(self._begun[one.sandbox][self._numbers[one.ticket_id, one.position]]), one.ticket_id, one.position)

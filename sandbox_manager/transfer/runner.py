@@ -10,8 +10,8 @@ from sandbox_manager.custody import queries, updates
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.custody import Custody
 from sandbox_manager.custody.ledger import set_meta
-from sandbox_manager.custody.queries import FileRow
 from sandbox_manager.custody.running import RunningBatch
+from sandbox_manager.file import StoredFile
 from sandbox_manager.sandbox import Destination
 from sandbox_manager.scheduling import rates
 from sandbox_manager.scheduling.names import NameRecord
@@ -48,7 +48,7 @@ _AGAIN_S = 5.0
 _PLUGINS_END_S = 0.1
 
 
-def _amount(files: Sequence[FileRow]) -> Amount:
+def _amount(files: Sequence[StoredFile]) -> Amount:
     return Amount(len(files), sum(item.size_bytes for item in files))
 
 
@@ -114,7 +114,7 @@ class Delivery:
         self._runner, self._custody, self._scheduler = runner, runner.custody, runner.scheduler
         self._store = runner.custody.store
         self._batch, self._transfer = batch, transfer
-        self._files: list[FileRow] = []
+        self._files: list[StoredFile] = []
         self._held: StoredCredentials | None = None
         self._drain_settings: dict[str, str] | None = None
 
@@ -328,8 +328,6 @@ class Delivery:
             "record-lost": outcome.lost,
         }
         labels = [label for label, results in named.items() if results]
-        excused = {(item.ticket_id, item.position): item.excused for item in outcome.all}
-
         same = registry.destinations_at(server)
         others = registry.backlog.waiting_for(same) if back else []
         breakers, fallback = scheduler.breakers.dump(), self._custody.fallback_rules
@@ -343,10 +341,9 @@ class Delivery:
                 touched |= updates.wake(db, others, same, SILENT, self._now())
             if back or outcome.unreachable:
                 set_meta(db, BREAKERS, breakers)
-            for item in self._files:
-                more = excused.get((item.ticket_id, item.position), False)
-                updates.keep_attempts(db, item.sandbox, item.attempts, item.excused + more)
-            mark_lost(db, self._files, outcome, self._now())
+            for item in outcome.all:
+                updates.keep_attempts(db, item.sandbox, item.attempts, item.excused)
+            mark_lost(db, outcome, self._now())
             for sandbox in sandboxes:
                 update_state(db, sandbox, scheduler.is_open, fallback, self._now())
             return touched

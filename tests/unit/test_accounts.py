@@ -16,7 +16,8 @@ from handoff_site import Site as HandoffSite
 from manager_site import Site, made, run
 
 from sandbox_manager.custody.accounts import choose
-from sandbox_manager.custody.spool import HeldFile, NotClaimed, Spool
+from sandbox_manager.custody.spool import NotClaimed, Spool
+from sandbox_manager.file import StoredFile
 from sandbox_manager.intake.acceptance import Refusal
 from sandbox_manager.report.control import _may_see
 from sandbox_manager.rules import Account, read_accounts
@@ -95,7 +96,7 @@ def scratch_of(spool: Spool, data: bytes = b"output") -> Path:
     return scratch
 
 
-def claim(spool: Spool, scratch: Path, names: int = 1, account: Account | None = FIRST) -> list[HeldFile]:
+def claim(spool: Spool, scratch: Path, names: int = 1, account: Account | None = FIRST) -> list[StoredFile]:
     place = spool.prepare_intake(TICKET, ALICE, ALICE)
     for number in range(names):
         os.link(scratch / "out", place / str(number))
@@ -120,7 +121,7 @@ def as_the_job(work: Any) -> Any:
 def test_files_become_the_accounts(spool: Spool) -> None:
     scratch = scratch_of(spool)
     held = claim(spool, scratch, names=2)
-    assert [item.size_bytes for item in held] == [6, 6] and all(spool.unchanged(TICKET, item) for item in held)
+    assert [item.size_bytes for item in held] == [6, 6] and all(spool.unchanged(item) for item in held)
     for number in range(2):
         found = spool.path(TICKET, number).stat()
         assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (FIRST.uid, ALICE, 0o440)
@@ -145,7 +146,7 @@ def test_a_later_job_neither_reads_nor_changes_them(spool: Spool) -> None:
 @needs_root
 def test_a_write_through_an_open_descriptor_shows_and_cannot_be_hidden(spool: Spool) -> None:
     scratch = scratch_of(spool)
-    held: list[HeldFile] = []
+    held: list[StoredFile] = []
 
     def change() -> Any:
         before = (scratch / "out").stat()
@@ -169,7 +170,7 @@ def test_a_write_through_an_open_descriptor_shows_and_cannot_be_hidden(spool: Sp
     (scratch / "claimed").touch()
     assert child.result() == "denied"
     assert spool.path(TICKET, 0).read_bytes() == b"forged"
-    assert not spool.unchanged(TICKET, held[0])
+    assert not spool.unchanged(held[0])
 
 
 @needs_root

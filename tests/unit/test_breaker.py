@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox_manager.custody.queries import FileRow
+from sandbox_manager.file import StoredFile
 from sandbox_manager.rules import RetryRules
 from sandbox_manager.scheduling.breaker import (
     ASKED_LONGEST_S,
@@ -178,9 +178,7 @@ def test_a_file_that_the_spool_lost_says_nothing_of_the_server(answers: list[Ans
     breakers.unreachable("s", "refused")
     clock.now = 20
     breakers.started("s")
-    files = [
-        FileRow("t", 1, place, 1, 1, FileState.MOVING, 0, 1, "u", "f", 0, 1, 1, 0, 0, "", "", "") for place in range(2)
-    ]
+    files = [StoredFile(place, "u", "f", 1, 0, 1, "t", 1, 1, 1, FileState.MOVING, attempts=1) for place in range(2)]
     outcome = decide_batch(files, answers, RetryRules(5, 20, 1800, 1000), lambda sandbox: clock.wall, clock.wall_s())
     assert update_breaker(breakers, "s", outcome) is (circuit is None)
     assert [one.circuit for one in breakers.troubles()] == ([circuit.value] if circuit else [])
@@ -191,7 +189,7 @@ def test_a_file_that_the_spool_lost_says_nothing_of_the_server(answers: list[Ans
 def test_a_name_that_nobody_has_closes_the_server_to_no_file(unknown_name: bool, opens: bool) -> None:
     """Else a probe a minute would have to fail three times for each file."""
     clock, breakers = made()
-    files = [FileRow("t", 1, 0, 1, 1, FileState.MOVING, 0, 1, "u", "f", 0, 1, 1, 0, 0, "", "", "")]
+    files = [StoredFile(0, "u", "f", 1, 0, 1, "t", 1, 1, 1, FileState.MOVING, attempts=1)]
     answers = [Failure(ErrorClass.NAME_NOT_RESOLVED, "there is no such host")]
     rules = RetryRules(5, 20, 1800, 1000)
     outcome = decide_batch(files, answers, rules, lambda sandbox: clock.wall, clock.wall, unknown_name=unknown_name)
@@ -210,9 +208,7 @@ def test_a_server_that_says_nothing_to_anybody_is_away(
     """But one file that never arrives, beside others that do, closes the server to nobody."""
     clock, breakers = made()
     answers = [Failure(kind, "no answer"), *others]
-    files = [
-        FileRow("t", 1, place, 1, 1, FileState.MOVING, 0, 1, "u", "f", 0, 1, 1, 0, 0, "", "", "") for place in range(2)
-    ]
+    files = [StoredFile(place, "u", "f", 1, 0, 1, "t", 1, 1, 1, FileState.MOVING, attempts=1) for place in range(2)]
     rules = RetryRules(5, 20, 1800, 1000)
     outcome = decide_batch(files, answers, rules, lambda sandbox: clock.wall, clock.wall_s(), answered=answered)
     assert not any(result.excused for result in outcome.waiting if result.error_code == kind.code)

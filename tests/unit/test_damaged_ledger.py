@@ -8,6 +8,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import pytest
 from sandbox_manager.custody import orders, queries, updates
 from sandbox_manager.custody.credentials import Credential, StoredCredentials
 from sandbox_manager.custody.ledger import Ledger, LedgerError, set_meta
-from sandbox_manager.custody.updates import FileResult, NewFile, NewSandbox
+from sandbox_manager.custody.updates import NewSandbox
+from sandbox_manager.file import StoredFile
 from sandbox_manager.report import reporter
-from sandbox_manager.sandbox import Destination, SlotKey
+from sandbox_manager.sandbox import SlotKey
 from sandbox_manager.scheduling import rates
 from sandbox_manager.scheduling.rates import Known
 from stageout.core import durable
@@ -333,8 +335,7 @@ def _filled(path: Path) -> None:
 
 def _add(db: sqlite3.Connection, job: str, ticket: str) -> int:
     owner = NewSandbox(Run(f"ap#{job}#1", 1, "a"), "a", 1, 1, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
-    place = Destination("/p", "https", "h")
-    files = [NewFile(at, f"https://h/{at}", str(at), 5, 1, at, place) for at in range(3)]
+    files = [StoredFile(at, f"https://h/{at}", str(at), 5, 1, at) for at in range(3)]
     return updates.add_ticket(db, owner, ticket, "/p", files, "boot", 1)
 
 
@@ -355,7 +356,7 @@ def _works(path: Path) -> None:
                 updates.set_state(db, box, state, 10)
             (part,) = queries.sandbox(db, box).waiting  # type: ignore[union-attr]
             taken = updates.take_files(db, box, part.destination, 20, 9, 99)
-            results = [FileResult(item.ticket_id, item.position, FileState.DELIVERED) for item in taken]
+            results = [replace(item, state=FileState.DELIVERED) for item in taken]
             updates.record_results(db, results)
             updates.end(db, box, State.DELIVERED, 30)
             updates.may_forget(db, box)

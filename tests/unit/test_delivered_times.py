@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandbox_manager.custody import queries, schema, updates
-from sandbox_manager.custody.queries import FileRow
+from sandbox_manager.file import StoredFile
 from sandbox_manager.transfer.batch import delivered_result
 from stageout.core.errors import ErrorClass
 from stageout.core.states import FileState
@@ -29,14 +29,14 @@ def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def taken(db: sqlite3.Connection) -> tuple[int, FileRow]:
+def taken(db: sqlite3.Connection) -> tuple[int, StoredFile]:
     """A file in a mover, and its sandbox."""
     box = add(db, "t", replace(new_sandbox(), group="physics"))
     (row,) = updates.take_files(db, box, 1, TAKEN, 10, 1000)
     return box, row
 
 
-def recorded(db: sqlite3.Connection, box: int) -> FileRow:
+def recorded(db: sqlite3.Connection, box: int) -> StoredFile:
     """The file as the ledger has it."""
     (row,) = queries.all_files(db, box)
     return row
@@ -64,15 +64,15 @@ def test_times_outside_of_the_attempt_do_not_count(
 ) -> None:
     _, row = taken(db)
     result = delivered_result(row, Delivered("size", "", TransferFacts(*told)), NOW + 0.9, 3)
-    assert (result.facts.began_at, result.ended_at) == times
-    assert result.facts.streams == 3, "the plugin does not say how many it used"
+    assert (result.began_at, result.ended_at) == times
+    assert result.streams == 3, "the plugin does not say how many it used"
 
 
 def test_a_failed_attempt_leaves_no_figures_of_a_delivery(db: sqlite3.Connection) -> None:
     box, row = taken(db)
-    failed = updates.FileResult(
-        row.ticket_id, row.position, FileState.WAITING, NOW + 60, ErrorClass.UNKNOWN.code, "why"
-    )  # fmt: skip
+    failed = replace(
+        row, state=FileState.WAITING, next_attempt=NOW + 60, error_code=ErrorClass.UNKNOWN.code, error="why"
+    )
     updates.record_results(db, [failed])
     found = recorded(db, box)
     assert (found.began_at, found.ended_at, found.transfer_ms, found.streams) == (TAKEN, 0, 0, 0)

@@ -18,7 +18,8 @@ from sandbox_manager.custody.fallbacks import FallbackRules, problem_of
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.redirects import PluginChoice
 from sandbox_manager.custody.spool import Spool
-from sandbox_manager.custody.updates import NewFile, NewSandbox
+from sandbox_manager.custody.updates import NewSandbox
+from sandbox_manager.file import StoredFile
 from sandbox_manager.intake.startd import readable_slots
 from sandbox_manager.report.reporter import file_report, sandbox_report
 from sandbox_manager.rules import RetryRules, read_rules
@@ -70,8 +71,8 @@ def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
         yield ledger._connection
 
 
-def _new(name: str, at: int = 0, digest: str = "") -> NewFile:
-    return NewFile(at, f"https://old/p/{name}", name, 5, 1, 1, Destination("/p", "https", "old", digest))
+def _new(name: str, at: int = 0) -> StoredFile:
+    return StoredFile(at, f"https://old/p/{name}", name, 5, 1, 1)
 
 
 def _moving(db: sqlite3.Connection, *names: str, fallback: str = BACK, problem: str = "") -> int:
@@ -386,7 +387,7 @@ def test_urls_of_a_fallback(url: str, problem: str) -> None:
 )  # fmt: skip
 def test_a_hand_off_looks_whether_its_files_can_go_there(url: str, token: str, data: str, problem: str) -> None:
     held = StoredCredentials("t", "", data, (Credential("token", token, 0, "d"),) if token else ())
-    found = problem_of(url, [_new("a", digest=held.digest)], held, _plugin)
+    found = problem_of(url, "/p", [_new("a")], held, _plugin)
     assert problem in found and bool(problem) is bool(found)
 
 

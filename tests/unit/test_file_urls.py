@@ -13,9 +13,10 @@ from sandbox_manager.custody import queries, redirects, updates
 from sandbox_manager.custody.fallbacks import FallbackRules
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.redirects import PluginChoice
-from sandbox_manager.custody.updates import NewFile, NewSandbox
+from sandbox_manager.custody.updates import NewSandbox
+from sandbox_manager.file import StoredFile
 from sandbox_manager.report.reporter import file_report, sandbox_report
-from sandbox_manager.sandbox import Destination, Sandbox, SlotKey
+from sandbox_manager.sandbox import Sandbox, SlotKey
 from sandbox_manager.transfer.batch import update_state
 from schedd_agent.file_records import _file_attributes
 from stageout.core.states import State
@@ -34,10 +35,7 @@ def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 def _delivered(db: sqlite3.Connection, job: str, *urls: str, owner: str = "a@d", fallback: str = "") -> Sandbox:
     new = NewSandbox(Run(f"ap#{job}#1", 1, owner), "a", 1, 1, False, SlotKey("ep", 1, 1), "slot1_1@ep7.example.org", 0)
-    files = [
-        NewFile(at, url, str(at), 5, 1, 1, Destination("/p", url.partition("://")[0], ""))
-        for at, url in enumerate(urls)
-    ]
+    files = [StoredFile(at, url, str(at), 5, 1, 1) for at, url in enumerate(urls)]
     box = updates.add_ticket(db, new, f"t{job}", "/p", files, "boot", 1)
     for state in (State.CONFIRMED, State.LEASED, State.MOVING):
         updates.set_state(db, box, state, 10)

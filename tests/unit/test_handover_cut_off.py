@@ -29,6 +29,7 @@ from test_handover import (
 )
 
 from sandbox_manager.custody import queries
+from sandbox_manager.file import StoredFile
 from sandbox_manager.report import drain
 from sandbox_manager.report.drain import Drain
 from sandbox_manager.report.reporter import Reporter
@@ -105,7 +106,7 @@ def test_the_report_says_what_may_be_away_and_what_is_not(monkeypatch: pytest.Mo
 class Busy(DrainTarget):
     """One that goes on while somebody writes its report. :ivar rows: what it begins then."""
 
-    rows: Sequence[queries.FileRow] = ()
+    rows: Sequence[StoredFile] = ()
 
     def begun(self, sandbox: int) -> Mapping[int, Receipt]:
         found = super().begun(sandbox)

@@ -146,14 +146,15 @@ def test_folders_of_the_router_form_no_circle() -> None:
 
 #: folder or module of the sandbox manager -> those that it may import
 _MANAGER: dict[str, set[str]] = {
+    "file": set(),
     "sandbox": set(),
     "rules": {"sandbox"},
-    "custody": {"sandbox", "rules"},
-    "scheduling": {"sandbox", "rules", "custody"},
-    "transfer": {"sandbox", "rules", "custody", "scheduling"},
-    "intake": {"sandbox", "rules", "custody", "scheduling"},
+    "custody": {"file", "sandbox", "rules"},
+    "scheduling": {"file", "sandbox", "rules", "custody"},
+    "transfer": {"file", "sandbox", "rules", "custody", "scheduling"},
+    "intake": {"file", "sandbox", "rules", "custody", "scheduling"},
     "pipeline": {"sandbox", "rules", "custody", "scheduling", "transfer", "intake"},
-    "report": {"sandbox", "rules", "custody", "scheduling", "transfer", "intake", "pipeline"},
+    "report": {"file", "sandbox", "rules", "custody", "scheduling", "transfer", "intake", "pipeline"},
     "daemon": {"sandbox", "rules", "custody", "scheduling", "transfer", "intake", "pipeline", "report"},
 }
 

@@ -22,27 +22,29 @@ from sandbox_manager.custody.fallbacks import FallbackRules
 from sandbox_manager.custody.ledger import Ledger, LedgerError, get_meta, set_meta
 from sandbox_manager.custody.redirects import no_plugin
 from sandbox_manager.custody.schema import VERSION
-from sandbox_manager.custody.updates import NewFile, NewSandbox
+from sandbox_manager.custody.updates import NewSandbox
+from sandbox_manager.file import StoredFile
 from sandbox_manager.rules import read_rules
-from sandbox_manager.sandbox import Destination, SlotKey
+from sandbox_manager.sandbox import SlotKey
 from stageout.core.config import mapping_settings
 from stageout.core.errors import ErrorClass
 from stageout.core.states import FILE_MOVES, FileState, IllegalMove, State
 from stageout.wire.custody import Action, JobKey, Order, OrderSheet, Run
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACE = Destination("/p", "https", "h")
 
 
 def new_sandbox(job: str = "ap#1.0#1", number: int = 1) -> NewSandbox:
     return NewSandbox(Run(job, number, "a@x"), "a", 5, 5, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
 
 
-def new_files(count: int = 1, url: str = "https://h/d/{}", size: int = 10) -> list[NewFile]:
-    return [NewFile(i, url.format(i), f"f{i}", size, 1, 2**64 - 1 - i, PLACE) for i in range(count)]
+def new_files(count: int = 1, url: str = "https://h/d/{}", size: int = 10) -> list[StoredFile]:
+    return [StoredFile(i, url.format(i), f"f{i}", size, 1, 2**64 - 1 - i) for i in range(count)]
 
 
-def add(db: sqlite3.Connection, ticket: str, box: NewSandbox | None = None, files: list[NewFile] | None = None) -> int:
+def add(
+    db: sqlite3.Connection, ticket: str, box: NewSandbox | None = None, files: list[StoredFile] | None = None
+) -> int:
     return updates.add_ticket(db, box or new_sandbox(), ticket, "/p", files or new_files(), "boot", 100)
 
 
@@ -370,7 +372,7 @@ def test_retry_after_a_failure_starts_afresh(db: sqlite3.Connection) -> None:
     updates.set_state(db, box, State.LEASED, 5)
     (item,) = updates.take_files(db, box, 1, 6, 10, 10)
     updates.set_state(db, box, State.MOVING, 5)
-    failed = updates.FileResult(item.ticket_id, item.position, FileState.FAILED, error_code=40, error="no")
+    failed = replace(item, state=FileState.FAILED, error_code=40, error="no")
     updates.record_results(db, [failed])
     updates.end(db, box, State.FAILED, 7, "no", 40)
     orders.apply_orders(db, sheet((Action.RETRY, 1, (), 0), first=2), 8)
@@ -395,7 +397,7 @@ def test_credentials_are_not_exchanged_below_a_mover(db: sqlite3.Connection) -> 
     assert updates.renew(db, replace(held, ticket="gone"), 6) is None
     (item,) = updates.take_files(db, box, 1, 6, 10, 10)
     assert updates.renew(db, held, 6) is None
-    waits = updates.FileResult(item.ticket_id, item.position, FileState.WAITING, 9, 50, "later")
+    waits = replace(item, state=FileState.WAITING, next_attempt=9, error_code=50, error="later")
     updates.record_results(db, [waits])
     assert updates.renew(db, held, 6) == box
 
@@ -543,10 +545,8 @@ def test_a_sandbox_without_its_directory_is_lost(db: sqlite3.Connection) -> None
 
 def test_what_is_delivered_is_not_lost_with_its_directory(db: sqlite3.Connection) -> None:
     box = moving(db)
-    updates.record_results(
-        db, [updates.FileResult(1, 0, FileState.DELIVERED), updates.FileResult(1, 1, FileState.DELIVERED)]
-    )
-    db.execute("UPDATE files SET state = 2")
+    for old, new in (({FileState.WAITING}, FileState.MOVING), ({FileState.MOVING}, FileState.DELIVERED)):
+        updates.move_files(db, old, new, "sandbox = ?", [(box,)])
     updates.end(db, box, State.DELIVERED, 9)
     recovery.settle_ledger(db, [], "other boot", 9, 60.0)
     assert updates.state_of(db, box) is State.DELIVERED

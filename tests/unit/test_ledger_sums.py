@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 from sandbox_manager.custody import updates
 from sandbox_manager.custody.ledger import Ledger
-from sandbox_manager.custody.updates import FileResult, NewFile, NewSandbox
-from sandbox_manager.sandbox import Destination, SlotKey
+from sandbox_manager.custody.updates import NewSandbox
+from sandbox_manager.file import StoredFile
+from sandbox_manager.sandbox import SlotKey
 from stageout.core.states import FileState, State
 from stageout.wire.custody import Run
 
@@ -32,18 +34,7 @@ def test_sums_are_always_those_of_the_files(tmp_path: Path) -> None:
     for number in range(1, 4):
         owner = NewSandbox(Run(f"ap#{number}.0#1", 1, "a"), "a", 1, 1, False, SlotKey("ep", 1, 1), "s", 0)
         for part in range(2):
-            files = [
-                NewFile(
-                    i,
-                    f"https://h/{part}/{i}",
-                    "f",
-                    dice.randrange(1000),
-                    1,
-                    1,
-                    Destination("/p", "https", str(i % 2)),
-                )
-                for i in range(10)
-            ]
+            files = [StoredFile(i, f"https://{i % 2}/{part}/{i}", "f", dice.randrange(1000), 1, 1) for i in range(10)]
             box = updates.add_ticket(db, owner, f"t{number}.{part}", "/p", files, "boot", 1)
         boxes.append(box)
         assert kept(db) == counted(db)
@@ -51,9 +42,7 @@ def test_sums_are_always_those_of_the_files(tmp_path: Path) -> None:
         box, place = dice.choice(boxes), dice.randrange(1, 3)
         taken = updates.take_files(db, box, place, 10, dice.randrange(1, 5), 2000)
         results = [
-            FileResult(
-                item.ticket_id, item.position, dice.choice((FileState.DELIVERED, FileState.FAILED, FileState.WAITING))
-            )
+            replace(item, state=dice.choice((FileState.DELIVERED, FileState.FAILED, FileState.WAITING)))
             for item in taken
             if dice.random() < 0.8
         ]

@@ -13,7 +13,7 @@ from manager_site import Site, made, run
 from policy_site import TOKENS, Service
 
 from sandbox_manager.custody import schema
-from sandbox_manager.custody.updates import FileResult
+from sandbox_manager.file import StoredFile
 from sandbox_manager.report.control import Control
 from sandbox_manager.scheduling import rates
 from sandbox_manager.scheduling.rates import MOST_SERVERS, Known, Rates
@@ -165,9 +165,9 @@ def _after(kind: ErrorClass | None, known: Rates, took_s: float) -> Known | None
 
     judged = BatchOutcome()
     if kind is None:
-        judged.delivered.append(FileResult(1, 0, FileState.DELIVERED))
+        judged.delivered.append(StoredFile(0, "u", "f", 1, 0, 1, state=FileState.DELIVERED))
     else:
-        judged.waiting.append(FileResult(1, 0, FileState.WAITING, error_code=kind.code))
+        judged.waiting.append(StoredFile(0, "u", "f", 1, 0, 1, error_code=kind.code))
     return known.after("https://d", [File()], judged, took_s, 4, NOW)  # type: ignore[list-item]
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from sandbox_manager.custody import orders, queries, updates
 from sandbox_manager.custody.ledger import Ledger
-from sandbox_manager.custody.updates import NewFile, NewSandbox
+from sandbox_manager.custody.updates import NewSandbox
+from sandbox_manager.file import StoredFile
 from sandbox_manager.report import reporter
-from sandbox_manager.sandbox import Destination, SlotKey
+from sandbox_manager.sandbox import SlotKey
 from stageout.core.states import State
 from stageout.wire.custody import Action, JobKey, Order, OrderSheet, Report, Run, payload_of, read_report, report_ad
 
@@ -29,7 +30,7 @@ def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 def _accept(db: sqlite3.Connection, run: int, files: int = 1) -> int:
     """Output of a run, in one hand-off whose ticket is ``tRUN``. Returns its sandbox."""
     owner = NewSandbox(Run(JOB, run, "a"), "a", 1, 1, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
-    new = [NewFile(at, f"https://h/{at}", "f", 5, 1, 1, Destination("/p", "https", "h")) for at in range(files)]
+    new = [StoredFile(at, f"https://h/{at}", "f", 5, 1, 1) for at in range(files)]
     return updates.add_ticket(db, owner, f"t{run}", "/p", new, "boot", 1)
 
 
@@ -143,7 +144,7 @@ def test_an_order_about_another_users_job_of_the_same_name_changes_nothing(
 def test_output_of_two_users_with_one_name_is_kept_apart(db: sqlite3.Connection) -> None:
     own = _accept(db, 1)
     new = NewSandbox(Run(JOB, 1, MALLORY), "m", 2, 2, False, SlotKey("ep", 1, 2), "slot1_2@ep", 0)
-    files = [NewFile(0, "https://evil/0", "f", 5, 1, 2, Destination("/p", "https", "evil"))]
+    files = [StoredFile(0, "https://evil/0", "f", 5, 1, 2)]
     other = updates.add_ticket(db, new, "u1", "/p", files, "boot", 1)
     assert other != own and updates.tickets_of(db, own) == ["t1"]
     assert orders.supersede_older(db, Run(JOB, 5, MALLORY), 2) == [other]

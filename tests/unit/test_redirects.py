@@ -17,7 +17,8 @@ from sandbox_manager.custody import orders, queries, updates
 from sandbox_manager.custody.credentials import Credential, StoredCredentials
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.redirects import PluginChoice
-from sandbox_manager.custody.updates import NewFile, NewSandbox
+from sandbox_manager.custody.updates import NewSandbox
+from sandbox_manager.file import StoredFile
 from sandbox_manager.sandbox import Destination, SlotKey
 from stageout.cli import redirect as command
 from stageout.cli.exits import CommandError, UsageError
@@ -55,15 +56,12 @@ def _accept(
     """Output of run 1 at ``https://old/p/NAME``, in one hand-off. Returns its sandbox."""
     held = StoredCredentials("t", "", data, (Credential("token", token, 0, "d"),) if token else ())
     scheme = f"{token}+https" if token else "https"
-    place = Destination("/p", scheme, host, held.digest)
     owner = NewSandbox(Run(JOB, 1, "a"), "a", 1, 1, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
     new = [
-        NewFile(
-            at, f"{scheme}://{host}/old/p/{name}" if not host else f"{scheme}://{host}/p/{name}", name, 5, 1, 1, place
-        )
+        StoredFile(at, f"{scheme}://{host}/{'p' if host else 'old/p'}/{name}", name, 5, 1, 1)
         for at, name in enumerate(names)
     ]
-    box = updates.add_ticket(db, owner, "t", "/p", new, "boot", 1)
+    box = updates.add_ticket(db, owner, "t", "/p", new, "boot", 1, held.digest)
     updates.keep_credentials(db, held)
     if confirmed:
         orders.apply_orders(db, OrderSheet("ap", "ep", 1, (Order(1, Action.CONFIRM, JOB, 1, ("t",), len(names)),)), 10)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from handoff_site import ALICE, ROOT, Child, needs_root
 
-from sandbox_manager.custody.spool import HeldFile, NotClaimed, Spool, SpoolError, Synced, printable
+from sandbox_manager.custody.spool import NotClaimed, Spool, SpoolError, Synced, printable
+from sandbox_manager.file import StoredFile
 from stageout.core import durable
 from stageout.wire.handoff import OfferedCredential, OfferedFile, credential_link
 
@@ -39,7 +40,7 @@ def spool(base: Path) -> Iterator[Spool]:
     made.close()
 
 
-def hold(spool: Spool, *contents: bytes, ticket: str = TICKET) -> list[HeldFile]:
+def hold(spool: Spool, *contents: bytes, ticket: str = TICKET) -> list[StoredFile]:
     """Bring files through the intake as a plugin would."""
     place = spool.prepare_intake(ticket, USER, USER)
     scratch = spool.execute / f"dir_{len(list(spool.execute.iterdir()))}"
@@ -131,19 +132,19 @@ def test_held_files(spool: Spool) -> None:
 def test_change_is_noticed(spool: Spool) -> None:
     [held] = hold(spool, b"abc")
     path = spool.path(TICKET, 0)
-    assert spool.unchanged(TICKET, held)
+    assert spool.unchanged(held)
     before = path.stat()
     path.write_bytes(b"abd")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    assert not spool.unchanged(TICKET, held)
+    assert not spool.unchanged(held)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert spool.unchanged(TICKET, held), "mtime set back: only the ctime tells"
+    assert spool.unchanged(held), "mtime set back: only the ctime tells"
     path.unlink()
     with pytest.raises(FileNotFoundError):
-        spool.unchanged(TICKET, held)
+        spool.unchanged(held)
     path.write_bytes(b"abc")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert not spool.unchanged(TICKET, held), "another file"
+    assert not spool.unchanged(held), "another file"
 
 
 def test_an_old_spool_below_one_that_is_not_mounted_says_nothing_about_files(spool: Spool) -> None:
@@ -152,11 +153,11 @@ def test_an_old_spool_below_one_that_is_not_mounted_says_nothing_about_files(spo
     place.rename(spool.root / "away")
     place.mkdir()
     with pytest.raises(OSError, match="mounted") as told:
-        spool.unchanged(TICKET, held)
+        spool.unchanged(held)
     assert not isinstance(told.value, FileNotFoundError)
     place.rmdir()
     (spool.root / "away").rename(place)
-    assert spool.unchanged(TICKET, held)
+    assert spool.unchanged(held)
 
 
 def test_the_change_time_tells_what_no_other_mark_does(spool: Spool) -> None:
@@ -164,7 +165,7 @@ def test_the_change_time_tells_what_no_other_mark_does(spool: Spool) -> None:
     assert spool.change_mark(TICKET, 0)[1] == 2, "the scratch directory is still there"
     next(spool.execute.glob("dir_*/out0")).unlink()
     fixed, names = spool.change_mark(TICKET, 0)
-    assert fixed > 0 and names == 1 and spool.unchanged(TICKET, held)
+    assert fixed > 0 and names == 1 and spool.unchanged(held)
     path = spool.path(TICKET, 0)
     # Clocks of filesystems are coarse: write until the kernel's has moved on.
     while path.stat().st_ctime_ns == fixed:

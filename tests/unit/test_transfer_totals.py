@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandbox_manager.custody.updates import FileResult
+from sandbox_manager.file import StoredFile
 from sandbox_manager.scheduling.retry import BatchOutcome
 from sandbox_manager.transfer.totals import TransferTotals
 from stageout.core.errors import ErrorClass
@@ -21,6 +21,6 @@ from stageout.core.states import FileState
 )  # fmt: skip
 def test_faults_of_the_node_are_not_counted_as_a_server_s(kind: ErrorClass, of_node: bool, result: str) -> None:
     totals = TransferTotals()
-    failed = FileResult(1, 0, FileState.FAILED, error_code=kind.code, of_node=of_node)
+    failed = StoredFile(0, "u", "f", 1, 0, 1, state=FileState.FAILED, error_code=kind.code, of_node=of_node)
     totals.add("/usr/libexec/copy_plugin", BatchOutcome(failed=[failed]), 1.0)
     assert {key: count for key, count in totals.attempts.items() if count} == {("copy_plugin", result): 1}

@@ -1,0 +1,56 @@
+"""One file in custody: the same record from the hand-off to the end of its row in the ledger.
+
+What a plugin offers is :class:`stageout.wire.handoff.OfferedFile`; what a plugin of ours is given to send is
+:class:`stageout.movers.results.SentFile`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stageout.core.states import FileState
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """One file in custody. The first six fields are those of the hand-off and never change, except the URL.
+
+    :param position: its name in the ticket's directory. :param url: destination, at first as HTCondor gave it.
+    :param name: path inside the scratch directory, printable; for people only.
+    :param mtime_ns: with size and inode, by which a later change is found; the device's number changes between boots.
+    :param ticket_id: of the ticket's row, 0 before there is one; likewise ``sandbox`` and ``destination``.
+    :param next_attempt: wall clock, of a file that waits. :param attempts: begun so far, the present one included.
+    :param excused: attempts that do not count against the limit.
+    :param error: of the last attempt, with its code. :param of_node: that failure is not the destination's
+        (:attr:`stageout.movers.results.Failure.blames_destination`).
+    :param digest: of a delivered file; of one that a custodian may have: the receipt by which it can be asked.
+    :param began_at: wall clock of the last attempt; once delivered that of the first byte.
+    :param ended_at: wall clock of its delivery. :param streams: connections, by which it was sent.
+    :param fell_back: it was sent to its job's fallback.
+    """
+
+    position: int
+    url: str
+    name: str
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+    ticket: str = ""
+    ticket_id: int = 0
+    sandbox: int = 0
+    destination: int = 0
+    state: FileState = FileState.WAITING
+    next_attempt: int = 0
+    attempts: int = 0
+    excused: int = 0
+    error_code: int = 0
+    error: str = ""
+    of_node: bool = False
+    verified: str = ""
+    digest: str = ""
+    began_at: int = 0
+    ended_at: int = 0
+    transfer_ms: int = 0
+    streams: int = 0
+    route: str = ""
+    fell_back: bool = False
