@@ -161,7 +161,7 @@ class Daemon:
         await intake.start(run / socket_name(settings.condor("EXECUTE")))
         pipeline.resume_syncs()
         self._pipeline, self._own_lease = pipeline, own_lease
-        self._metrics = ManagerMetrics(pipeline, reporter, intake.counters, self.spool.free_bytes)
+        self._metrics = ManagerMetrics(pipeline, reporter, intake.counters, self.spool.free_bytes, dependencies.clock)
         started(manager=manager.name, key=manager.key, spool=self.spool.root)
         work = [
             self._supervise("move", pipeline.run),

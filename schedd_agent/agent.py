@@ -13,7 +13,7 @@ from typing import Any
 
 from schedd_agent.collector import CollectorClient, CollectorError
 from schedd_agent.custodians import CustodyTable
-from schedd_agent.decisions import decide, failed_attempt
+from schedd_agent.decisions import decide, failed_attempt, lost_bytes
 from schedd_agent.edit_groups import apply_grouped
 from schedd_agent.edits import Edit, edit_for
 from schedd_agent.factories import FactoryLimits
@@ -37,6 +37,7 @@ from schedd_agent.model import (
     RecordFailure,
     Remove,
     ReportedSandbox,
+    Rerun,
     RestoreHoldReason,
     RunRecord,
     SendOrder,
@@ -156,6 +157,7 @@ class Agent:
     _own_managers: frozenset[str] = field(init=False, default=frozenset())
     _left: dict[JobKey, list[str]] = field(init=False, default_factory=dict)
     _silent: dict[str, list[str]] = field(init=False, default_factory=dict)
+    _lost_bytes: dict[JobKey, int] = field(init=False, default_factory=dict)
     _problem: str = ""
 
     def __post_init__(self) -> None:
@@ -310,6 +312,7 @@ class Agent:
         keys = jobs.keys() | reported.keys()
         self._attempts.clear()
         self._silent.clear()
+        self._lost_bytes.clear()
         self._keep_only(keys)
         self._ask_history([key for key in reported if key not in jobs])
         self._foreign = self._foreign_output(jobs, reported)
@@ -377,6 +380,8 @@ class Agent:
             return []
         self._undecided.pop(key, None)
         self._note_silence(given)
+        if job and any(_is_loss(job, effect) for effect in effects):
+            self._lost_bytes[key] = lost_bytes(given)
         attempt = failed_attempt(given) if self.output_watch else None
         if job and attempt:
             self._attempts.append((job, attempt))
@@ -760,6 +765,8 @@ class Agent:
 
     def _count_edit(self, job: Job, effect: Effect) -> None:
         self.counts.edits[type(effect).__name__] += 1
+        if _is_loss(job, effect):
+            self.counts.lost_bytes += self._lost_bytes.pop(job.key, 0)
         if isinstance(effect, MarkDelivered) and job.status == Status.COMPLETED and job.entered_at:
             self.counts.delays.observe(max(0.0, self.clock.wall_s() - job.entered_at))
 
@@ -768,7 +775,7 @@ class Agent:
         found = self.counts.readings()
         found.put("stageout_agent_orders_outstanding", len(self.order_outbox.open))
         reports = list(self.report_table.reports_by_collector_clock())
-        put_pool(found, reports, self.clock.wall_s())
+        put_pool(found, reports, self.clock.wall_s(), {name_of(manager) for manager in self._silent})
         own = (report for report in reports if report.manager in self._own_managers)
         put_pool_matters(found, own, self._letters, self.clock.wall_s() - self._letters.ahead_s(self.name))
         return found
@@ -826,6 +833,15 @@ def _is_progress(job: Job, effects: Sequence[Effect]) -> bool:
     """Tell whether a plan only shows output on its way. An end that no longer holds is as urgent as a new one."""
     last = effects[-1]
     return isinstance(last, UpdateAdState) and not {last.ad_state.state, job.ad_state.state} & ENDS
+
+
+def _is_loss(job: Job, effect: Effect) -> bool:
+    """Tell whether an effect says for the first time that the job's output is lost."""
+    if isinstance(effect, Rerun):
+        return True
+    ad_state = getattr(effect, "ad_state", None)
+    now, before = (ad_state.state, ad_state.run) if ad_state else ("", 0), (job.ad_state.state, job.ad_state.run)
+    return now[0] == State.LOST and now != before
 
 
 def together_after(count: int, took_s: float) -> int:

@@ -132,6 +132,23 @@ def failed_attempt(given: DecisionInput) -> FailedAttempt | None:
     return next(found, None)
 
 
+def lost_bytes(given: DecisionInput) -> int:
+    """Return the bytes of the final run's output that were not delivered when it was lost.
+
+    The receipts say how much there was of output that is not reported any more. The job's ad says it without them.
+    """
+    if given.job is None:
+        return 0
+    record = _effective_record(given, given.job)
+    own = _own_sandboxes(given, given.job, record)
+    known = sum(item.sandbox.bytes_left + item.sandbox.bytes_dropped for item in own)
+    tickets = record.tickets if record else ()
+    unknown = sum(max(0, ticket.size_bytes) for ticket in tickets if not _is_reported_in(own, ticket))
+    if not known + unknown and given.job.ad_state.run == given.job.run:
+        return max(0, given.job.ad_state.bytes_left)
+    return min(MOST_NUMBER, known + unknown)  # a job could have forged its receipts
+
+
 def _repeated_attempts(sandbox: SandboxReport) -> Iterator[FailedAttempt]:
     if sandbox.state in ENDS or sandbox.paused:
         return

@@ -12,6 +12,8 @@ from sandbox_manager.custody.backlog import Deadline
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.registry import Registry
 from sandbox_manager.sandbox import Destination, Sandbox
+from stageout.core.metrics import CUSTODY_BOUNDS, Histogram
+from stageout.core.states import State
 
 Change = Callable[[sqlite3.Connection], Iterable[int]]
 
@@ -26,6 +28,8 @@ class SandboxStore:
     """Ledger and registry. :attr:`changed` is set with every change; who waits for it clears it.
 
     :param deadline: see :class:`sandbox_manager.custody.backlog.Backlog`.
+    :ivar custody: seconds from acceptance to delivery, of what was delivered since the start.
+    :ivar lost_bytes: of what was lost since the start.
     """
 
     def __init__(self, ledger: Ledger, deadline: Deadline) -> None:
@@ -34,6 +38,8 @@ class SandboxStore:
         self.changed = asyncio.Event()
         self.wake = asyncio.Event()
         self.acknowledged: dict[str, int] = {}
+        self.custody = Histogram(CUSTODY_BOUNDS)
+        self.lost_bytes = 0
 
     async def load(self) -> None:
         """Read everything at start."""
@@ -58,11 +64,21 @@ class SandboxStore:
             if box is None:
                 self.registry.drop(sandbox_id)
             else:
+                self._count_end(self.registry.by_id.get(sandbox_id), box)
                 self.registry.put(box)
         if fresh.sandboxes:
             self.changed.set()
             self.wake.set()
         return [box for box in fresh.sandboxes.values() if box is not None]
+
+    def _count_end(self, old: Sandbox | None, new: Sandbox) -> None:
+        """Count output that has just been delivered or lost. :param old: as it was, None: it was not known."""
+        if old is None or old.state is new.state:
+            return
+        if new.state is State.DELIVERED:
+            self.custody.observe(max(0.0, float(new.ended_at - new.accepted_at)))
+        elif new.state is State.LOST:
+            self.lost_bytes += old.bytes_left
 
     async def drop_old_fences(self, before: int) -> None:
         """Forget the run numbers of jobs without output here that no message named since this wall clock."""

@@ -35,7 +35,7 @@ from sandbox_manager.transfer.batch import (
     update_state,
 )  # fmt: skip
 from sandbox_manager.transfer.handover import BATCH_FILES, METHOD, DrainTarget
-from sandbox_manager.transfer.totals import TransferTotals
+from sandbox_manager.transfer.totals import ServerTotals, TransferTotals
 from stageout.core import log
 from stageout.core.errors import SILENT
 from stageout.core.pools import Pool
@@ -62,7 +62,7 @@ class BatchRunner:
     :param table: loaded. :param scheduler: that plans the batches.
     :ivar tell: waits until access points can read what is in the ledger now.
     :ivar hand_over_to: the custodian that gets what it takes, None: everything goes to its destination.
-    :ivar totals: of all batches since the start.
+    :ivar totals: of all batches since the start. :ivar servers: likewise, by server.
     """
 
     def __init__(self, custody: Custody, table: PluginsTable, scheduler: Scheduler) -> None:
@@ -70,7 +70,7 @@ class BatchRunner:
         self.tell: Callable[[], Awaitable[None]] = _nobody
         self.hand_over_to: DrainTarget | None = None
         self.batches_sent = 0
-        self.totals = TransferTotals()
+        self.totals, self.servers = TransferTotals(), ServerTotals()
         self.names = NameRecord()
         self.movers = Pool(64, "mover")
 
@@ -202,6 +202,8 @@ class Delivery:
         batch, files, transfer, scheduler = self._batch, self._files, self._transfer, self._scheduler
         self._runner.batches_sent += 1
         number, now = self._runner.batches_sent, self._custody.clock.wall_s()
+        self._runner.totals.begin(self._destination.plugin)
+        self._runner.servers.begin(batch.server, batch.owner, self._custody.clock.monotonic_s())
         run = self._prepared(number, now)
         self._custody.running.add(run)
         log.event("mover-started", batch=number, server=batch.server, plugin=self._destination.plugin, files=len(files),
@@ -217,6 +219,7 @@ class Delivery:
         took_s = now_s - run.began_s
         if run.asked:
             self._runner.totals.add(self._destination.plugin, outcome, took_s)
+            self._runner.servers.add(batch.server, batch.owner, outcome, now_s)
         scheduler.shares.give(batch.owner, len(outcome.delivered), outcome.delivered_bytes, now_s)
         log.event("mover-ended", batch=number, delivered=len(outcome.delivered), waiting=len(outcome.waiting),
                   failed=len(outcome.failed), s=round(took_s, 3))  # fmt: skip
@@ -259,7 +262,9 @@ class Delivery:
             log.event("mover-stopped", batch=number, delivered=len(stopped.delivered))
             arrived |= stopped.delivered.keys()
             sizes = [self._files[index].size_bytes for index in arrived]
-            self._runner.totals.add_part(self._destination.plugin, sizes, clock.monotonic_s() - run.began_s)
+            now_s = clock.monotonic_s()
+            self._runner.totals.add_part(self._destination.plugin, sizes, now_s - run.began_s)
+            self._runner.servers.add_part(server, self._batch.owner, sizes, now_s)
             await self._record_part(stopped.delivered)
             return None
         finally:

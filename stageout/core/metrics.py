@@ -7,9 +7,11 @@ name of a server has a bounded number of values (:func:`bounded`).
 from __future__ import annotations
 
 import enum
+import heapq
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -19,9 +21,12 @@ UNKNOWN = "unknown"
 """Label of a server whose name cannot be read."""
 _DESTINATIONS = 20
 _HOST = re.compile(r"[\w.:\[\]-]{1,100}", re.A)
-#: Upper bounds of durations, in seconds: of commits and syncs, and of whole deliveries.
+#: Seconds after which another server may have the label of a counter that nothing was added to.
+_IDLE_S = 86400.0
+#: Upper bounds of durations, in seconds: of commits and syncs, of whole deliveries, and of custody up to a week.
 DISK_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 120.0)
 DELIVERY_BOUNDS = (10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0, 10800.0, 43200.0, 86400.0, 259200.0)
+CUSTODY_BOUNDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0, 172800.0, 345600.0, 604800.0)
 
 
 class Kind(str, enum.Enum):
@@ -108,6 +113,15 @@ METRICS: dict[str, Metric] = {
         ),
         _counter("delivered_bytes", "manager", "Bytes of files that arrived, by plugin.", "plugin"),
         _counter("transfer_seconds", "manager", "Seconds for which plugins ran, by plugin.", "plugin"),
+        _counter(
+            "destination_attempts", "manager",
+            "Attempts to send a file to a server: delivered, handed_over, retried, failed (given up) or node_fault.",
+            "destination", "result",
+        ),
+        _counter("destination_delivered_bytes", "manager", "Bytes of files that arrived, by server.", "destination"),
+        _histogram("custody", "manager", "Seconds from the acceptance of output to its delivery."),
+        _counter("lost_bytes", "manager", "Bytes of output that the node has lost."),
+        _gauge("oldest_undelivered_age_seconds", "manager", "Age of the oldest output that is not delivered, 0: none."),
         _gauge("movers", "manager", "Plugin processes that send output now."),
         _gauge("spool_used_bytes", "manager", "Bytes of the quota that output and records take."),
         _gauge("spool_limit_bytes", "manager", "Quota of the spool."),
@@ -125,14 +139,25 @@ METRICS: dict[str, Metric] = {
         _gauge("reports", "agent", "Managers whose reports the agent has."),
         _gauge("oldest_report_age_seconds", "agent", "Age of the oldest of these reports."),
         _histogram("delivery_delay", "agent", "Seconds from a job's end to the delivery of all its output."),
-        _counter("edits", "agent", "Edits of jobs that the schedd took, by kind.", "effect"),
+        _counter(
+            "edits", "agent",
+            "Edits of jobs that the schedd took: progress, delivered, held, hold_reason, rerun, released, left_queue, "
+            "removed, kept or request_ended.",
+            "effect",
+        ),
+        _counter("reruns", "agent", "Jobs that run again because their output was lost."),
+        _counter("lost_bytes", "agent", "Bytes of completed jobs' output that was lost."),
         _counter("edit_failures", "agent", "Edits of jobs that the schedd refused."),
         _gauge("refused_jobs", "agent", "Jobs that the agent refuses, because GlobalJobId is another job's."),
         _counter("passes", "agent", "Passes over the queue; failed: schedd or collector did not answer.", "result"),
         _gauge("last_pass_timestamp_seconds", "agent", "Wall clock of the last pass that succeeded."),
         _gauge("pass_duration_seconds", "agent", "Seconds that the last pass took."),
         _gauge("nodes", "pool", "Managers with a report: reporting, or pilots that end.", "state"),
+        _gauge("silent_nodes", "pool", "Nodes that send no reports any more."),
+        _gauge("full_nodes", "pool", "Nodes that take no new jobs, because their spool is too full."),
+        _gauge("handoffs", "pool", "Hand-offs of the last hour: accepted or refused.", "result"),
         _gauge("sandboxes", "pool", "Sandboxes of all nodes, by state.", "state"),
+        _gauge("oldest_undelivered_age_seconds", "pool", "Age of the oldest output that is not delivered, 0: none."),
         _gauge("bytes_at_risk", "pool", "Bytes of accepted output on all nodes that is not delivered."),
         _gauge("spool_used_bytes", "pool", "Bytes of the quotas that output and records take on all nodes."),
         _gauge("spool_limit_bytes", "pool", "Quotas of the spools of all nodes."),
@@ -140,6 +165,7 @@ METRICS: dict[str, Metric] = {
         _gauge("destination_files", "pool", "Files that wait or move to a server.", "destination", "state"),
         _gauge("destination_bytes", "pool", "Bytes of these files.", "destination", "state"),
         _gauge("destination_rate_bytes_per_second", "pool", "Rate of the transfers that run now.", "destination"),
+        _gauge("destination_nodes", "pool", "Nodes with output for a server.", "destination"),
         _gauge("destination_unreachable_nodes", "pool", "Nodes that cannot reach a server.", "destination"),
         _gauge("matters", "pool", "Matters that need a person, by kind (docs/administrator/matters.md).", "kind"),
         _gauge("matter_outputs", "pool", "Outputs that they concern.", "kind"),
@@ -208,10 +234,71 @@ def _text(label: object) -> str:
     return str(label).encode("utf-8", "replace").decode("utf-8")
 
 
-def bounded(sizes: Mapping[str, float], most: int = _DESTINATIONS) -> dict[str, str]:
-    """Return the label of each server: its own name for the largest ones, :data:`OTHER` for the rest."""
-    largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:most]
-    return {name: name if name in largest else OTHER for name in sizes}
+def bounded(
+    sizes: Mapping[str, float],
+    owners_of: Callable[[], Mapping[str, Iterable[str]]] = dict,
+    most: int = _DESTINATIONS,
+) -> dict[str, str]:
+    """Return the label of each server: its own name for the largest ones, :data:`OTHER` for the rest.
+
+    If there are more, owners get labels in turn, so that nobody who names many servers takes the labels of others.
+
+    :param owners_of: returns the owners of output for each server; asked only if there are too many servers.
+    """
+    if len(sizes) <= most:
+        return {name: name for name in sizes}
+    by_owner: dict[str, list[str]] = {}
+    owners = owners_of()
+    for name in sizes:
+        for owner in owners.get(name, ("",)):
+            by_owner.setdefault(owner, []).append(name)
+    rounds = Counter[str]()  # of each server: the earliest turn in which one of its owners names it
+    for names in by_owner.values():
+        for turn, name in enumerate(heapq.nsmallest(most, names, lambda name: (-sizes[name], name))):
+            rounds[name] = min(turn, rounds.get(name, turn))
+    chosen = set(heapq.nsmallest(most, rounds, lambda name: (rounds[name], -sizes[name], name)))
+    return {name: name if name in chosen else OTHER for name in sizes}
+
+
+class FairLabels:
+    """Labels of counters by server: at most ``most`` names at once, and :data:`OTHER`.
+
+    A counter must not change its label, so a name keeps it. It goes to a server of an owner with fewer names if all
+    are taken, from the owner with the most. It also goes if nothing was added to it for a day.
+
+    :param forget: is called with a name that loses its label.
+    """
+
+    def __init__(self, forget: Callable[[str], None], most: int = _DESTINATIONS) -> None:
+        self._forget, self._most = forget, most
+        self._held: dict[str, tuple[str, float]] = {}  # owner, and time of the last use, the oldest first
+
+    def label(self, name: str, owner: str, now_s: float) -> str:
+        """Return the label of a server of which something is counted. :param now_s: monotonic clock."""
+        held = self._held.pop(name, None)
+        if held is None:
+            if name == OTHER or (len(self._held) >= self._most and not self._make_room(owner, now_s)):
+                return OTHER
+        elif held[0] != owner and self._names()[owner] >= self._names()[held[0]]:
+            owner = held[0]  # it counts as that user's who has fewer
+        self._held[name] = owner, now_s
+        return name
+
+    def _names(self) -> Counter[str]:
+        return Counter(owner for owner, _ in self._held.values())
+
+    def _make_room(self, owner: str, now_s: float) -> bool:
+        """Take the label of a name for a new one of an owner. Return False if all others have the same right to it."""
+        oldest, (_, used_s) = next(iter(self._held.items()))
+        if now_s - used_s < _IDLE_S:
+            names = self._names()
+            ((rich, most),) = names.most_common(1)
+            if most <= names[owner] + 1:
+                return False
+            oldest = next(name for name, (holder, _) in self._held.items() if holder == rich)
+        del self._held[oldest]
+        self._forget(oldest)
+        return True
 
 
 def relabelled(values: Mapping[str, float], labels: Mapping[str, str]) -> dict[str, float]:

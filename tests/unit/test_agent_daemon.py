@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import threading
+import typing
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +25,7 @@ from schedd_agent.decisions import decide
 from schedd_agent.edits import Change, Edit
 from schedd_agent.liveness import LivenessTracker
 from schedd_agent.mail import CondorMailer, MailQueue
-from schedd_agent.metrics import put_pool, put_pool_matters
+from schedd_agent.metrics import _EFFECTS, put_pool, put_pool_matters
 from schedd_agent.model import (
     HOLD_CODE,
     HOLD_SUBCODE_BASE,
@@ -55,6 +57,7 @@ from stageout.core.states import State
 from stageout.wire.custody import (
     AGENT_AD,
     Action,
+    FileReport,
     FlowReport,
     JobKey,
     Order,
@@ -1052,7 +1055,45 @@ def readings_of(agent: Agent) -> dict[tuple[str, ...], float]:
 def test_every_metric_of_the_agent_and_of_the_pool_has_a_value(site: Site) -> None:
     declared = {name for name, metric in METRICS.items() if metric.part in ("agent", "pool")}
     assert {metric.name for metric, _ in site.agent.readings().items()} == declared
-    assert readings_of(site.agent)["stageout_agent_reports",] == 0
+    found = readings_of(site.agent)
+    assert found["stageout_agent_reports",] == 0
+    first = {
+        key: value for key, value in found.items() if key[0].endswith(("edits_total", "jobs", "held", "reruns_total"))
+    }
+    assert len(first) > 40 and not any(first.values()), "series exist before their first event"
+
+
+def test_every_edit_has_a_word_of_the_documents(site: Site) -> None:
+    """A label is not the name of a class, and no kind of edit is left out."""
+    words = {key[1] for key in readings_of(site.agent) if key[0] == "stageout_agent_edits_total"}
+    text = METRICS["stageout_agent_edits_total"].help
+    assert words == set(re.findall(r"[a-z_]+", text.partition(": ")[2])) - {"or"}
+    kinds = {kind.__name__ for kind in typing.get_args(Effect)} - {"SendOrder", "RecordFailure"}
+    assert kinds == set(_EFFECTS)
+
+
+def test_lost_output_is_counted_once_with_its_bytes(site: Site) -> None:
+    """A run again, after a loss that the node reports, and one of which only the receipts say how much there was."""
+    site.complete()
+    site.report(State.MOVING)
+    site.passes(2)
+    site.report(State.LOST)
+    site.passes(3)
+    found = readings_of(site.agent)
+    assert found["stageout_agent_reruns_total",] == found["stageout_agent_edits_total", "rerun"] == 1
+    assert found["stageout_agent_lost_bytes_total",] == 2
+    site.collector.ads.pop(("StageOutManager", "m1"))
+    site.complete(run=2)
+    site.passes(130)
+    found = readings_of(site.agent)
+    assert found["stageout_agent_reruns_total",] == 2
+    assert found["stageout_agent_lost_bytes_total",] == 2 + 5
+    site.complete(run=3)
+    site.passes(130)
+    assert site.job.status == Status.HELD
+    found = readings_of(site.agent)
+    assert found["stageout_agent_reruns_total",] == 2
+    assert found["stageout_agent_lost_bytes_total",] == 2 + 5 + 5
 
 
 def test_metrics_follow_a_job_to_its_delivery(site: Site) -> None:
@@ -1073,7 +1114,7 @@ def test_metrics_follow_a_job_to_its_delivery(site: Site) -> None:
     site.report(State.DELIVERED, acknowledged=order.number)
     site.passes(5)
     found = readings_of(site.agent)
-    assert found["stageout_agent_edits_total", "MarkDelivered"] == 1
+    assert found["stageout_agent_edits_total", "delivered"] == 1
     assert found["stageout_agent_delivery_delay_seconds_count",] == 1
     assert 30 < found["stageout_agent_delivery_delay_seconds_sum",] < 60
     assert found["stageout_agent_passes_total", "done"] == 12
@@ -1154,7 +1195,9 @@ def test_values_of_job_ads_are_bounded(site: Site) -> None:
     site.agent.counts.count_jobs(jobs)
     found = readings_of(site.agent)
     assert found["stageout_agent_jobs", "other"] == found["stageout_agent_jobs_held", "other"] == 50
-    assert len([key for key in found if key[0] in ("stageout_agent_jobs", "stageout_agent_jobs_held")]) == 2
+    values = [value for key, value in found.items() if key[0] in ("stageout_agent_jobs", "stageout_agent_jobs_held")]
+    assert sorted(values)[-2:] == [50, 50] and sum(values) == 100
+    assert len(values) < 60
 
 
 @pytest.mark.parametrize("behind_s", [660, -660])
@@ -1219,6 +1262,40 @@ def _flow(host: str) -> FlowReport:
     )
 
 
+def test_shares_of_the_pool(site: Site) -> None:
+    site.report(State.MOVING)
+    box = read_report(site.collector.ads["StageOutManager", "m1"]["StageOutPayload"]).sandboxes[0]
+    accepted = {State.MOVING: 1500, State.FAILED: 1000, State.DELIVERED: 900, State.CONFIRMED: 0}
+    boxes = tuple(replace(box, state=state.value, accepted_at=at) for state, at in accepted.items())
+    reports = [
+        Report("m1", "", 1, 1999, {}, 20, boxes, full_since=1, handoffs=10, handoffs_refused={"SpoolFull": 3}),
+        Report("m2", "", 1, 1999, {}, 20, handoffs=5), Report("m3", "", 1, 1000, {}, 20),
+    ]  # fmt: skip
+    found = Readings()
+    put_pool(found, reports, 2000, {"m3", "gone"})
+    values = {(metric.name, *labels): value for metric, series in found.items() for labels, value in series.items()}
+    assert values["stageout_pool_silent_nodes",] == 2, "m3 counts once"
+    assert values["stageout_pool_full_nodes",] == 1
+    assert values["stageout_pool_handoffs", "accepted"] == 12
+    assert values["stageout_pool_handoffs", "refused"] == 3
+    assert values["stageout_pool_oldest_undelivered_age_seconds",] == 500
+
+
+def test_one_user_s_servers_do_not_hide_those_of_others(site: Site) -> None:
+    site.report(State.MOVING)
+    box = read_report(site.collector.ads["StageOutManager", "m1"]["StageOutPayload"]).sandboxes[0]
+    [file] = box.files or (FileReport("a", "https://small/a", 1, "Moving"),)
+    flows = tuple(replace(_flow(f"evil{number}"), bytes_waiting=10**9) for number in range(1000))
+    mine = replace(box, owner="bob@x", files=(file,))
+    others = tuple(replace(box, owner="mallory@x", files=(replace(file, url=f"https://evil{number}/x"),))
+                   for number in range(1000))  # fmt: skip
+    found = Readings()
+    put_pool(found, [Report("m1", "", 1, 1999, {}, 20, (*others, mine), flows=(*flows, _flow("small")))], 2000)
+    text = rendered(found, with_process=False).decode()
+    assert 'stageout_pool_destination_bytes{destination="small",state="waiting"} 20.0' in text
+    assert text.count("stageout_pool_destination_rate_bytes_per_second{") == 21
+
+
 def test_sums_over_the_pool_are_bounded_and_survive_hostile_reports(site: Site) -> None:
     server = ServerReport("https://h1", "open", "refused", 1, 1, 1)
     reports = [
@@ -1234,6 +1311,8 @@ def test_sums_over_the_pool_are_bounded_and_survive_hostile_reports(site: Site) 
     put_pool(found, reports, 2000)
     put_pool_matters(found, reports, Letters(), 2000)
     text = rendered(found, with_process=False).decode()
+    assert "stageout_pool_silent_nodes 200.0" in text, "reports of second 1000 are old"
+    assert 'stageout_pool_destination_nodes{destination="all"} 200.0' in text
     assert text.count("stageout_pool_destination_bytes{") == 2 * 21
     assert 'stageout_pool_destination_files{destination="all",state="waiting"} 400.0' in text
     assert 'stageout_pool_destination_bytes{destination="all",state="moving"} 2000.0' in text

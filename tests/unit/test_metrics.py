@@ -111,9 +111,17 @@ def test_an_undeclared_metric_or_label_is_refused() -> None:
 
 def test_servers_beyond_the_largest_share_a_label() -> None:
     sizes = {f"h{number}": float(number) for number in range(100)}
-    labels = bounded(sizes, 3)
+    labels = bounded(sizes, most=3)
     assert relabelled(sizes, labels) == {"h99": 99.0, "h98": 98.0, "h97": 97.0, OTHER: sum(range(97))}
     assert relabelled({"new": 1.0}, labels) == {OTHER: 1.0}
+
+
+def test_owners_get_labels_in_turn() -> None:
+    """Somebody with the largest servers of all does not take the labels of others."""
+    sizes = {f"h{number}": 1000.0 + number for number in range(100)} | {"small": 1.0, "tiny": 0.5, "shared": 2.0}
+    owners = {name: ["mallory"] for name in sizes} | {"small": ["bob"], "tiny": ["bob"], "shared": ["bob", "mallory"]}
+    labels = bounded(sizes, lambda: owners, 4)
+    assert {label for label in labels.values() if label != OTHER} == {"h99", "shared", "h98", "small"}
 
 
 @pytest.mark.parametrize(
@@ -404,6 +412,8 @@ def test_values_of_a_manager(site: Site) -> None:
             declared = {name for name, metric in METRICS.items() if metric.part == "manager"}
             assert {metric.name for metric, _ in first.items()} == declared
             assert samples(first)["stageout_manager_sandboxes", "Released"] == 0
+            assert samples(first)["stageout_manager_destination_attempts_total", OTHER, "failed"] == 0
+            assert samples(first)["stageout_manager_handoffs_refused_total", "SpoolFull"] == 0
             await accepted(node, "copy://h/ok/a", "copy://h/ok/b")
             await until(lambda: node.collector.last() == {"1.0": "Released"}, node.collector.last)
             found = samples(await node.daemon.metrics())
@@ -418,6 +428,12 @@ def test_values_of_a_manager(site: Site) -> None:
             assert found["stageout_manager_handoffs_accepted_total",] == 1
             assert found["stageout_manager_ledger_write_duration_seconds_count",] > 3
             assert found["stageout_manager_sync_duration_seconds_count",] >= 1
+            assert found["stageout_manager_destination_attempts_total", "h", "delivered"] == 2
+            assert found["stageout_manager_destination_delivered_bytes_total", "h"] == 6
+            assert found["stageout_manager_custody_seconds_count",] == 1
+            assert 0 <= found["stageout_manager_custody_seconds_sum",] < 600
+            assert found["stageout_manager_lost_bytes_total",] == 0
+            assert found["stageout_manager_oldest_undelivered_age_seconds",] == 0
             assert found["stageout_manager_data_slots",] == 12
             assert found["stageout_manager_data_slots_busy",] == 0
             assert found["stageout_manager_accepting",] == 1
@@ -444,6 +460,8 @@ def test_output_that_waits_for_a_server_that_is_away(site: Site) -> None:
             assert found[waiting] == 3
             assert found["stageout_manager_attempts_total", site.plugin.name, "connect_failed"] >= 1
             assert found["stageout_manager_destination_up", "away.example:8443"] == 0
+            assert found["stageout_manager_destination_attempts_total", "away.example:8443", "retried"] >= 1
+            assert found["stageout_manager_custody_seconds_count",] == 0
             assert found["stageout_manager_files", "waiting"] == 1
 
     run(story())
