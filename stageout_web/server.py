@@ -13,14 +13,12 @@ import sqlite3
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from aiohttp import web
 
 from stageout.core import log
-from stageout.core.tokens import TokenTable, digest_of
 from stageout.wire.custody import is_job_name, is_name_of, job_id_of, schedd_of
 from stageout.wire.matters import SCHEMA, as_json
 from stageout.wire.owner_requests import Verb
@@ -28,6 +26,7 @@ from stageout_web.connections import Connections
 from stageout_web.export import export
 from stageout_web.html import Markup, tag
 from stageout_web.queue import QueueError, RequestRefused
+from stageout_web.readers import COOKIE, SESSION_S, ProxyRefused, Readers
 from stageout_web.ring import COARSE_STEP_S, FINE_S
 from stageout_web.state import SERIES, PageState
 from stageout_web.views import destinations, history, jobs, nodes, now, owners, page, policy, requests, routers
@@ -53,9 +52,6 @@ HEADERS = {
 _ADDRESS = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.?))(?::([0-9]{1,5}))?", re.A | re.I)
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 BASE = re.compile(r"(/[A-Za-z0-9._~-]+)*\Z")
-_COOKIE = "stageout_reader"
-_SESSION_S = 12 * 3600.0
-_SESSIONS = 1000
 _BODY_BYTES = 4096
 #: Pages that are kept until the next reading of the collector.
 _PAGES_KEPT = 100
@@ -64,6 +60,8 @@ _FOREIGN_NAME = "This page has another name. Its administrator allows names in S
 _EXPORTS, _EXPORT_S = 2, 300.0
 #: Connections besides those of streams. A browser opens up to six.
 _OTHER_CONNECTIONS = 300
+#: Seconds between two lines of the log about requests that name a user and must not.
+_REFUSALS_S = 60.0
 _JOB = re.compile(r"(\d{1,9})\.(\d{1,9})\Z", re.A)
 
 
@@ -83,68 +81,12 @@ class Wanted(NamedTuple):
         return f"{self.cluster}.{self.proc}"
 
 
-class Readers:
-    """Readers who may see names of files. :param tokens: None: nobody may."""
-
-    def __init__(self, tokens: TokenTable | None, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self.tokens = tokens
-        self._clock_s = clock_s
-        self._sessions: dict[str, tuple[bytes, float]] = {}
-
-    def name(self, request: web.Request) -> str:
-        """Return the name of the reader whose token or cookie a request has; "" without one."""
-        if self.tokens is None:
-            return ""
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and (owner := self.tokens.owner(token.strip())) is not None:
-            return owner
-        given, end_s = self._sessions.get(request.cookies.get(_COOKIE, ""), (b"", 0.0))
-        return self.tokens.owner_of_digest(given) or "" if end_s > self._clock_s() else ""
-
-    def begin(self, token: str) -> str | None:
-        """Return the cookie of a new session, which ends with its token; None for an unknown token."""
-        if self.tokens is None or self.tokens.owner(token) is None:
-            return None
-        now_s = self._clock_s()
-        self._sessions = {key: one for key, one in self._sessions.items() if one[1] > now_s}
-        while len(self._sessions) >= _SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
-        cookie = secrets.token_urlsafe(32)
-        self._sessions[cookie] = digest_of(token), now_s + _SESSION_S
-        return cookie
-
-    def end(self, cookie: str) -> None:
-        """End a session."""
-        self._sessions.pop(cookie, None)
-
-
-@dataclass(frozen=True)
-class Rights:
-    """Readers who may change deliveries.
-
-    :param operators: names of tokens for the output of all jobs. :param owners: a token with the name of a user is for
-        the jobs of this user.
-    """
-
-    operators: frozenset[str] = frozenset()
-    owners: bool = False
-
-    def allow(self, reader: str, user: str) -> bool:
-        """Tell whether a reader may change the delivery of a user's job. :param user: as in the job's ad."""
-        return bool(reader) and (reader in self.operators or (self.owners and bool(user) and reader == user))
-
-
-NOBODY = Rights()
-"""Rights of a page that changes nothing."""
-
-
 class Server:
     """The application.
 
     :param base: path below which a proxy shows the page; "": the proxy's X-Forwarded-Prefix counts.
     :param most_streams: browsers that may receive updates at the same time. :param pool: name of the pool.
-    :param names: host names under which browsers reach the page, besides localhost. :param rights: to change
-        deliveries.
+    :param names: host names under which browsers reach the page, besides localhost.
     """
 
     def __init__(
@@ -155,9 +97,7 @@ class Server:
         most_streams: int = 100,
         pool: str = "",
         names: Iterable[str] = (),
-        rights: Rights = NOBODY,
     ) -> None:
-        self.rights = rights
         self._state, self.readers, self._base, self._pool = state, readers, base.rstrip("/"), pool
         self.connections = Connections(0)
         self.set_most_streams(most_streams)
@@ -168,8 +108,9 @@ class Server:
         self._static, self._files = _static_files()
         self._data: dict[tuple[str, ...], tuple[int, str]] = {}
         self._ticks = 0
-        self._kept: dict[tuple[str, str, bool], str] = {}
+        self._kept: dict[tuple[str, str, bool, bool], Markup] = {}
         self._is_closing = False
+        self._refused_s = float("-inf")
         self.stalled_s = 30.0
         """Seconds after which a stream ends whose reader takes nothing."""
         self.least_stream_s = 60.0
@@ -236,7 +177,11 @@ class Server:
         try:
             if not self._is_own(request.headers.getall("Host", [])):
                 raise web.HTTPMisdirectedRequest(text=_FOREIGN_NAME)
+            self.readers.reader(request)  # refuses a false proxy
             response = await handler(request)
+        except ProxyRefused as problem:
+            self._note_refusal(request, str(problem))
+            response = web.Response(status=403, text=str(problem))
         except web.HTTPMisdirectedRequest as problem:
             response = web.Response(status=problem.status, text=problem.text)
         except web.HTTPException as problem:
@@ -269,34 +214,48 @@ class Server:
             return True
         return False
 
+    def _note_refusal(self, request: web.Request, problem: str) -> None:
+        """Log a request that must not name a user, and not each of many."""
+        now_s = time.monotonic()
+        if now_s - self._refused_s >= _REFUSALS_S:
+            self._refused_s = now_s
+            log.warn("proxy-refused", address=request.remote, problem=problem)
+
     def _context(self, request: web.Request) -> PageContext:
-        base = self._base or request.headers.get("X-Forwarded-Prefix", "").rstrip("/")
+        reader = self.readers.reader(request)
+        base = self._base or self._forwarded(request, "X-Forwarded-Prefix").rstrip("/")
         return PageContext(
-            base if BASE.match(base) else "", bool(self.readers.name(request)), self.readers.tokens is not None,
+            base if BASE.match(base) else "", self.readers.sees_all(reader),
+            self.readers.tokens is not None and not reader.is_user,
             self._pool, self._static, dict(self._state.problems), self._state.updated_at,
-            len(self._state.matters),
+            len(self._state.matters), reader.name if reader.is_user else "",
         )  # fmt: skip
+
+    def _forwarded(self, request: web.Request, name: str) -> str:
+        """Return what a proxy says about the browser's address. Where proxies are listed, nothing else is believed."""
+        proxies = self.readers.proxies
+        return request.headers.get(name, "") if not proxies or proxies.speaks(request) else ""
 
     def _page(self, request: web.Request, view: str, title: str, content: Markup, status: int = 200) -> web.Response:
         text = page.page(self._context(request), view, title, content)
         return web.Response(text=text, status=status, content_type="text/html")
 
     def _view(self, view: str, title: str, build: Build) -> Handler:
-        """Return a handler for a view. The same page for the next reader is made once until something changes.
+        """Return a handler for a view. Its content for the next reader is made once until something changes.
 
         :param title: "" where the query names the object that is shown.
         """
 
         async def handle(request: web.Request) -> web.StreamResponse:
             context = self._context(request)
-            key = context.base, request.path_qs, context.sees_names
-            text = self._kept.get(key)
-            if text is None:
-                name = title or request.query.get("server") or request.query.get("name", "").rpartition("@")[2]
-                text = page.page(context, view, name, build(context, request))
+            key = context.base, request.path_qs, context.sees_names, context.may_sign_in
+            content = self._kept.get(key)
+            if content is None:
+                content = build(context, request)
                 if len(self._kept) < _PAGES_KEPT:
-                    self._kept[key] = text
-            return web.Response(text=text, content_type="text/html")
+                    self._kept[key] = content
+            name = title or request.query.get("server") or request.query.get("name", "").rpartition("@")[2]
+            return self._page(request, view, name, content)
 
         return handle
 
@@ -332,7 +291,9 @@ class Server:
             name = own if is_name_of(own, schedd_of(own), short) else name  # an owner may write another job's name
         elif ad is not None and ad.get("GlobalJobId") != name:
             ad = None  # a job of the same number in another queue
-        may_ask = ad is not None and self.rights.allow(self.readers.name(request), str(ad.get("User", "")))
+        may_ask = ad is not None and self.readers.rights.allow(
+            self.readers.reader(request).name, str(ad.get("User", ""))
+        )
         content = _or_not_found(jobs.job(self._context(request), self._state, name, ad, problem, may_ask))
         return self._page(request, "jobs", f"Job {short}", content)
 
@@ -344,10 +305,10 @@ class Server:
 
     async def _request(self, request: web.Request) -> web.StreamResponse:
         """Write a request into the job's ad, with the reader and the reason."""
-        _check_origin(request)
+        self._check_origin(request)
         given = {name: str(value) for name, value in (await request.post()).items()}
         wanted = await self._wanted(request, given)
-        reader, reason = self.readers.name(request), given.get("reason", "").strip()
+        reader, reason = self.readers.reader(request).name, given.get("reason", "").strip()
         asked = requests.request_of(wanted.verb, wanted.run, secrets.token_hex(4), given)
         problem = requests.problem_of(asked, reason, given, wanted.run)
         if problem:
@@ -368,7 +329,7 @@ class Server:
             may not change its delivery. :raises HTTPServiceUnavailable: the schedd does not answer.
         """
         found, verb = _JOB.match(given.get("id", "")), given.get("verb", "")
-        reader = self.readers.name(request)
+        reader = self.readers.reader(request).name
         if not reader:
             raise web.HTTPForbidden
         if not found or verb not in {one.value for one in Verb}:
@@ -379,7 +340,7 @@ class Server:
         except QueueError:
             raise web.HTTPServiceUnavailable from None
         user = str(ad.get("User", "")) if ad is not None else ""
-        if not self.rights.allow(reader, user):
+        if not self.readers.rights.allow(reader, user):
             raise web.HTTPForbidden
         if ad is None:
             raise web.HTTPNotFound
@@ -486,7 +447,8 @@ class Server:
             return web.Response(status=503, text="other exports run", headers={"Retry-After": "60"})
         records = self._state.records
         wanted = history.Range.of(request.query, records.days())
-        rows = export(records.path, wanted.first, wanted.last, bool(self.readers.name(request)), history.EXPORT_ROWS)
+        sees_names = self.readers.sees_all(self.readers.reader(request))
+        rows = export(records.path, wanted.first, wanted.last, sees_names, history.EXPORT_ROWS)
         name = f"stageout-{wanted.first}-{wanted.last}.csv"
         response = web.StreamResponse(headers={**HEADERS, "Content-Disposition": f'attachment; filename="{name}"'})
         response.content_type, response.charset = "text/csv", "utf-8"
@@ -512,25 +474,43 @@ class Server:
     # ---- readers -----------------------------------------------------------------------------------------------------
 
     async def _sign_in(self, request: web.Request) -> web.StreamResponse:
-        _check_origin(request)
+        self._check_origin(request)
         context = self._context(request)
         cookie = self.readers.begin(str((await request.post()).get("token", "")))
         if cookie is None:
             return self._page(request, "", "Show file names", page.sign_in(context, True), 403)
         response = web.Response(status=303, headers={"Location": context.link("")})
         response.set_cookie(
-            _COOKIE, cookie, path=f"{context.base}/", max_age=int(_SESSION_S), httponly=True, samesite="Strict",
-            secure=_is_secure(request),
+            COOKIE, cookie, path=f"{context.base}/", max_age=int(SESSION_S), httponly=True, samesite="Strict",
+            secure=self._is_secure(request),
         )  # fmt: skip
         return response
 
     async def _sign_out(self, request: web.Request) -> web.StreamResponse:
-        _check_origin(request)
+        self._check_origin(request)
         context = self._context(request)
-        self.readers.end(request.cookies.get(_COOKIE, ""))
+        self.readers.end(request.cookies.get(COOKIE, ""))
         response = web.Response(status=303, headers={"Location": context.link("")})
-        response.del_cookie(_COOKIE, path=f"{context.base}/")
+        response.del_cookie(COOKIE, path=f"{context.base}/")
         return response
+
+    def _check_origin(self, request: web.Request) -> None:
+        """Refuse a form that another site sent. :raises HTTPForbidden: it did.
+
+        Browsers send Sec-Fetch-Site only with https and to localhost. Programs send neither of the headers.
+        """
+        sites = request.headers.getall("Sec-Fetch-Site", [])
+        if sites:
+            is_own = all(site in ("same-origin", "none") for site in sites)
+        else:
+            own = _origin(f"{'https' if self._is_secure(request) else 'http'}://{request.headers['Host']}")
+            is_own = all(_origin(origin) == own for origin in request.headers.getall("Origin", []))
+        if not is_own:
+            raise web.HTTPForbidden
+
+    def _is_secure(self, request: web.Request) -> bool:
+        """Tell whether the browser uses https, to this page or to its proxy."""
+        return request.secure or self._forwarded(request, "X-Forwarded-Proto").lower() == "https"
 
 
 def _span(request: web.Request) -> str:
@@ -556,26 +536,6 @@ def _or_not_found(content: Markup | None) -> Markup:
     if content is None:
         raise web.HTTPNotFound
     return content
-
-
-def _check_origin(request: web.Request) -> None:
-    """Refuse a form that another site sent. :raises HTTPForbidden: it did.
-
-    Browsers send Sec-Fetch-Site only with https and to localhost. Programs send neither of the headers.
-    """
-    sites = request.headers.getall("Sec-Fetch-Site", [])
-    if sites:
-        is_own = all(site in ("same-origin", "none") for site in sites)
-    else:
-        own = _origin(f"{'https' if _is_secure(request) else 'http'}://{request.headers['Host']}")
-        is_own = all(_origin(origin) == own for origin in request.headers.getall("Origin", []))
-    if not is_own:
-        raise web.HTTPForbidden
-
-
-def _is_secure(request: web.Request) -> bool:
-    """Tell whether the browser uses https, to this page or to its proxy."""
-    return request.secure or request.headers.get("X-Forwarded-Proto", "").lower() == "https"
 
 
 def _origin(text: str) -> tuple[str, ...] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ipaddress
 import time
 import traceback
 from collections.abc import Callable
@@ -22,13 +23,15 @@ from stageout.core.metrics import Readings
 from stageout.core.tokens import TokenTable
 from stageout_web.connections import listen
 from stageout_web.queue import JobQueue
+from stageout_web.readers import HEADER_NAME, Network, Proxies, Readers, Rights
 from stageout_web.records import Records
 from stageout_web.ring import Ring
-from stageout_web.server import BASE, Readers, Rights, Server
+from stageout_web.server import BASE, Server
 from stageout_web.state import PageState
 
 #: Settings of TLS, and settings that count from the start to the end of the daemon.
 _TLS = "STAGEOUT_WEB_HOST", "STAGEOUT_WEB_CERT", "STAGEOUT_WEB_CERT_KEY"
+_PROXY_TOKEN, _USER_HEADER = "STAGEOUT_WEB_PROXY_TOKEN", "STAGEOUT_WEB_USER_HEADER"
 _LASTING = "STAGEOUT_WEB_HOST", "STAGEOUT_WEB_PORT", "STAGEOUT_WEB_BASE", "STAGEOUT_WEB_DIR"
 
 
@@ -58,6 +61,24 @@ def rights_of(settings: Settings) -> Rights:
     return Rights(frozenset(names), settings.flag("STAGEOUT_WEB_OWNERS"))
 
 
+def proxies_of(settings: Settings) -> Proxies:
+    """Return the proxies that may name users. :raises StageoutError: their settings or their tokens cannot be used."""
+    words, path = settings.text("STAGEOUT_WEB_PROXIES").replace(",", " ").split(), settings.text(_PROXY_TOKEN)
+    header = settings.text(_USER_HEADER)
+    if not HEADER_NAME.fullmatch(header):
+        raise ConfigError(f"{_USER_HEADER} = {header}: write the name of a header, such as X-Stageout-User")
+    if bool(words) != bool(path):
+        raise ConfigError(f"set both STAGEOUT_WEB_PROXIES and {_PROXY_TOKEN}: an address alone proves no proxy")
+    return Proxies(map(_network, words), TokenTable(Path(path)) if path else None, header)
+
+
+def _network(text: str) -> Network:
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError as problem:
+        raise ConfigError(f"STAGEOUT_WEB_PROXIES: {problem}; write addresses, such as 127.0.0.1") from None
+
+
 class Daemon:
     """The daemon.
 
@@ -77,8 +98,9 @@ class Daemon:
         self._state = PageState(self._collector, self._queue, self._ring, records)
         self._state.set_interval(self._interval_s)
         self._server = Server(
-            self._state, Readers(tokens_of(settings)), base_of(settings), settings.count("STAGEOUT_WEB_READERS"),
-            name_of_pool(settings.condor("COLLECTOR_HOST")), names_of(settings), rights_of(settings),
+            self._state, Readers(tokens_of(settings), rights_of(settings), proxies_of(settings)), base_of(settings),
+            settings.count("STAGEOUT_WEB_READERS"), name_of_pool(settings.condor("COLLECTOR_HOST")),
+            names_of(settings),
         )  # fmt: skip
         self._stop = asyncio.Event()
 
@@ -151,7 +173,7 @@ class Daemon:
         :raises StageoutError: they cannot be used, and the old ones stay.
         """
         settings = self._load()
-        tokens = tokens_of(settings)
+        tokens, proxies = tokens_of(settings), proxies_of(settings)
         base_of(settings)
         tls = tls_of(settings, *_TLS)
         if self._tls is not None and tls is not None:
@@ -162,8 +184,7 @@ class Daemon:
         self._server.set_most_streams(settings.count("STAGEOUT_WEB_READERS"))
         self._interval_s = settings.number("STAGEOUT_WEB_INTERVAL")
         self._state.set_interval(self._interval_s)
-        self._server.readers.tokens = tokens
-        self._server.rights = rights_of(settings)
+        self._server.readers.replace(tokens, rights_of(settings), proxies)
         return settings
 
 

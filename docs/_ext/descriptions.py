@@ -373,6 +373,7 @@ EVENTS: dict[str, str] = {
     "connections-limited": "Too many connections to the page are open, so it closes the one that was idle for the longest time for each new one. Find out who opens them, or let a proxy limit each client.",
     "web/report-refused": "A report in the collector is not valid or not signed by its key. The page does not show it.",
     "query-failed": "Collector or schedd does not answer, or the history cannot be written. The page goes on with older figures.",
+    "proxy-refused": "A request names a user, or claims to be of a proxy, and must not: the address and the reason. If it is your proxy, check its address and its token.",
     "request-stored": "A reader of the web page has changed a delivery: the job, its user, the reader, the request and the reason.",
     "query-recovered": "Collector or schedd answers the page again.",
     "reading-failed": "The page could not use what it read, for an unexpected reason. It goes on; report the trace.",

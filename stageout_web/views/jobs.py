@@ -42,6 +42,7 @@ class Filter(NamedTuple):
     state: str = ""
     server: str = ""
     error: str = ""
+    owner: str = ""
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Filter:
@@ -55,6 +56,7 @@ class Filter(NamedTuple):
             and (not self.state or box.state == self.state)
             and (not self.server or box.server == self.server)
             and (not self.error or str(box.error_code) == self.error)
+            and (not self.owner or box.owner == self.owner)
             and (not self.q or self._matches(node, box))
         )
 
@@ -105,12 +107,17 @@ def _form(context: PageContext, wanted: Filter) -> Markup:
     """Return the search's form. Fields that only links set stay as hidden fields."""
     kept = [
         tag("input", type="hidden", name=name, value=value)
-        for name, value in (("state", wanted.state), ("server", wanted.server), ("error", wanted.error))
+        for name, value in (
+            ("state", wanted.state),
+            ("server", wanted.server),
+            ("error", wanted.error),
+            ("owner", wanted.owner),
+        )
         if value
     ]
     said = [f"{name}: {value}" for name, value in (
         ("state", plain_word(wanted.state)), ("destination", wanted.server),
-        ("error", _happened(wanted.error)),
+        ("error", _happened(wanted.error)), ("owner", wanted.owner),
     ) if value]  # fmt: skip
     only = [tag("p", "Only ", "; ".join(said), " ", tag("a", "Show all", href=context.link("jobs")))] if said else None
     field = tag("input", name="q", type="search", value=wanted.q, id="q", placeholder="1234.0, owner, node")
@@ -214,7 +221,7 @@ def _run(context: PageContext, run: _Run, pool: Pool) -> Markup:
     """Return one run of the job: why it waits, and its files."""
     (node, box, said, eta), now_at = run, pool.now_at
     is_silent = pool.is_silent(node)
-    why = tag("p", _SILENT if is_silent else _why(box, said, context.sees_names, now_at), class_="why")
+    why = tag("p", _SILENT if is_silent else _why(box, said, context.sees_names_of(box.owner), now_at), class_="why")
     facts = tag(
         "dl",
         _fact("State", _state(pool, node, box)),
@@ -227,7 +234,7 @@ def _run(context: PageContext, run: _Run, pool: Pool) -> Markup:
         else _fact("Next attempt", join(moment(box.next_attempt_at), " ", _until(box.next_attempt_at, now_at))),
         _fact("Expected", expected(eta)) if is_expected(box) and not is_silent else None,
     )
-    files = _files(context, said, now_at) if said is not None else None
+    files = _files(context, said, context.sees_names_of(box.owner), now_at) if said is not None else None
     return tag("section", tag("h2", f"Run {box.number}"), why, facts, files)
 
 
@@ -282,20 +289,20 @@ _WHY = {
 }
 
 
-def _files(context: PageContext, said: SandboxReport, now_at: int) -> Markup:
+def _files(context: PageContext, said: SandboxReport, sees_names: bool, now_at: int) -> Markup:
     """Return the files of a run, those in trouble first. Without a token they have numbers in place of names."""
-    rows = [_file(context, number, one, said.attempts_limit, now_at) for number, one in enumerate(said.files, 1)]
+    rows = [_file(sees_names, number, one, said.attempts_limit, now_at) for number, one in enumerate(said.files, 1)]
     hidden = said.files_total - len(said.files)
     return join(
         table("Files", ("File", "State", "Attempts", "Next attempt", "Size", "Reason", "Plugin"), rows, (2, 4)),
         tag("p", f"{count(hidden, 'file')} more, not in trouble.") if hidden > 0 else None,
-        None if context.sees_names or not context.may_sign_in else
+        None if sees_names or not context.may_sign_in else
         tag("p", tag("a", "Show file names and URLs", href=context.link("sign-in"))),
     )  # fmt: skip
 
 
-def _file(context: PageContext, number: int, one: FileReport, limit: int, now_at: int) -> Iterator[Any]:
-    if context.sees_names:
+def _file(sees_names: bool, number: int, one: FileReport, limit: int, now_at: int) -> Iterator[Any]:
+    if sees_names:
         yield join(one.name, tag("br"), tag("small", one.url))
     else:
         yield join(f"File {number}", tag("br"), tag("small", server_of(one.url)))
@@ -304,8 +311,8 @@ def _file(context: PageContext, number: int, one: FileReport, limit: int, now_at
     yield f"{counted} of {limit}" if limit and one.attempts else str(counted)
     yield _until(one.next_attempt_at, now_at)
     yield size(one.size_bytes)
-    yield _reason(one, context.sees_names)
-    yield one.plugin if context.sees_names or _is_word(one.plugin) else ""
+    yield _reason(one, sees_names)
+    yield one.plugin if sees_names or _is_word(one.plugin) else ""
 
 
 def _is_word(text: str) -> bool:
@@ -343,7 +350,8 @@ def _from_ad(context: PageContext, ad: Mapping[str, Any]) -> Markup:
     state = str(ad.get("StageOutState") or "None")
     if state == "None":
         return tag("p", "The job has not handed output off. Its program runs, or has not begun.")
-    reason = str(ad.get("StageOutReason") or "") if context.sees_names else ""
+    sees_names = context.sees_names_of(str(ad.get("User") or ""))
+    reason = str(ad.get("StageOutReason") or "") if sees_names else ""
     return tag("p", state_mark(state), f" {reason}")
 
 

@@ -24,9 +24,10 @@ class PageContext:
     """The surroundings of a page.
 
     :param base: path below which the page is shown, without a slash at its end. :param sees_names: the reader may see
-        names of files and URLs. :param static: file -> its address with a digest.
+        names of all files and URLs. :param static: file -> its address with a digest.
     :param problems: daemon that does not answer -> reason. :param updated_at: wall clock, seconds.
-    :param matters: number of matters that need a person.
+    :param matters: number of matters that need a person. :param user: whom a proxy names; the reader sees the names of
+        this user's files.
     """
 
     base: str = ""
@@ -37,6 +38,11 @@ class PageContext:
     problems: Mapping[str, str] | None = None
     updated_at: float = 0.0
     matters: int = 0
+    user: str = ""
+
+    def sees_names_of(self, owner: str) -> bool:
+        """Tell whether the reader may see names of an owner's files. :param owner: as managers know them."""
+        return self.sees_names or (bool(self.user) and owner == self.user)
 
     def link(self, view: str, **query: str) -> str:
         """Return the address of a view. :param query: empty values are left out."""
@@ -109,7 +115,10 @@ def _problems(context: PageContext) -> Markup:
 
 def _footer(context: PageContext) -> Markup:
     reader: Markup | None = None
-    if context.sees_names:
+    if context.user:
+        mine = tag("a", "my outputs", href=context.link("jobs", owner=context.user))
+        reader = tag("span", f"Reader: {context.user} (", mine, ")")
+    elif context.sees_names:
         reader = tag("form", tag("button", "Hide file names", type="submit"), method="post",
                      action=f"{context.base}/sign-out")  # fmt: skip
     elif context.may_sign_in:

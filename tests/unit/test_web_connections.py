@@ -13,7 +13,8 @@ import pytest
 from aiohttp import web
 
 from stageout_web.connections import Connections, listen
-from stageout_web.server import Readers, Server
+from stageout_web.readers import Readers
+from stageout_web.server import Server
 from tests.polling import until
 from tests.unit.test_web_daemon import certify
 from tests.unit.web_site import Site, ad_of, file_record, sandbox

@@ -22,7 +22,8 @@ from stageout.wire.control import Tuning
 from stageout.wire.custody import ServerReport
 from stageout_web.format import moment
 from stageout_web.html import Markup, join, tag
-from stageout_web.server import STATIC, Readers, Server
+from stageout_web.readers import Readers
+from stageout_web.server import STATIC, Server
 from stageout_web.service import names_of
 from stageout_web.views import destinations
 from tests.unit.web_site import (

@@ -17,7 +17,8 @@ from stageout.core.config import mapping_settings
 from stageout.core.tokens import TokenTable
 from stageout.wire.owner_requests import Verb, parse_request
 from stageout_web.queue import QueueError
-from stageout_web.server import Readers, Rights, Server
+from stageout_web.readers import Readers, Rights
+from stageout_web.server import Server
 from stageout_web.service import rights_of
 from tests.unit.web_site import Site, ad_of, job_name, sandbox
 
@@ -47,7 +48,7 @@ def serve(folder: Path, work: Work, rights: Rights = _RIGHTS, **box: Any) -> Non
             "NumShadowStarts": 1,
         }  # fmt: skip
         await site.tick()
-        server = Server(site.state, Readers(TokenTable(tokens)), rights=rights)
+        server = Server(site.state, Readers(TokenTable(tokens), rights))
         async with TestClient(TestServer(server.application())) as client:
             await work(client, site)
         site.ring.close()

@@ -15,7 +15,8 @@ from aiohttp import web
 from stageout.core.tokens import TokenTable
 from stageout.wire.custody import FlowReport, SandboxReport, ServerReport
 from stageout.wire.services import ClientReport, GrantReport, LinkReport, RouteReport
-from stageout_web.server import Readers, Rights, Server
+from stageout_web.readers import Readers, Rights
+from stageout_web.server import Server
 from tests.unit.web_site import NOW, SCHEDD, Site, ad_of, file_record, job_name, policy_ad, router_ad, sandbox
 
 TOKEN = "reader-token-0123456789"
@@ -158,9 +159,7 @@ def serve(folder: Path, interval_s: float = 0.5) -> Iterator[tuple[str, Site]]:
             }  # fmt: skip
         site.queue.numbers = {"running": 400, "transferring": 12}
         await site.tick(0)
-        server = Server(
-            site.state, Readers(TokenTable(tokens)), pool=SCHEDD, names=[NAME], rights=Rights(frozenset({"ops"}))
-        )
+        server = Server(site.state, Readers(TokenTable(tokens), Rights(frozenset({"ops"}))), pool=SCHEDD, names=[NAME])
         runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
