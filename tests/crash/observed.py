@@ -59,10 +59,18 @@ CREATE TRIGGER sim_frees AFTER UPDATE OF freed ON tickets WHEN NEW.freed = 1 BEG
 END;
 """
 _TWO_RUNS = f"SELECT job, count(*) FROM sandboxes WHERE state NOT IN ({FREED_CODES}) GROUP BY job HAVING count(*) > 1"
+#: Ended runs with files that wait, are sent or have failed. Output that fails keeps its files for a retry.
+_WAITS_AFTER_THE_END = (
+    "SELECT s.job, s.number, s.state, f.url FROM sandboxes s JOIN files f ON f.sandbox = s.id "
+    f"WHERE s.state IN ({FREED_CODES}) AND f.state IN (0, 1, 3) "
+    f"OR s.state = {CODE_OF[State.FAILED]} AND f.state = 1"
+)
 #: A second has never seen half as many where all is well.
 _COMMITS_PER_S = 150
 #: An offer has no record; this pool has no pilots that hand anything over.
 _ELSEWHERE = {State.OFFERED, State.HANDED_OVER}
+#: All orders, in all states of the ledger that this pool has.
+PAIRS = tuple((action, state) for action in Action for state in CODE_OF if state not in _ELSEWHERE)
 
 
 @dataclass
@@ -80,12 +88,11 @@ class Coverage:
     def lines(self) -> list[str]:
         """For people: how much of both was visited, and what was not."""
         moves = [(old, new) for old, targets in MOVES.items() for new in targets if not {old, new} & _ELSEWHERE]
-        orders = [(action, state) for action in Action for state in CODE_OF if state not in _ELSEWHERE]
         missed_moves = sorted(f"{old}>{new}" for old, new in moves if not self.moves[old, new])
-        missed_orders = sorted(f"{action.value}@{state}" for action, state in orders if not self.orders[action, state])
+        missed_orders = sorted(f"{action.value}@{state}" for action, state in PAIRS if not self.orders[action, state])
         return [
             f"moves: {len(moves) - len(missed_moves)} of {len(moves)}; not: {' '.join(missed_moves) or 'none'}",
-            f"orders in states: {len(orders) - len(missed_orders)} of {len(orders)}; "
+            f"orders in states: {len(PAIRS) - len(missed_orders)} of {len(PAIRS)}; "
             f"not: {' '.join(missed_orders) or 'none'}",
         ]
 
@@ -103,12 +110,14 @@ class Observer:
     """Looks at the ledgers of one schedule.
 
     :param world: told of violations. :param coverage: counts what was visited.
+    :ivar on_commit: called after each commit.
     """
 
     def __init__(self, world: Any, coverage: Coverage) -> None:
         self._world = world
         self._coverage = coverage
         self._numbering = ""
+        self.on_commit: Callable[[], None] = lambda: None
         self._second, self._commits = (0, 0), 0
 
     # ---- the database ------------------------------------------------------------------------------------------------
@@ -142,6 +151,9 @@ class Observer:
         real.execute("DELETE FROM sim_freed")
         for job, count in real.execute(_TWO_RUNS):
             self._world.violation(f"{count} runs of {job} are kept at once: the older ones are not superseded")
+        for job, number, state, url in real.execute(_WAITS_AFTER_THE_END):
+            self._world.violation(f"run {number} of {job} is {STATE_OF[state]}, and {url} has no end")
+        self.on_commit()
 
     # ---- orders ------------------------------------------------------------------------------------------------------
 

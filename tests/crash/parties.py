@@ -117,6 +117,7 @@ class Node:
         process = Process(self.sim.world, self.machine, f"{self.name}.{self.starts}")
         process.intake = None  # type: ignore[attr-defined]
         process.flights = {}  # type: ignore[attr-defined]
+        process.pipeline = None  # type: ignore[attr-defined]
         process.on_death.append(lambda: self._excuse_begun_syncs(process))
         process.on_death.append(lambda: self.sim.world.after(_MANAGER_RESTART_S, self.start))
         self.sim.processes.append(process)
@@ -191,11 +192,15 @@ class OddBook(OrderOutbox):
         super().__init__(agent, numbers, lease_s)
         self.odd = odd
 
-    def add_odd(self, manager: str, action: Action, job: str, run: int, tickets: tuple[str, ...]) -> None:
+    def add_odd(self, manager: str, action: Action, job: str, run: int, tickets: tuple[str, ...], url: str) -> None:
         """Give such an order with the next sheet."""
         (number,) = self._numbers.take(1)
-        self.odd[number] = (manager, Order(number, action, job, run, tickets, owner=USER))
+        self.odd[number] = (manager, Order(number, action, job, run, tickets, owner=USER, new_url=url))
         self._changed.add(manager)
+
+    def sheet_now(self, manager: str, wall_s: float) -> OrderSheet:
+        """Return what a manager would read if it looked at this moment; it acknowledges no report."""
+        return self._sheet(manager, wall_s, 0)
 
     def acknowledged(self, manager: str, number: int) -> list[Any]:
         for done in [at for at, (to, _) in self.odd.items() if to == manager and at <= number]:
@@ -225,13 +230,20 @@ class AgentSide:
         """Was an order given only to see that it does nothing?"""
         return number in self.odd_numbers
 
-    def odd_order(self, manager: str, action: Action, job: str, run: int, tickets: tuple[str, ...] = ()) -> None:
-        """Give an order that changes nothing that counts. It is forgotten when the agent dies before it is done."""
+    def odd_order(
+        self, manager: str, action: Action, job: str, run: int, tickets: tuple[str, ...] = (), url: str = ""
+    ) -> OrderSheet | None:
+        """Give an order that changes nothing that counts. It is forgotten when the agent dies before it is done.
+
+        Returns the sheet with it, None without an agent that could give it.
+        """
         if self.process is None or not self.process.is_alive or self.book is None:
-            return
+            return None
         with self.sim.world.inside(self.process), suppress(OSError):
-            self.book.add_odd(manager, action, job, run, tickets)
+            self.book.add_odd(manager, action, job, run, tickets, url)
             self.odd_numbers.update(self.book.odd)
+            return self.book.sheet_now(manager, self.machine.wall_s())
+        return None
 
     def start(self) -> None:
         world = self.sim.world

@@ -482,6 +482,11 @@ BUGS = (
         3,
     ),
     Planted(
+        "files of a run that ended wait on",
+        lambda: [mutated(updates, "end", "if new is not State.FAILED:", "if False:")],
+        ("linger", "vacate"),
+    ),
+    Planted(
         "a file goes to its fallback a second time",
         lambda: [mutated(updates, "set_url", "max(fell_back, ?)", "0 * ?")],
         ("destination_refuses", "destination_refuses", "wish", "wish"),

@@ -353,6 +353,7 @@ def _recovered(judge: Any) -> Any:
 
     async def recover(pipeline: Pipeline) -> None:
         await real(pipeline)
+        current().pipeline = pipeline  # type: ignore[attr-defined]
         judge.recovered(current().machine)
 
     return recover

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
-from tests.crash.observed import Coverage
+from stageout.core.states import State
+from stageout.wire.custody import Action
+from tests.crash.observed import PAIRS, Coverage
 from tests.crash.simulation import Simulation
-from tests.crash.walk import scenes_by_label, walk
+from tests.crash.walk import meet, scenes_by_label, walk
 
 _AT_ONCE = 25
 _WITH_WALK = 1000
@@ -61,18 +63,31 @@ def play_walk(label: str, number: int) -> Seen:
     return Seen(Counter({label: 1}), found=[(-1, text) for text in walk(label, number)])
 
 
+def play_meeting(action: Action, state: State) -> Seen:
+    """An order that meets a run in a state."""
+    simulation = meet(action, state)
+    seen = Seen(coverage=simulation.coverage)
+    seen.found += [(-1, f"{action.value} in {state}: {text}") for text in simulation.world.violations]
+    return seen
+
+
 def _all(first: int, schedules: int, workers: int) -> Iterator[Seen]:
     starts = range(first, first + schedules, _AT_ONCE)
     counts = [min(_AT_ONCE, first + schedules - start) for start in starts]
     scenes = sorted(scenes_by_label().items()) if schedules >= _WITH_WALK else []
     labels, numbers = [label for label, _ in scenes], [number for _, number in scenes]
+    pairs = PAIRS if scenes else ()
+    actions, states = [action for action, _ in pairs], [state for _, state in pairs]
     if workers == 1:
         yield from map(play_walk, labels, numbers)
+        yield from map(play_meeting, actions, states)
         yield from map(play, starts, counts)
         return
     with ProcessPoolExecutor(workers) as pool:
         walked, played = pool.map(play_walk, labels, numbers), pool.map(play, starts, counts)
+        met = pool.map(play_meeting, actions, states)
         yield from walked
+        yield from met
         yield from played
 
 

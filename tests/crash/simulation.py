@@ -17,6 +17,7 @@ from schedd_agent.model import Job, Status
 from stageout.core.states import State
 from stageout.wire.custody import Run, job_id_of
 from tests.crash.judgement import Judgement
+from tests.crash.meetings import Meeting, Meetings
 from tests.crash.misfortunes import FAULTS, Fault, Misfortunes, Trouble, draw_trouble
 from tests.crash.observed import FALLBACKS, Coverage, Observer
 from tests.crash.parties import AgentSide, Node
@@ -35,11 +36,12 @@ from tests.crash.world import Process, World
 
 
 @dataclass
-class Simulation(Misfortunes, Judgement):
+class Simulation(Meetings, Misfortunes, Judgement):
     """One schedule.
 
     :param seed: decides everything. :param keep_trace: remember events for people.
     :param misfortunes: only these happen, with this probability of faults at steps (empty: all).
+    :param meeting: an order that comes while a run is in a state.
     :param fault: at this step only. :param events: number of misfortunes then; :param length_s: of the trouble then.
     """
 
@@ -48,6 +50,7 @@ class Simulation(Misfortunes, Judgement):
     misfortunes: tuple[str, ...] = ()
     step_fault: float = 0.0
     fault: Fault | None = None
+    meeting: Meeting | None = None
     events: int = 8
     length_s: float = 6000.0
     jobs: int = 6
@@ -107,6 +110,8 @@ class Simulation(Misfortunes, Judgement):
             try:
                 self.nodes = [Node(self, f"ep{at}") for at in range(self.random.choice((1, 2, 2, 3)))]
                 self.agent = AgentSide(self)
+                if self.meeting is not None:
+                    self.observer.on_commit = lambda: world.after(0.0, self._meet)
                 world.on_call, world.on_step, world.duration_s = self._on_call, self._on_step, self._duration_s
                 self.collector.mischief = self.trouble.mischief
                 for node in self.nodes:

@@ -11,12 +11,15 @@ from random import Random
 
 import pytest
 
+from stageout.core.states import State
+from stageout.wire.custody import Action
 from tests.crash.judgement import Judgement
 from tests.crash.misfortunes import Misfortunes
+from tests.crash.observed import PAIRS
 from tests.crash.planted import BUGS, Planted, planted
 from tests.crash.pool_model import Destination, Execution
 from tests.crash.simulation import Simulation
-from tests.crash.walk import ELSEWHERE, labels_of_the_table, scenes_by_label, walk
+from tests.crash.walk import ELSEWHERE, labels_of_the_table, meet, scenes_by_label, walk
 from tests.crash.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,3 +107,10 @@ _WALKED = [label for label in labels_of_the_table() if not ELSEWHERE.match(label
 def test_every_label_is_walked(label: str, scenes: dict[str, int]) -> None:
     assert label in scenes, f"no scene of tests/crash/walk.py passes {label}: add one"
     assert walk(label, scenes[label], lasting=("ENOSPC",)) == []
+
+
+@pytest.mark.parametrize(("action", "state"), PAIRS, ids=lambda part: part.value)
+def test_each_order_meets_runs_in_each_state(action: Action, state: State) -> None:
+    simulation = meet(action, state)
+    assert simulation.world.violations == []
+    assert simulation.coverage.orders[action, state], "no schedule leads there: add a way to tests/crash/meetings.py"

@@ -1,4 +1,7 @@
-"""The walk: every label of docs/reference/durable-steps.md of manager, agent and hand-off, with every fault."""
+"""The walk: every label of docs/reference/durable-steps.md of manager, agent and hand-off, with every fault.
+
+Beside it: each order of an access point in each state of a run.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from stageout.core.states import State
+from stageout.wire.custody import Action
+from tests.crash.meetings import WAYS, Meeting
 from tests.crash.simulation import FAULTS, Fault, Simulation
 
 ORDERING = Path(__file__).resolve().parents[2] / "docs/reference/durable-steps.md"
@@ -70,3 +76,15 @@ def walk(label: str, number: int, lasting: tuple[str, ...] = FAULTS) -> list[str
         if not fault.for_ever and not simulation.faulted:
             found.append(f"{fault} in scene {number} did not happen")
     return found
+
+
+def meet(action: Action, state: State, most: int = 10) -> Simulation:
+    """Play schedules until an order meets a run in this state, or a promise is broken. Return the last one."""
+    for seed in range(1, most + 1):
+        simulation = Simulation(
+            seed, misfortunes=WAYS.get(state, ("wish",)), meeting=Meeting(action, state), events=2, length_s=1500.0,
+            jobs=2,
+        )  # fmt: skip
+        if simulation.run() or simulation.coverage.orders[action, state]:
+            break
+    return simulation
