@@ -13,9 +13,9 @@ from overlay_router.custodians.spool import Held
 from overlay_router.delivery.guard import Guard
 from overlay_router.delivery.lessee import Lessee, NotLeased
 from stageout.core.errors import Advice, ErrorClass
-from stageout.movers.mover import Batch, Cargo, Equipment, StoppableMover, Stopped
+from stageout.movers.mover import Batch, Equipment, StoppableMover, Stopped
 from stageout.movers.plugins_table import Plugin
-from stageout.movers.results import Delivered, Failure, InCustody
+from stageout.movers.results import Delivered, Failure, InCustody, SentFile
 from stageout.overlay.wire import frames
 from stageout.overlay.wire.egress import Target
 from stageout.overlay.wire.messages import BLOCK_BYTES
@@ -93,7 +93,7 @@ class Call:
 
     def _sent(self, files: list[File]) -> list[End]:
         cargo = tuple(
-            Cargo(file.path, self.target.url_of(file.held.operation.path),
+            SentFile(file.path, self.target.url_of(file.held.operation.path),
                   file.held.operation.path.rpartition("/")[2], file.held.operation.size_bytes)
             for file in files
         )  # fmt: skip
@@ -111,7 +111,7 @@ class Call:
         with Guard(self._kit.directory) as guard, self._kit.lessee.alone(urls, self.stop, guard.until) as holds:
             yield holds
 
-    def _delivered(self, cargo: tuple[Cargo, ...], may_begin: Callable[[], bool]) -> list[End]:
+    def _delivered(self, cargo: tuple[SentFile, ...], may_begin: Callable[[], bool]) -> list[End]:
         kit = self._kit
         batch = Batch(
             kit.directory, kit.plugin, os.geteuid(), os.getegid(), cargo, kit.lifetime_s, Equipment(kit.credentials)

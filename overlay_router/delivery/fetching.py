@@ -31,8 +31,8 @@ from stageout.core import log
 from stageout.core.errors import ErrorClass
 from stageout.core.pools import Pool
 from stageout.movers import trees
-from stageout.movers.mover import Batch, Cargo, Equipment, Mover, Stopped, end_leftovers
-from stageout.movers.results import Delivered, Failure
+from stageout.movers.mover import Batch, Equipment, Mover, Stopped, end_leftovers
+from stageout.movers.results import Delivered, Failure, SentFile
 from stageout.overlay.wire.egress import Target
 from stageout.overlay.wire.frames import Checksum
 from stageout.overlay.wire.messages import Answer, Get, Heartbeat, encode
@@ -208,7 +208,7 @@ class Fetching:
             if not await self._on_disk(lambda: self._files.grow(file, self._ahead_bytes)):
                 return self._no_room(path)
             log.event("fetch-started", path=path, source=target.shown)
-            cargo = Cargo(file, target.url_of(path), path.rpartition("/")[2], 0)
+            cargo = SentFile(file, target.url_of(path), path.rpartition("/")[2], 0)
             equipment = Equipment(kit.credentials)
             batch = Batch(
                 work, kit.plugin, os.geteuid(), os.getegid(), (cargo,), kit.lifetime_s, equipment, fetches=True

@@ -27,9 +27,9 @@ from stageout.core.classads import ClassAd, ClassAdSyntaxError
 from stageout.core.errors import SILENT, UNREACHABLE, Advice, ErrorClass
 from stageout.core.states import FileState, State
 from stageout.core.units import count
-from stageout.movers.mover import Batch, Cargo, Equipment, Stopped
+from stageout.movers.mover import Batch, Equipment, Stopped
 from stageout.movers.plugins_table import PluginsTable
-from stageout.movers.results import CUSTODY, Answer, Delivered, Failure, Gone, InCustody
+from stageout.movers.results import CUSTODY, Answer, Delivered, Failure, Gone, InCustody, SentFile
 from stageout.movers.schemes import NODE_PATH, method_of
 from stageout.wire.custody import JobKey
 
@@ -140,7 +140,7 @@ class BatchRun(RunningBatch):
             return [_of_node(ErrorClass.CREDENTIAL_EXPIRED, text)] * len(files)
         settings = {**for_these(self._settings, whole), "STAGEOUT_STATE_DIR": str(self._spool.state_of(*self._user))}
         cargo = tuple(
-            Cargo(self._spool.path(item.ticket, item.position), item.url, item.name, item.size_bytes, deposit)
+            SentFile(self._spool.path(item.ticket, item.position), item.url, item.name, item.size_bytes, deposit)
             for item, deposit in zip(files, deposits_of(settings, len(files)))
         )
         group = self._spool.group_of(*self._user)

@@ -20,9 +20,9 @@ from stageout.cli.pool_plugins import Chosen, plugin_for
 from stageout.cli.render import clean
 from stageout.cli.results import ending, tell
 from stageout.core.errors import UNREACHABLE, Advice, ErrorClass
-from stageout.movers.mover import Batch, Cargo, Equipment, StoppableMover
+from stageout.movers.mover import Batch, Equipment, StoppableMover
 from stageout.movers.plugins_table import Plugin
-from stageout.movers.results import Answer, Delivered, Failure
+from stageout.movers.results import Answer, Delivered, Failure, SentFile
 from stageout.movers.schemes import NODE_PATH, is_node_path, method_of, shown_url
 from stageout.sampling.plugins import node_settings
 
@@ -192,7 +192,7 @@ class Probe:
 
     def _call(self, directory: Path, local: Path, fetches: bool = False, deletes: bool = False) -> tuple[Answer, int]:
         """Run the plugin as the sandbox manager does. Return its answer, and the milliseconds that it took."""
-        cargo = Cargo(local, self.url, "probe", 0 if deletes else len(self._content))
+        cargo = SentFile(local, self.url, "probe", 0 if deletes else len(self._content))
         batch = Batch(
             directory, self._plugin, os.geteuid(), os.getegid(), (cargo,), self._step_s,
             Equipment(self._credentials.contents), fetches=fetches, deletes=deletes,

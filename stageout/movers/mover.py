@@ -41,7 +41,6 @@ from stageout.movers.results import (
     read_single,
 )
 from stageout.movers.scrub import Secrets
-from stageout.wire.deposits import Receipt
 from stageout.wire.handoff import OfferedCredential
 
 _LAUNCH = Path(launch.__file__)
@@ -72,22 +71,6 @@ _NOT_PASSED = frozenset({"STAGEOUT_SPOOL", "STAGEOUT_FAULTS"})
 
 
 @dataclass(frozen=True)
-class Cargo:
-    """One file of a batch.
-
-    :param source: in the spool; of a batch that fetches: where the file is put, on the filesystem of the batch's
-        directory. :param name: as the job called it (base name). :param size_bytes: of what is sent.
-    :param deposit: that it may be given to a custodian as; None: to none.
-    """
-
-    source: Path
-    url: str
-    name: str
-    size_bytes: int
-    deposit: Receipt | None = None
-
-
-@dataclass(frozen=True)
 class Equipment:
     """The environment of a plugin's call, as the starter gives it.
 
@@ -115,7 +98,7 @@ class Batch:
     plugin: Plugin
     uid: int
     gid: int
-    files: tuple[Cargo, ...]
+    files: tuple[SentFile, ...]
     lifetime_s: float
     equipment: Equipment = field(default_factory=Equipment)
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -302,7 +285,7 @@ class Mover:
     def _sent(self) -> list[SentFile]:
         """Return the requests; sizes of what has been fetched are those of the files."""
         return [
-            SentFile(name, item.url, self._size_bytes(name) if self._batch.fetches else item.size_bytes, item.deposit)
+            replace(item, name=name, size_bytes=self._size_bytes(name) if self._batch.fetches else item.size_bytes)
             for item, name in zip(self._batch.files, self._names)
         ]
 
@@ -312,7 +295,7 @@ class Mover:
         except OSError:
             return 0
 
-    def _kept(self, answer: Answer, item: Cargo, name: str) -> Answer:
+    def _kept(self, answer: Answer, item: SentFile, name: str) -> Answer:
         """A file that was fetched leaves the work directory, if it is one."""
         fetched = self._batch.directory / name
         if not isinstance(answer, Delivered):
@@ -479,7 +462,7 @@ def _has_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
-def _of_the_owners(answer: Answer, item: Cargo, name: str) -> Answer:
+def _of_the_owners(answer: Answer, item: SentFile, name: str) -> Answer:
     """Replace a file's spool name in a plugin's message by the name that its job gave it."""
     if name == item.name or not isinstance(answer, Failure):
         return answer

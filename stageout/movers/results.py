@@ -10,6 +10,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Union
 
 from stageout.core.classad_parser import parse_ads, parse_old
@@ -49,14 +50,17 @@ class Failure:
 
 @dataclass(frozen=True)
 class SentFile:
-    """One request of a batch.
+    """One file of a batch.
 
-    :param name: of the local file, unique in the batch: its base name, or its path.
+    :param source: in the spool; of a batch that fetches: where the file is put, on the filesystem of the batch's
+        directory. :param name: as the job called it (base name); in a plugin's answer: of the local file, unique in the
+        batch. :param size_bytes: of what is sent.
     :param deposit: that it may be given to a custodian as; None: to none.
     """
 
-    name: str
+    source: Path
     url: str
+    name: str
     size_bytes: int
     deposit: Receipt | None = None
 

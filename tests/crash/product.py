@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,7 +170,7 @@ class FlyingMover:
         return None
 
     def run(self) -> list[Answer]:
-        sent = [SentFile(str(at), item.url, item.size_bytes) for at, item in enumerate(self._batch.files)]
+        sent = [replace(item, name=str(at)) for at, item in enumerate(self._batch.files)]
         try:
             with durable.step("mover-exec"):
                 pass

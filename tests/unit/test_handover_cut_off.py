@@ -385,7 +385,7 @@ GIVEN = read_receipt(f"{ROUTER},other.example.org:9621 {SEED} 7-7 0")
 def said(receipt: str, deposit: Receipt | None = GIVEN) -> Answer:
     facts = {"TransferFileName": "f", "TransferSuccess": True, "TransferFileBytes": 5}
     ad = unparse_ad({**facts, "DeveloperData": {"StageOutCustody": receipt}})
-    (answer,) = read_answers([SentFile("f", "overlay://h/f", 5, deposit)], ad, Ending(0))
+    (answer,) = read_answers([SentFile(Path("f"), "overlay://h/f", "f", 5, deposit)], ad, Ending(0))
     return answer
 
 

@@ -22,9 +22,9 @@ from stageout.core.children import MOVER_MARK
 from stageout.core.errors import ErrorClass
 from stageout.core.sockets import readable
 from stageout.movers import launch, mover
-from stageout.movers.mover import Batch, Cargo, Mover, Stopped, end_leftovers, unique_names
+from stageout.movers.mover import Batch, Mover, Stopped, end_leftovers, unique_names
 from stageout.movers.plugins_table import Plugin, PluginsTable
-from stageout.movers.results import PLUGINS_WORD, Answer, Delivered, Failure
+from stageout.movers.results import PLUGINS_WORD, Answer, Delivered, Failure, SentFile
 from tests.polling import wait_for
 
 
@@ -45,7 +45,7 @@ def batch(
         path = site.base / "held" / str(position)
         path.write_bytes(data)
         os.chown(path, UID, UID if ROOT else -1)
-        files.append(Cargo(path, url, url.rpartition("/")[2], len(data)))
+        files.append(SentFile(path, url, url.rpartition("/")[2], len(data)))
     used = plugin or Plugin(site.plugin, ("copy",), 4)
     return Batch(site.base / "movers" / "1", used, UID, UID if ROOT else os.getegid(), tuple(files), lifetime_s)
 
@@ -358,7 +358,7 @@ def test_a_file_is_fetched(site: Site, protocol: int, writes: str) -> None:
     script = site.write_script("fetching_plugin", f"#!/bin/sh\n{begins[protocol]}\n{writes}\n")
     target = site.base / "movers/fetched"
     one = batch(site, plugin=Plugin(script, ("copy",), protocol))
-    cargo = Cargo(target, "copy://h/f", "f", 0)
+    cargo = SentFile(target, "copy://h/f", "f", 0)
     (answer,) = Mover(replace(one, files=(cargo,), fetches=True)).run()
     if writes == ":":
         assert failure(answer).kind in (ErrorClass.PLUGIN_BROKEN, ErrorClass.SIZE_MISMATCH)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from stageout.core.errors import ErrorClass
@@ -18,7 +20,7 @@ from stageout.movers.results import (
     read_single,
 )
 
-SENT = SentFile("f", "https://h/f", 5)
+SENT = SentFile(Path("f"), "https://h/f", "f", 5)
 
 
 def _answer(facts: str, sent: SentFile = SENT, status: int = 0) -> object:
