@@ -4,7 +4,7 @@
    ``intake/admission.py``, and ``intake/acceptance.py`` records what the spool holds.
 2. Apply orders: the schedd's agent confirms that the run completed, or cancels it (``custody/orders.py``).
 3. Schedule: ``scheduling/scheduler.py`` puts confirmed files into batches.
-4. Deliver: ``transfer/runner.py`` runs the plugin for each batch and records the outcome.
+4. Deliver: :meth:`Pipeline.deliver` sends a batch and records the outcome; ``transfer/runner.py`` has its steps.
 5. Release: ``custody/releases.py`` frees the bytes of what has ended.
 
 Each change is in the ledger before anything is built on it (``docs/reference/durable-steps.md``); the sandboxes in
@@ -13,6 +13,7 @@ memory are a picture of the ledger (``custody/store.py``).
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Iterable
 
@@ -27,12 +28,18 @@ from sandbox_manager.intake.agents import AgentTable
 from sandbox_manager.intake.pilot_end import PilotEnd
 from sandbox_manager.rules import Rules, deadline_of
 from sandbox_manager.scheduling.grants import Grants
+from sandbox_manager.scheduling.planner import BatchPlan
 from sandbox_manager.scheduling.scheduler import Scheduler
-from sandbox_manager.transfer.runner import BatchRunner
+from sandbox_manager.scheduling.tuner import ActiveTransfer
+from sandbox_manager.transfer.batch import manager_error
+from sandbox_manager.transfer.runner import BatchRunner, Delivery
 from stageout.core import log
 from stageout.core.clock import Clock
+from stageout.movers.mover import Stopped
 from stageout.movers.plugins_table import PluginsTable
 from stageout.wire.custody import OrderSheet
+
+_AGAIN_S = 5.0
 
 
 class Pipeline:
@@ -115,7 +122,95 @@ class Pipeline:
     def start_batches(self) -> None:
         """Start what may be sent now; each batch goes on by itself."""
         for batch, transfer in self.scheduler.next_batches():
-            self.custody.background.run(self.runner.run(batch, transfer))
+            self.custody.background.run(self.deliver(batch, transfer))
+
+    async def deliver(self, plan: BatchPlan, transfer: ActiveTransfer) -> None:
+        """Send one batch, from its lease to its record. Whatever goes wrong, its places are given back.
+
+        The durable steps are those of "Moving" in ``docs/reference/durable-steps.md``, in the same order.
+        """
+        write, batch, is_recorded = self.store.write, Delivery(self.runner, plan, transfer), False
+        try:
+            # Its sandboxes get their places in the data slots. Then its files are MOVING, with one attempt more.
+            await write(batch.lease, "record-leased")
+            await write(batch.claim, "record-moving")
+            batch.keep_claim()
+            if batch.is_hand_over:
+                # Access points read whom to ask for files that a custodian may have from now on: "report-advertise".
+                await self.runner.tell()
+            if not batch.files or batch.is_overtaken:
+                return
+
+            # The plugin runs in a thread: "mover-exec". When it is stopped, what it has delivered by then counts.
+            with batch.running() as run:
+                try:
+                    answers = await batch.send(run)
+                except Stopped as stopped:
+                    arrived = stopped.delivered
+                    if arrived:
+                        boxes = await write(lambda db: batch.record_arrived(db, arrived), "record-delivered")
+                        self.custody.releases.follow(boxes)
+                    return
+
+            # Each file is delivered, in custody elsewhere, to be tried again, failed for good, or gone from the spool.
+            unknown_name = batch.check_name(run, answers)
+            await self.custody.clock_guard.check()
+            outcome = batch.decide(answers, run.answered, unknown_name)
+            results = {
+                "record-delivered": outcome.delivered,
+                "record-handed-over": outcome.handed_over,
+                "record-retry": outcome.waiting,
+                "record-failed": outcome.failed,
+                "record-lost": outcome.lost,
+            }
+            labels = [label for label, files in results.items() if files]
+            change = batch.record_of(outcome, run.asked, batch.learn(run, outcome))
+            self.custody.releases.follow(await write(change, *labels))
+            is_recorded = True
+        except (OSError, sqlite3.Error) as problem:
+            log.error("batch-failed", server=batch.server, problem=problem)
+            # A full disk would stay full: sending is what makes room.
+            if not await self.store.ledger.give_up_reserve():
+                await asyncio.sleep(_AGAIN_S)
+        except Exception as problem:
+            log.error("batch-failed", server=batch.server, problem=repr(problem), advice="report this as a bug")
+            is_recorded = await self._record_error(batch, problem)
+            if not is_recorded:
+                await asyncio.sleep(_AGAIN_S)
+        finally:
+            self.scheduler.stopped(plan, transfer)
+            if not is_recorded:
+                await self._requeue(batch)
+            self.scheduler.ended(plan)
+
+    async def _record_error(self, batch: Delivery, problem: Exception) -> bool:
+        """Record an error of the manager as a failure of each file, so that it ends. Return False when that fails."""
+        if not batch.files:
+            return False
+        try:
+            outcome = batch.decide([manager_error(problem)] * len(batch.files))
+            results = {"record-retry": outcome.waiting, "record-failed": outcome.failed}
+            labels = [label for label, files in results.items() if files]
+            self.custody.releases.follow(await self.store.write(batch.record_of(outcome), *labels))
+        except Exception as second:
+            log.error("batch-failed", server=batch.server, problem=repr(second), advice="report this as a bug")
+            return False
+        return True
+
+    async def _requeue(self, batch: Delivery) -> None:
+        """Let files of the batch that have no outcome wait again, and their sandboxes with them.
+
+        Done again until it is recorded, or the manager stops (the next start does it): nothing else takes them up.
+        """
+        while True:
+            try:
+                await self.store.write(batch.requeue)
+                return
+            except (OSError, sqlite3.Error) as problem:
+                log.error("requeue-failed", problem=problem, again_in_s=_AGAIN_S)
+            if not self.scheduler.is_sending:
+                return
+            await asyncio.sleep(_AGAIN_S)
 
     # ---- look after what waits ---------------------------------------------------------------------------------------
 

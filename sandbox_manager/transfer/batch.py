@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -292,23 +292,6 @@ def update_breaker(breakers: Breakers, server: str, outcome: BatchOutcome) -> bo
     return False
 
 
-def record_arrived(
-    db: sqlite3.Connection, files: Sequence[StoredFile], delivered: Mapping[int, Gone],
-    is_open: Callable[[int], bool], fallback: FallbackRules, now: int, streams: int = 0,
-) -> set[int]:  # fmt: skip
-    """Record what of a stopped batch has arrived, and where that leaves its sandboxes. Returns those.
-
-    :param delivered: by index in ``files``. :param is_open: and ``fallback`` as of :func:`update_state`.
-    :param streams: that the plugin was given for each file.
-    """
-    arrived = (delivered_result(files[index], answer, now, streams) for index, answer in delivered.items())
-    updates.record_results(db, arrived)
-    sandboxes = {files[index].sandbox for index in delivered}
-    for sandbox in sandboxes:
-        update_state(db, sandbox, is_open, fallback, now)
-    return sandboxes
-
-
 def mark_lost(db: sqlite3.Connection, outcome: BatchOutcome, now: int) -> None:
     """Sandboxes of which the spool has lost a file are LOST: what of them is still on its way is dropped."""
     for item in outcome.lost:
@@ -378,14 +361,6 @@ def _waits_for(reason: str, code: int) -> str:
     return reason or "waits for the server"
 
 
-def lease(db: sqlite3.Connection, batch: BatchPlan, now: int) -> Iterator[int]:
-    """Give the batch's sandboxes that wait a place in their data slots. Yield those that got one."""
-    for part in batch.parts:
-        if updates.state_of(db, part.sandbox) in (State.CONFIRMED, State.RETRY_WAIT):
-            updates.set_state(db, part.sandbox, State.LEASED, now)
-            yield part.sandbox
-
-
 def claim_files(
     db: sqlite3.Connection, batch: BatchPlan, batch_bytes: int, now: int
 ) -> tuple[list[StoredFile], list[int]]:
@@ -407,18 +382,3 @@ def claim_files(
             updates.set_state(db, part.sandbox, State.MOVING, now)
         looked_at.append(part.sandbox)
     return taken, looked_at
-
-
-def requeue(
-    db: sqlite3.Connection, batch: BatchPlan, is_open: Callable[[int], bool], fallback: FallbackRules, now: int
-) -> Iterator[int]:
-    """Let undecided files of a batch wait again. Yield the sandboxes that changed.
-
-    :param is_open: and ``fallback`` as of :func:`update_state`.
-    """
-    for part in batch.parts:
-        if updates.moving_back(db, part.sandbox, batch.destination):
-            update_state(db, part.sandbox, is_open, fallback, now)
-            yield part.sandbox
-        elif updates.unlease(db, part.sandbox, now):
-            yield part.sandbox

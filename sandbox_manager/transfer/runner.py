@@ -1,16 +1,21 @@
-"""One batch from lease to record: its files are claimed, the plugin runs, the outcome is decided and recorded."""
+"""The steps of a batch: its files are claimed, the plugin runs, the outcome is decided, and what is recorded of it.
+
+``pipeline.py`` has their order.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from sandbox_manager.custody import queries, updates
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.custody import Custody
 from sandbox_manager.custody.ledger import set_meta
 from sandbox_manager.custody.running import RunningBatch
+from sandbox_manager.custody.store import Change
 from sandbox_manager.file import StoredFile
 from sandbox_manager.sandbox import Destination
 from sandbox_manager.scheduling import rates
@@ -25,26 +30,22 @@ from sandbox_manager.transfer.batch import (
     BatchRun,
     claim_files,
     decide_batch,
+    delivered_result,
     job_names,
-    lease,
-    manager_error,
     mark_lost,
-    record_arrived,
-    requeue,
     update_breaker,
     update_state,
-)  # fmt: skip
+)
 from sandbox_manager.transfer.handover import BATCH_FILES, METHOD, DrainTarget
 from sandbox_manager.transfer.totals import ServerTotals, TransferTotals
 from stageout.core import log
 from stageout.core.errors import SILENT
 from stageout.core.pools import Pool
-from stageout.core.states import FREED
+from stageout.core.states import FREED, State
 from stageout.movers.mover import Stopped
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.results import Answer, Gone, only_delivered
 
-_AGAIN_S = 5.0
 _PLUGINS_END_S = 0.1
 
 
@@ -74,10 +75,6 @@ class BatchRunner:
         self.names = NameRecord()
         self.movers = Pool(64, "mover")
 
-    async def run(self, batch: BatchPlan, transfer: ActiveTransfer) -> None:
-        """Move one batch from lease to record; whatever goes wrong, its places are given back."""
-        await Delivery(self, batch, transfer).run()
-
     def hand_over(self, to: DrainTarget) -> None:
         """From now on a custodian gets what it takes; what is on its way to a slower end is given to it instead."""
         self.hand_over_to = to
@@ -105,135 +102,117 @@ class BatchRunner:
 
 
 class Delivery:
-    """One batch on its way.
+    """One batch on its way. :meth:`sandbox_manager.pipeline.Pipeline.deliver` has the order of its steps.
 
     :param runner: of all batches. :param batch: as it was planned. :param transfer: its streams.
+    :ivar files: that are claimed for it in the ledger. :ivar is_hand_over: they are given to a custodian.
     """
 
     def __init__(self, runner: BatchRunner, batch: BatchPlan, transfer: ActiveTransfer) -> None:
         self._runner, self._custody, self._scheduler = runner, runner.custody, runner.scheduler
-        self._store = runner.custody.store
+        self._registry = runner.custody.store.registry
         self._batch, self._transfer = batch, transfer
-        self._files: list[StoredFile] = []
+        self._claimed: tuple[list[StoredFile], StoredCredentials | None, dict[str, str] | None] = [], None, None
+        self.files: list[StoredFile] = []
         self._held: StoredCredentials | None = None
         self._drain_settings: dict[str, str] | None = None
+        self._number, self._began_at = 0, 0.0
+        self._arrived: Collection[int] = ()
 
-    async def run(self) -> None:
-        """Move the batch from lease to record; whatever goes wrong, its places are given back."""
-        is_recorded = False
-        try:
-            await self._store.write(lambda db: lease(db, self._batch, self._now()), "record-leased")
-            await self._claim()
-            if self._files and self._drain_settings is not None:
-                await self._runner.tell()
-            is_recorded = bool(self._files) and await self._send()
-        except (OSError, sqlite3.Error) as problem:
-            log.error("batch-failed", server=self._batch.server, problem=problem)
-            # A full disk would stay full: sending is what makes room.
-            if not await self._store.ledger.give_up_reserve():
-                await asyncio.sleep(_AGAIN_S)
-        except Exception as problem:
-            log.error("batch-failed", server=self._batch.server, problem=repr(problem), advice="report this as a bug")
-            is_recorded = await self._record_error(problem)
-            if not is_recorded:
-                await asyncio.sleep(_AGAIN_S)
-        finally:
-            self._scheduler.stopped(self._batch, self._transfer)
-            if not is_recorded:
-                await self._requeue()
-            self._scheduler.ended(self._batch)
+    @property
+    def server(self) -> str:
+        """Return the server that it is sent to."""
+        return self._batch.server
+
+    @property
+    def is_hand_over(self) -> bool:
+        """Tell whether its files are given to a custodian."""
+        return bool(self.files) and self._drain_settings is not None
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Tell whether it was claimed for a server that was given up a moment ago: a custodian gets its files."""
+        return self._drain_settings is None and self._custodian() is not None
 
     @property
     def _destination(self) -> Destination:
-        return self._store.registry.destinations[self._batch.destination]
-
-    # ---- files -------------------------------------------------------------------------------------------------------
-
-    async def _claim(self) -> None:
-        """Take the files, what they are sent with, and settings of the hand-over if they go that way."""
-        to, limit_bytes = self._custodian(), self._custody.rules().limits.batch_bytes
-
-        def change(db: sqlite3.Connection) -> Iterable[int]:
-            self._files, touched = claim_files(db, self._batch, limit_bytes, self._now())
-            self._held = self._drain_settings = None
-            if self._files and self._destination.credentials_digest:
-                # Those of all the files: they are part of the destination.
-                self._held = queries.stored_credentials(db, self._files[0].ticket)
-            if to is not None:
-                self._drain_settings = to.begin(self._files, self._now())
-                updates.keep_receipts(db, to.receipts(self._files))
-                for sandbox in {item.sandbox for item in self._files}:
-                    updates.touch(db, sandbox)
-            return touched
-
-        try:
-            await self._store.write(change, "record-moving")
-        except BaseException:
-            self._files = []  # the ledger does not have them as claimed
-            raise
+        return self._registry.destinations[self._batch.destination]
 
     def _custodian(self) -> DrainTarget | None:
         """The custodian that these files are given to now."""
         to = self._runner.hand_over_to
         return to if to is not None and to.takes(self._destination) else None
 
-    async def _requeue(self) -> None:
-        """Files of the batch that have no outcome wait again, and their sandboxes with them.
+    # ---- files -------------------------------------------------------------------------------------------------------
 
-        Done again until it is recorded, or the manager stops (the next start does it): nothing else takes them up.
-        """
-        fallback, is_open = self._custody.fallback_rules, self._scheduler.is_open
-        while True:
-            try:
-                await self._store.write(lambda db: requeue(db, self._batch, is_open, fallback, self._now()))
-                return
-            except (OSError, sqlite3.Error) as problem:
-                log.error("requeue-failed", problem=problem, again_in_s=_AGAIN_S)
-            if not self._scheduler.is_sending:
-                return
-            await asyncio.sleep(_AGAIN_S)
+    def lease(self, db: sqlite3.Connection) -> Iterator[int]:
+        """Give its sandboxes that wait a place in their data slots. Yield those that got one."""
+        for part in self._batch.parts:
+            if updates.state_of(db, part.sandbox) in (State.CONFIRMED, State.RETRY_WAIT):
+                updates.set_state(db, part.sandbox, State.LEASED, self._now())
+                yield part.sandbox
+
+    def claim(self, db: sqlite3.Connection) -> Iterable[int]:
+        """Take the files, what they are sent with, and settings of the hand-over if they go that way."""
+        to = self._custodian()
+        files, touched = claim_files(db, self._batch, self._custody.rules().limits.batch_bytes, self._now())
+        held, drain_settings = None, None
+        if files and self._destination.credentials_digest:
+            # Those of all the files: they are part of the destination.
+            held = queries.stored_credentials(db, files[0].ticket)
+        if to is not None:
+            drain_settings = to.begin(files, self._now())
+            updates.keep_receipts(db, to.receipts(files))
+            for sandbox in {item.sandbox for item in files}:
+                updates.touch(db, sandbox)
+        self._claimed = files, held, drain_settings
+        return touched
+
+    def keep_claim(self) -> None:
+        """Go on with what :meth:`claim` took. Only after the commit: else the ledger does not have it as claimed."""
+        self.files, self._held, self._drain_settings = self._claimed
+
+    def requeue(self, db: sqlite3.Connection) -> Iterator[int]:
+        """Let files without an outcome wait again. Yield the sandboxes that changed."""
+        is_open, fallback = self._scheduler.is_open, self._custody.fallback_rules
+        for part in self._batch.parts:
+            if updates.moving_back(db, part.sandbox, self._batch.destination):
+                update_state(db, part.sandbox, is_open, fallback, self._now())
+                yield part.sandbox
+            elif updates.unlease(db, part.sandbox, self._now()):
+                yield part.sandbox
 
     # ---- the plugin --------------------------------------------------------------------------------------------------
 
-    async def _send(self) -> bool:
-        """Run the plugin and record its answers. False when it was stopped before it answered."""
-        if self._drain_settings is None and self._custodian() is not None:
-            return False  # it was taken for the slower end, a moment before that was given up
-        batch, files, transfer, scheduler = self._batch, self._files, self._transfer, self._scheduler
+    @contextmanager
+    def running(self) -> Iterator[BatchRun]:
+        """Prepare the call of the plugin, and list the batch as running until what has arrived is recorded."""
+        custody, throughput, server = self._custody, self._scheduler.throughput, self._batch.server
         self._runner.batches_sent += 1
-        number, now = self._runner.batches_sent, self._custody.clock.wall_s()
+        self._number, self._began_at = self._runner.batches_sent, custody.clock.wall_s()
         self._runner.totals.begin(self._destination.plugin)
-        self._runner.servers.begin(batch.server, batch.owner, self._custody.clock.monotonic_s())
-        run = self._prepared(number, now)
-        self._custody.running.add(run)
-        log.event("mover-started", batch=number, server=batch.server, plugin=self._destination.plugin, files=len(files),
-                  sandboxes=len(run.sandboxes), owner=batch.owner, files_at_once=transfer.concurrency,
-                  streams_each=transfer.parallelism, limit_s=round(run.lifetime_s))  # fmt: skip
-        answers = await self._answers(run, number)
-        if answers is None:
-            return False
-        now_s = self._custody.clock.monotonic_s()
-        unknown_name = self._runner.names.heard(self._destination.host, answers, run.began_s, now_s)
-        outcome = await self._decide(answers, run.answered, unknown_name)
-        now_s = self._custody.clock.monotonic_s()
-        took_s = now_s - run.began_s
-        if run.asked:
-            self._runner.totals.add(self._destination.plugin, outcome, took_s)
-            self._runner.servers.add(batch.server, batch.owner, outcome, now_s)
-        scheduler.shares.give(batch.owner, len(outcome.delivered), outcome.delivered_bytes, now_s)
-        log.event("mover-ended", batch=number, delivered=len(outcome.delivered), waiting=len(outcome.waiting),
-                  failed=len(outcome.failed), s=round(took_s, 3))  # fmt: skip
-        whole = run.asked and len(outcome.delivered) == len(files)
-        scheduler.tuner.end(transfer, [item.size_bytes for item in files] if whole else ())
-        level = scheduler.tuner.level(batch.server)
-        learnt = scheduler.rates.after(batch.server, files, outcome, took_s, level, now + took_s)
-        await self._record(outcome, run.asked, learnt if run.asked else None)
-        return True
+        self._runner.servers.begin(server, self._batch.owner, custody.clock.monotonic_s())
+        run = self._prepared(self._number, self._began_at)
+        custody.running.add(run)
+        log.event("mover-started", batch=self._number, server=server, plugin=self._destination.plugin,
+                  files=len(self.files), sandboxes=len(run.sandboxes), owner=self._batch.owner,
+                  files_at_once=self._transfer.concurrency, streams_each=self._transfer.parallelism,
+                  limit_s=round(run.lifetime_s))  # fmt: skip
+        run.began_s = custody.clock.monotonic_s()
+        throughput.started(server, _amount(self.files), run.began_s)
+        try:
+            yield run
+        finally:
+            custody.running.remove(run)
+            if run.asked:
+                custody.state.bytes_by_uid[run.uid] = run.state_bytes
+            delivered = _amount([self.files[index] for index in self._arrived])
+            throughput.ended(server, _amount(self.files), delivered, custody.clock.monotonic_s())
 
     def _prepared(self, number: int, now: float) -> BatchRun:
         """Return the call of the plugin with its time limit and settings. :param now: wall clock."""
-        registry, most_s = self._store.registry, self._custody.rules().lifetime_s
-        place, files, table = self._destination, self._files, self._runner.table
+        registry, most_s = self._registry, self._custody.rules().lifetime_s
+        place, files, table = self._destination, self.files, self._runner.table
         known = self._scheduler.rates.of(self._batch.server)
         limit_s, settings = call_limits(known, files, self._transfer, most_s, now)
         if table.batch_files(place.plugin, place.scheme):
@@ -248,112 +227,102 @@ class Delivery:
             self._custody.spool, table, place, jobs, user, files, directory, limit_s, settings, self._held, now
         )  # fmt: skip
 
-    async def _answers(self, run: BatchRun, number: int) -> list[Answer] | None:
-        """Wait for the plugin's answers; None when it was stopped, and what had arrived by then is recorded."""
-        clock, throughput, server = self._custody.clock, self._scheduler.throughput, self._batch.server
-        arrived = set[int]()
-        run.began_s = clock.monotonic_s()
-        throughput.started(server, _amount(self._files), run.began_s)
+    async def send(self, run: BatchRun) -> list[Answer]:
+        """Run the plugin and return its answers, one for each file.
+
+        :raises Stopped: it was stopped before it had answered for all files.
+        :raises OSError: its work directory could not be made.
+        """
         try:
             answers = await asyncio.get_running_loop().run_in_executor(self._runner.movers, run.run)
-            arrived |= only_delivered(answers).keys()
-            return answers
         except Stopped as stopped:
-            log.event("mover-stopped", batch=number, delivered=len(stopped.delivered))
-            arrived |= stopped.delivered.keys()
-            sizes = [self._files[index].size_bytes for index in arrived]
-            now_s = clock.monotonic_s()
+            log.event("mover-stopped", batch=self._number, delivered=len(stopped.delivered))
+            self._arrived = stopped.delivered.keys()
+            sizes = [self.files[index].size_bytes for index in self._arrived]
+            now_s = self._custody.clock.monotonic_s()
             self._runner.totals.add_part(self._destination.plugin, sizes, now_s - run.began_s)
-            self._runner.servers.add_part(server, self._batch.owner, sizes, now_s)
-            await self._record_part(stopped.delivered)
-            return None
-        finally:
-            self._custody.running.remove(run)
-            if run.asked:
-                self._custody.state.bytes_by_uid[run.uid] = run.state_bytes
-            delivered = _amount([self._files[index] for index in arrived])
-            throughput.ended(server, _amount(self._files), delivered, clock.monotonic_s())
+            self._runner.servers.add_part(self._batch.server, self._batch.owner, sizes, now_s)
+            raise
+        self._arrived = only_delivered(answers).keys()
+        return answers
 
-    async def _decide(self, answers: Sequence[Answer], answered: bool, unknown_name: bool) -> BatchOutcome:
+    # ---- the outcome -------------------------------------------------------------------------------------------------
+
+    def check_name(self, run: BatchRun, answers: Sequence[Answer]) -> bool:
+        """Record what the answers say about the server's name. Return whether it does not exist."""
+        now_s = self._custody.clock.monotonic_s()
+        return self._runner.names.heard(self._destination.host, answers, run.began_s, now_s)
+
+    def decide(self, answers: Sequence[Answer], answered: bool = False, unknown_name: bool = False) -> BatchOutcome:
         """Decide about every file.
 
         :param answered: the server has answered another batch meanwhile. :param unknown_name: as of decide_retry.
         """
-        await self._custody.clock_guard.check()
-        return self._outcome(answers, answered, unknown_name)
-
-    def _outcome(self, answers: Sequence[Answer], answered: bool = False, unknown_name: bool = False) -> BatchOutcome:
-        renewable = bool(self._held and self._held.credentials)
         return decide_batch(
-            self._files, answers, self._custody.rules().retry, self._store.registry.due_since,
-            self._custody.clock.wall_s(), renewable, answered, self._transfer.parallelism, unknown_name,
+            self.files, answers, self._custody.rules().retry, self._registry.due_since, self._custody.clock.wall_s(),
+            bool(self._held and self._held.credentials), answered, self._transfer.parallelism, unknown_name,
         )  # fmt: skip
+
+    def learn(self, run: BatchRun, outcome: BatchOutcome) -> Known | None:
+        """Count the batch, and learn from it for the next ones. Return what is known of the server's rate now."""
+        scheduler, transfer, now_s = self._scheduler, self._transfer, self._custody.clock.monotonic_s()
+        took_s = now_s - run.began_s
+        if run.asked:
+            self._runner.totals.add(self._destination.plugin, outcome, took_s)
+            self._runner.servers.add(self.server, self._batch.owner, outcome, now_s)
+        scheduler.shares.give(self._batch.owner, len(outcome.delivered), outcome.delivered_bytes, now_s)
+        log.event("mover-ended", batch=self._number, delivered=len(outcome.delivered), waiting=len(outcome.waiting),
+                  failed=len(outcome.failed), s=round(took_s, 3))  # fmt: skip
+        whole = run.asked and len(outcome.delivered) == len(self.files)
+        scheduler.tuner.end(transfer, [item.size_bytes for item in self.files] if whole else ())
+        level = scheduler.tuner.level(self.server)
+        learnt = scheduler.rates.after(self.server, self.files, outcome, took_s, level, self._began_at + took_s)
+        return learnt if run.asked else None
 
     # ---- records -----------------------------------------------------------------------------------------------------
 
-    async def _record_error(self, problem: Exception) -> bool:
-        """Record an error of the manager as a failure of each file, so that it ends. Return False when that fails."""
-        if not self._files:
-            return False
-        try:
-            outcome = self._outcome([manager_error(problem)] * len(self._files))
-            await self._record(outcome, False, None)
-        except Exception as second:
-            log.error("batch-failed", server=self._batch.server, problem=repr(second), advice="report this as a bug")
-            return False
-        return True
+    def record_arrived(self, db: sqlite3.Connection, delivered: Mapping[int, Gone]) -> Iterable[int]:
+        """Record what of a stopped batch has arrived, and where that leaves its sandboxes.
 
-    async def _record_part(self, delivered: Mapping[int, Gone]) -> None:
-        """Write which files of a stopped batch have arrived; on return it is on the disk."""
-        if not delivered:
-            return
-        fallback, is_open = self._custody.fallback_rules, self._scheduler.is_open
-        streams = self._transfer.parallelism
-        boxes = await self._store.write(
-            lambda db: record_arrived(db, self._files, delivered, is_open, fallback, self._now(), streams),
-            "record-delivered",
-        )
-        self._custody.releases.follow(boxes)
+        :param delivered: by index in :attr:`files`.
+        """
+        now, streams = self._now(), self._transfer.parallelism
+        arrived = [delivered_result(self.files[index], answer, now, streams) for index, answer in delivered.items()]
+        updates.record_results(db, arrived)
+        return self._update_states(db, {item.sandbox for item in arrived})
 
-    async def _record(self, outcome: BatchOutcome, asked: bool, learnt: Known | None) -> None:
-        """Write what became of a batch and of its sandboxes; on return it is on the disk.
+    def record_of(self, outcome: BatchOutcome, asked: bool = False, learnt: Known | None = None) -> Change:
+        """Tell the server's breaker of an outcome, and return the change that records what became of the files.
 
         :param asked: a plugin ran; without that nothing was learnt about the server. :param learnt: about its rate.
         """
-        registry, scheduler, server = self._store.registry, self._scheduler, self._batch.server
-        back = asked and update_breaker(scheduler.breakers, server, outcome)
+        registry, breakers, server = self._registry, self._scheduler.breakers, self.server
+        back = asked and update_breaker(breakers, server, outcome)
         if asked and outcome.tried and not outcome.unreachable:
             self._custody.running.answered(server)
-        sandboxes = sorted({item.sandbox for item in self._files})
-        named = {
-            "record-delivered": outcome.delivered,
-            "record-handed-over": outcome.handed_over,
-            "record-retry": outcome.waiting,
-            "record-failed": outcome.failed,
-            "record-lost": outcome.lost,
-        }
-        labels = [label for label, results in named.items() if results]
         same = registry.destinations_at(server)
         others = registry.backlog.waiting_for(same) if back else []
-        breakers, fallback = scheduler.breakers.dump(), self._custody.fallback_rules
+        states = breakers.dump()
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
             updates.record_results(db, outcome.all)
             if learnt is not None:
                 rates.keep(db, server, learnt)
-            touched = set(sandboxes)
-            if back:
-                touched |= updates.wake(db, others, same, SILENT, self._now())
+            woken = updates.wake(db, others, same, SILENT, self._now()) if back else set()
             if back or outcome.unreachable:
-                set_meta(db, BREAKERS, breakers)
+                set_meta(db, BREAKERS, states)
             for item in outcome.all:
                 updates.keep_attempts(db, item.sandbox, item.attempts, item.excused)
             mark_lost(db, outcome, self._now())
-            for sandbox in sandboxes:
-                update_state(db, sandbox, scheduler.is_open, fallback, self._now())
-            return touched
+            return woken.union(self._update_states(db, {item.sandbox for item in self.files}))
 
-        self._custody.releases.follow(await self._store.write(change, *labels))
+        return change
+
+    def _update_states(self, db: sqlite3.Connection, sandboxes: Iterable[int]) -> Iterable[int]:
+        touched = sorted(sandboxes)
+        for sandbox in touched:
+            update_state(db, sandbox, self._scheduler.is_open, self._custody.fallback_rules, self._now())
+        return touched
 
     def _now(self) -> int:
         return self._custody.now()

@@ -39,7 +39,7 @@ from sandbox_manager.intake.listener import Intake
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.report.reporter import Reporter
 from sandbox_manager.scheduling.leases import Leases
-from sandbox_manager.transfer.runner import BatchRunner, Delivery
+from sandbox_manager.transfer.runner import BatchRunner
 from schedd_agent.agent import Agent
 from schedd_agent.liveness import _PoolLiveness
 from schedd_agent.model import Job, SendOrder
@@ -547,13 +547,13 @@ BUGS = (
     # ---- sending
     Planted(
         "what was stopped stays leased",
-        lambda: [mutated(Delivery, "run", "await self._requeue()", "pass")],
+        lambda: [mutated(Pipeline, "deliver", "await self._requeue(batch)", "pass")],
         ("disk_full",),
         0.05,
     ),
     Planted(
         "files of a batch whose record failed twice are not sent",
-        lambda: [mutated(Delivery, "_requeue", "while True:", "for _ in range(1):")],
+        lambda: [mutated(Pipeline, "_requeue", "while True:", "for _ in range(1):")],
         ("disk_ails", "disk_full_while_moving"),
         0.05,
     ),

@@ -170,10 +170,6 @@ def test_folders_of_the_manager_follow_the_arrows() -> None:
     assert wrong == []
 
 
-def test_the_way_of_a_sandbox_is_read_in_one_sitting() -> None:
-    assert len((ROOT / "sandbox_manager/pipeline.py").read_text().splitlines()) <= 150
-
-
 def test_modules_form_no_circle() -> None:
     """Imports in functions and for type checkers count too. The overlay's inside gets a design of its own."""
     graph = {name: others for name, others in _module_graph().items() if not _is_of_overlay(name)}

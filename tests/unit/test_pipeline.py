@@ -22,7 +22,6 @@ from manager_site import SCHEDD, Site, made, run
 from sandbox_manager.intake.acceptance import Handoff, Refusal
 from sandbox_manager.report.reporter import sandbox_report
 from sandbox_manager.rules import read_rules
-from sandbox_manager.transfer import runner
 from stageout.core import durable
 from stageout.core.children import MOVER_MARK
 from stageout.core.config import mapping_settings
@@ -140,7 +139,7 @@ def test_a_released_run_with_a_stray_hand_off_is_left_alone(site: Site, monkeypa
 
 
 def test_a_batch_is_given_back_when_the_disk_takes_records_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_AGAIN_S", 0.1)
+    monkeypatch.setattr("sandbox_manager.pipeline._AGAIN_S", 0.1)
 
     async def story() -> None:
         async with site.manager(moving=False) as node:
@@ -390,12 +389,12 @@ def test_attempts_end_in_a_failure_that_says_how_many(site: Site) -> None:
     run(story())
 
 
-@pytest.mark.parametrize("part", ["batch.BatchRun.run", "runner.Delivery._prepared", "runner.Delivery._decide"])
+@pytest.mark.parametrize("part", ["batch.BatchRun.run", "runner.Delivery._prepared", "runner.Delivery.learn"])
 def test_an_error_of_the_manager_is_no_attempt_of_the_owner_s_and_ends(
     site: Site, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     site.knobs["STAGEOUT_ATTEMPTS"] = "2"
-    monkeypatch.setattr(runner, "_AGAIN_S", 0.1)
+    monkeypatch.setattr("sandbox_manager.pipeline._AGAIN_S", 0.1)
 
     def fail(*given: Any) -> None:
         raise ValueError("odd")
@@ -458,7 +457,7 @@ def test_a_ledger_that_cannot_be_written_accepts_nothing(site: Site, monkeypatch
 )
 def test_a_step_that_fails_is_done_again(site: Site, monkeypatch: pytest.MonkeyPatch, label: str) -> None:
     armed = site.flag("armed")
-    monkeypatch.setattr("sandbox_manager.transfer.runner._AGAIN_S", 0.1)
+    monkeypatch.setattr("sandbox_manager.pipeline._AGAIN_S", 0.1)
     monkeypatch.setattr("sandbox_manager.custody.releases._AGAIN_S", 0.1)
 
     async def story() -> None:
