@@ -65,6 +65,8 @@ def test_one_deleted_directory_costs_one_sandbox(site: Site) -> None:
             kept, gone = [await _paused(node, job) for job in ("1.0", "2.0")]
             shutil.rmtree(_sandboxes(site) / gone)
             await node.pipeline.run_housekeeping()
+            at_risk, lost = node.pipeline.store.registry.bytes_at_risk, node.pipeline.store.lost_bytes
+            assert lost == at_risk > 0, "one of two like sandboxes"
             await node.until_state(State.LOST, node.facts("2.0"))
             assert node.state(node.facts("1.0")) is State.CONFIRMED and (_sandboxes(site) / kept / "0").exists()
 
