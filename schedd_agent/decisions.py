@@ -66,6 +66,8 @@ _ANSWER_CHARS = 1000
 #: Most holdings of routers in a job's ad, and most characters of each.
 _HOLDINGS_SHOWN, _HOLDING_CHARS = 8, 500
 _HOLD_REASON_CHARS = 2000
+#: Before the number of runs in the reason of a loss.
+_AGAIN = ", again after "
 #: Most hosts in the figures of delivered output.
 _HOSTS_SHOWN = 5
 #: Seconds after which the time of an attempt is no longer shown as that of the next one.
@@ -472,7 +474,17 @@ def _loss_reason(given: DecisionInput, record: RunRecord, own: Sandboxes, limits
         silent_s = given.absent_s.get(ticket.manager, 0.0)
         if silent_s >= _patience_s(given, ticket.manager, limits) and not _has_ended_in(own, ticket):
             return f"nothing was heard of the output at {ticket.manager_name} for {silent_s:.0f} s"
-    return ""
+    return "" if _all_reported(record, own) else _known_loss(given.job)
+
+
+def _known_loss(job: Job | None) -> str:
+    """Return the reason of a loss that the job's ad has; "" without one.
+
+    After a restart the agent does not know for how long a manager has been silent.
+    """
+    if job is None or (job.ad_state.state, job.ad_state.run) != (State.LOST, job.run):
+        return ""
+    return job.ad_state.reason.partition(f"; {RERUN_ADVICE}")[0].partition(_AGAIN)[0] or "lost"
 
 
 def _has_ended_in(own: Sandboxes, ticket: Ticket) -> bool:
@@ -619,9 +631,7 @@ def _handle_loss(given: DecisionInput, job: Job, ad_state: JobAdState, limits: D
     elif job.status == Status.COMPLETED and job.reruns < limits.max_reruns:
         yield Rerun(JobAdState(run=job.run, reason=f"runs again: {ad_state.reason}"))
     else:
-        reason = (
-            f"{ad_state.reason}, again after {job.reruns} runs because of that (STAGEOUT_MAX_RERUNS); {RERUN_ADVICE}"
-        )
+        reason = f"{ad_state.reason}{_AGAIN}{job.reruns} runs because of that (STAGEOUT_MAX_RERUNS); {RERUN_ADVICE}"
         yield from _hold(replace(ad_state, reason=reason), ErrorClass.UNKNOWN.code, limits)
 
 
@@ -698,10 +708,10 @@ def _decide_without_record(given: DecisionInput, job: Job, limits: DecisionLimit
     kept = any(
         item.sandbox.number == _reported_run(given, job) and item.sandbox.state not in FREED for item in given.reported
     )
-    if given.waited_s >= limits.lease_s and not (given.records_written and kept):
-        ad_state = JobAdState(
-            State.LOST.value, job.run, f"no manager reported its output within {given.waited_s:.0f} s"
-        )
+    known = _known_loss(job)
+    if (known or given.waited_s >= limits.lease_s) and not (given.records_written and kept):
+        reason = known or f"no manager reported its output within {given.waited_s:.0f} s"
+        ad_state = JobAdState(State.LOST.value, job.run, reason)
         yield from _handle_loss(given, job, ad_state, limits)
     elif given.waited_s >= limits.record_wait_s:
         reason = (

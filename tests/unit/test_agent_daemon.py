@@ -1072,6 +1072,57 @@ def test_every_edit_has_a_word_of_the_documents(site: Site) -> None:
     assert kinds == set(_EFFECTS)
 
 
+def lost_and_held(site: Site) -> Job:
+    """Return the job, whose output was lost more often than it may run again."""
+    for run in (1, 2, 3):
+        site.complete(run=run)
+        site.passes(130)
+    assert (site.job.status, site.job.ad_state.state) == (Status.HELD, "Lost")
+    return site.job
+
+
+def test_lost_output_stays_lost_after_a_restart(site: Site) -> None:
+    held = lost_and_held(site)
+    site.start()
+    for _ in range(130):
+        site.passes()
+        assert site.job == held
+    site.report(State.MOVING, run=3)
+    site.passes(6)
+    assert site.job.ad_state.state == "Moving", "the node has come back"
+
+
+def test_lost_output_without_a_record_stays_lost_after_a_restart(site: Site) -> None:
+    lost_and_held(site)
+    for path in site.path.glob("job.runs.*"):
+        path.unlink()
+    held = site.job
+    site.start()
+    for _ in range(130):
+        site.passes()
+        assert site.job == held
+
+
+def test_the_hold_of_lost_output_is_logged_after_a_restart_with_the_same_reason(site: Site) -> None:
+    held = lost_and_held(site)
+    site.queue.found[JOB] = replace(held, unlogged_hold_run=3, hold_code=1)
+    reason = held.ad_state.reason
+    site.start()
+    site.passes(2)
+    assert site.job.ad_state.state == "Lost"
+    assert site.job.ad_state.reason == reason
+
+
+def test_a_lost_node_of_a_dag_stays_lost_after_a_restart(site: Site) -> None:
+    site.complete()
+    site.queue.found[JOB] = replace(site.job, dag=3)
+    site.passes(130)
+    assert site.job.ad_state.state == "Lost"
+    site.start()
+    site.passes(60)
+    assert site.job.ad_state.state == "Lost"
+
+
 def test_lost_output_is_counted_once_with_its_bytes(site: Site) -> None:
     """A run again, after a loss that the node reports, and one of which only the receipts say how much there was."""
     site.complete()
