@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from stageout.core import log
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Damaged, Known, Upload, answer_to
@@ -156,4 +157,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    log.open_child_log()
     main()

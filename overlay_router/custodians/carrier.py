@@ -20,6 +20,7 @@ from overlay_router.custodians.said import DAMAGED, LATE
 from overlay_router.custodians.spooled import WAITS_S, Growth, Spooled, Undigested, has_lost
 from overlay_router.data.ring import Rings
 from overlay_router.local.as_text import as_operation
+from stageout.core import log
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.threads import NoThread, started
 from stageout.overlay.channel import Channel, Gateway
@@ -398,4 +399,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    log.open_child_log()
     main(sys.argv)

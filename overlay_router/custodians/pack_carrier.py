@@ -21,6 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from overlay_router.custodians.pack_records import as_pack
+from stageout.core import log
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.sockets import readable
 from stageout.core.threads import NoThread, started
@@ -486,4 +487,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    log.open_child_log()
     main()

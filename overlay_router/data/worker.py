@@ -226,7 +226,7 @@ def _moved(report: Reporter, hop: str, size_bytes: int) -> None:
 def main(argv: list[str]) -> None:
     """Serve connections until the daemon goes away. ``argv[1]`` is the descriptor of its socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the daemon ends, and this with it
-    log.open_log(None)
+    log.open_child_log()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a circuit takes six

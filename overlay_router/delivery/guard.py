@@ -115,5 +115,5 @@ def _say(killed: int) -> None:
 
 
 if __name__ == "__main__":
-    log.open_log(None)
+    log.open_child_log()
     watch(Path(sys.argv[1]), sys.stdin.fileno())

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 import time
 
+#: Environment variable that says to the processes of a daemon which form its log has.
+_CHILDREN = "_STAGEOUT_LOG_FORMAT"
 _PLAIN = re.compile(r'[^\s"=]+')
 
 
@@ -53,6 +56,13 @@ def open_log(handler: logging.Handler | None = None, debug: bool = False, is_jso
         old.close()
     logger.setLevel(logging.DEBUG if debug else logging.INFO)
     logger.propagate = False
+    os.environ[_CHILDREN] = "json" if is_json else ""
+
+
+def open_child_log() -> None:
+    """Send the warnings of a process that a daemon has started to stderr, in the form of the daemon's log."""
+    open_log(is_json=os.environ.get(_CHILDREN) == "json")
+    logging.getLogger("stageout").setLevel(logging.WARNING)
 
 
 def is_debug() -> bool:
