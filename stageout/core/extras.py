@@ -9,6 +9,7 @@ from stageout.core.errors import StageoutError
 
 #: Packages of each extra, as they are imported.
 MODULES = {
+    "globus": ("globus_sdk",),
     "web": ("aiohttp",),
     "policy": ("aiohttp", "prometheus_client", "pydantic"),
 }

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Union
 
-from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.errors import ErrorClass, StageoutError, TransferFailure
 from stageout.plugin.api import BatchProtocol, Context, Outcome, Request, Transfer, TransferProtocol
 from stageout.plugin.context import MOST_STREAMS, Deadline, FileContext, PluginEnvironment, PluginLog
 from stageout.plugin.requests import Call
@@ -204,7 +204,8 @@ class Batch:
                 try:
                     self._protocol = self._make_protocol()
                 except BaseException as error:  # a missing library, say: said for each file
-                    text = f"the plugin cannot be loaded: {type(error).__name__}: {error}"
+                    what = str(error) if isinstance(error, StageoutError) else f"{type(error).__name__}: {error}"
+                    text = f"the plugin cannot be loaded: {what}"
                     self._log.add("cannot load", trace=traceback.format_exc(limit=-6))
                     self._protocol = TransferFailure(ErrorClass.PLUGIN_BROKEN, text)
             if isinstance(self._protocol, TransferFailure):

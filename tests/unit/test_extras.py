@@ -1,4 +1,4 @@
-"""Daemons without the Python packages of their extra, as in a bare wheel."""
+"""Daemons and plugins without the Python packages of their extra, as in a bare wheel."""
 
 from __future__ import annotations
 
@@ -40,3 +40,16 @@ def test_a_missing_extra_is_named(module: str, extra: str, argument: str, tmp_pa
 @pytest.mark.parametrize(("module", "extra", "argument"), _DAEMONS)
 def test_the_version_needs_no_extra(module: str, extra: str, argument: str, tmp_path: Path) -> None:
     assert _run(module, "--version", tmp_path / "none").stdout.endswith(f" {__version__}\n")
+
+
+def test_a_plugin_names_its_missing_extra(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['globus_sdk'] = None\n")
+    (tmp_path / "a").write_text("x")
+    (tmp_path / "in").write_text(f'[ LocalFileName = "{tmp_path}/a"; Url = "globusonline://c/a" ]\n')
+    plugin = str(ROOT / "plugins/globusonline_plugin")
+    command = [sys.executable, plugin, "-infile", f"{tmp_path}/in", "-outfile", f"{tmp_path}/out", "-upload"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "_CONDOR_SCRATCH_DIR": str(tmp_path)}
+    subprocess.run(command, env=environment, capture_output=True, timeout=120, check=False)
+    text = (tmp_path / "out").read_text()
+    assert "the Python package globus_sdk is not installed: pip install 'stageout[globus]'" in text
+    assert "ModuleNotFoundError" not in text

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from globus_sdk import GlobusAPIError, GlobusError, NetworkError
-
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.extras import needs
+
+with needs("globus"):
+    from globus_sdk import GlobusAPIError, GlobusError, NetworkError
 
 SERVER = "transfer.api.globus.org"
 CANCELED = "CANCELED"

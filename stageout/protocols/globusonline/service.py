@@ -14,9 +14,12 @@ for _name in [name for name in os.environ if name.startswith("GLOBUS_SDK_")]:  #
     if _name not in ("GLOBUS_SDK_VERIFY_SSL", "GLOBUS_SDK_HTTP_TIMEOUT"):
         del os.environ[_name]
 
-from globus_sdk import GlobusAPIError, GlobusError, NetworkError, TransferClient  # noqa: E402
-from globus_sdk.authorizers import GlobusAuthorizer  # noqa: E402
-from globus_sdk.transport import RequestsTransport, RetryConfig  # noqa: E402
+from stageout.core.extras import needs  # noqa: E402
+
+with needs("globus"):
+    from globus_sdk import GlobusAPIError, GlobusError, NetworkError, TransferClient
+    from globus_sdk.authorizers import GlobusAuthorizer
+    from globus_sdk.transport import RequestsTransport, RetryConfig
 
 from stageout.core.errors import ErrorClass, TransferFailure  # noqa: E402
 from stageout.core.pauses import growing_s  # noqa: E402
