@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Union
 
 from stageout_web import format as words
@@ -61,21 +61,30 @@ def encodable(text: str) -> str:
 
 
 def table(
-    caption: str, header: Iterable[Content], rows: Iterable[Iterable[Content]], numbers: Iterable[int] = ()
+    caption: str,
+    header: Iterable[Content],
+    rows: Iterable[Iterable[Content]],
+    numbers: Iterable[int] = (),
+    sorts: Sequence[str | None] = (),
+    wide: Iterable[int] = (),
 ) -> Markup:
-    """Return a table whose first cell of each row is the row's header. :param numbers: columns with numbers."""
-    right = set(numbers)
+    """Return a table whose first cell of each row is the row's header.
+
+    :param numbers: columns with numbers. :param sorts: of each column: how the rows are sorted by it (aria-sort).
+    :param wide: columns with sentences.
+    """
+    classes = {**dict.fromkeys(numbers, "number"), **dict.fromkeys(wide, "reason")}
 
     def cells(row: Iterable[Content]) -> Iterable[Markup]:
         for column, content in enumerate(row):
-            class_ = "number" if column in right else None
+            class_ = classes.get(column)
             if column == 0:
                 yield tag("th", content, scope="row", class_=class_)
             else:
                 yield tag("td", content, class_=class_)
 
-    head = [tag("th", text, scope="col", class_="number" if column in right else None)
-            for column, text in enumerate(header)]  # fmt: skip
+    head = [tag("th", text, scope="col", class_=classes.get(column),
+                aria_sort=sorts[column] if sorts else None) for column, text in enumerate(header)]  # fmt: skip
     body = [tag("tr", cells(row)) for row in rows]
     made = tag("table", tag("caption", caption), tag("thead", tag("tr", head)), tag("tbody", body))
     return tag("div", made, class_="scroll", role="region", aria_label=caption, tabindex=0)

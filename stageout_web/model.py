@@ -70,6 +70,7 @@ class Box(NamedTuple):
     accepted_at: int
     accounting_group: str
     trouble_since_at: int
+    is_paused: bool = False
 
     @property
     def code(self) -> int:
@@ -221,7 +222,7 @@ def box_of(sandbox: SandboxReport) -> Box:
         sys.intern(sandbox.server),
         sandbox.files_left, total, total if sandbox.bytes_left == total else sandbox.bytes_left,
         sandbox.code, sandbox.next_attempt_at, sandbox.accepted_at, sys.intern(sandbox.group),
-        sandbox.trouble_since_at,
+        sandbox.trouble_since_at, bool(sandbox.paused),
     )  # fmt: skip
 
 
@@ -321,7 +322,7 @@ class Pool:
 
     def boxes(self) -> Iterator[tuple[Node, Box]]:
         """Yield all sandboxes with their nodes."""
-        for node in self.nodes.values():
+        for node in list(self.nodes.values()):
             for box in node.boxes:
                 yield node, box
 
@@ -335,7 +336,7 @@ class Pool:
     def by_server(self) -> dict[str, Tally]:
         """Return a tally for each server."""
         found: dict[str, Tally] = {}
-        for node in self.nodes.values():
+        for node in list(self.nodes.values()):
             for server, tally in node.tallies.items():
                 found.setdefault(server, Tally()).add_all(tally)
         return found
@@ -351,19 +352,19 @@ class Pool:
     def troubled_servers(self) -> dict[str, list[tuple[Node, ServerReport]]]:
         """Return the servers that nodes cannot reach."""
         found: dict[str, list[tuple[Node, ServerReport]]] = {}
-        for node in self.nodes.values():
+        for node in list(self.nodes.values()):
             for one in node.servers:
                 found.setdefault(one.server, []).append((node, one))
         return found
 
     def flows_to(self, server: str) -> list[Flow]:
         """Return the transfers of all nodes to one server."""
-        return [flow for node in self.nodes.values() for flow in node.flows if flow.server == server]
+        return [flow for node in list(self.nodes.values()) for flow in node.flows if flow.server == server]
 
     def expected(self) -> dict[str, Eta | None]:
         """Return for each server the time until all output of all nodes has arrived there."""
         found: dict[str, list[Eta | None]] = {}
-        for node in self.nodes.values():
+        for node in list(self.nodes.values()):
             for flow in node.flows:
                 found.setdefault(flow.server, []).append(flow.backlog.expected(self.now_at))
         return {server: at_least(parts) for server, parts in found.items()}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stageout.core import log
+from stageout.core.errors import ErrorClass
 from stageout.core.history import HistoryFollower, ended_at, took_s
 from stageout.core.states import State
 from stageout_web.model import server_of
@@ -34,7 +35,10 @@ _EXACT, _STEP = 32, math.log(1.05)
 
 
 class FileRecord(NamedTuple):
-    """A record, or the sum of those that a report did not list. :param rate: bytes per second, 0 if unknown."""
+    """A record, or the sum of those that a report did not list. :param rate: bytes per second, 0 if unknown.
+
+    :param failure: name of its error class.
+    """
 
     day: str
     destination: str
@@ -46,6 +50,7 @@ class FileRecord(NamedTuple):
     took_s: int | None
     rate: int
     sandbox: tuple[str, int, str]
+    failure: str = ""
 
 
 def record_of(ad: Mapping[str, Any]) -> FileRecord:
@@ -58,6 +63,7 @@ def record_of(ad: Mapping[str, Any]) -> FileRecord:
         _name(str(ad.get("StageOutPlugin", ""))), int(ad.get("StageOutFiles", 1)), int(ad.get("TransferFileBytes", 0)),
         ad.get("StageOutState") == State.DELIVERED, took_s(ad), int(ad.get("StageOutBytesPerSecond", 0)),
         (str(ad.get("GlobalJobId")), int(ad.get("NumShadowStarts", 0)), str(ad.get("StageOutManager"))),
+        ErrorClass.from_code(int(ad.get("StageOutErrorCode", 0))).name,
     )  # fmt: skip
 
 
@@ -89,7 +95,7 @@ class Sums:
     """Sums of some records.
 
     :param undelivered: files that did not arrive. :param took, rates: files in each step of seconds from acceptance
-        to delivery, and of bytes per second.
+        to delivery, and of bytes per second. :param failures: undelivered files of each error class.
     """
 
     files: int = 0
@@ -97,11 +103,13 @@ class Sums:
     undelivered: int = 0
     took: Counter[int] = field(default_factory=Counter)
     rates: Counter[int] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
 
     def add(self, record: FileRecord) -> None:
         """Add a record."""
         if not record.is_delivered:
             self.undelivered += record.files
+            self.failures[record.failure] += record.files
             return
         self.files += record.files
         self.size_bytes += record.size_bytes
@@ -117,6 +125,7 @@ class Sums:
         self.undelivered += other.undelivered
         self.took.update(other.took)
         self.rates.update(other.rates)
+        self.failures.update(other.failures)
 
 
 @dataclass
@@ -222,6 +231,14 @@ class Records:
                 for name, part in parts.items():
                     found.setdefault(name, Sums()).add_all(part)
         return found
+
+    def days_of(self, destination: str) -> dict[str, Sums]:
+        """Return the sums of each day for a destination. On days with very many it may be among the others."""
+        return {
+            day: known.names["destination"][destination]
+            for day, known in list(self._days.items())
+            if destination in known.names["destination"]
+        }
 
     def delivered(self, day: str) -> tuple[int, int] | None:
         """Return outputs and bytes delivered on a day; None if the records were not all read."""

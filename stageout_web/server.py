@@ -13,6 +13,7 @@ import sqlite3
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ from stageout_web.views.page import PageContext
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Build = Callable[[PageContext, web.Request], Markup]
+MakeView = Callable[[PageContext, PageState, Mapping[str, str]], Markup]
 
 STATIC = Path(__file__).with_name("static")
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -63,6 +65,13 @@ _OTHER_CONNECTIONS = 300
 #: Seconds between two lines of the log about requests that name a user and must not.
 _REFUSALS_S = 60.0
 _JOB = re.compile(r"(\d{1,9})\.(\d{1,9})\Z", re.A)
+
+
+_LISTS: tuple[tuple[str, str, MakeView], ...] = (
+    ("jobs", "Jobs", jobs.jobs), ("destinations", "Destinations", destinations.destinations),
+    ("nodes", "Nodes", nodes.nodes), ("owners", "Owners", owners.owners), ("routers", "Routers", routers.routers),
+    ("policy", "Policy", policy.policy),
+)  # fmt: skip
 
 
 class Wanted(NamedTuple):
@@ -131,21 +140,16 @@ class Server:
         app = web.Application(middlewares=[self._guard], client_max_size=_BODY_BYTES)
         routes: list[tuple[str, str, Handler]] = [
             ("GET", "/", self._view("", "Now", self._now)),
-            ("GET", "/jobs", self._view("jobs", "Jobs", lambda c, r: jobs.jobs(c, self._state, r.query))),
+            *(("GET", f"/{name}", self._view(name, title, partial(_build, self._state, make)))
+              for name, title, make in _LISTS),
             ("GET", "/job", self._job), ("GET", "/request", self._ask), ("POST", "/request", self._request),
-            ("GET", "/destinations", self._view("destinations", "Destinations",
-                                                lambda c, r: destinations.destinations(c, self._state))),
             ("GET", "/destination", self._view("destinations", "", self._destination)),
-            ("GET", "/nodes", self._view("nodes", "Nodes", lambda c, r: nodes.nodes(c, self._state, r.query))),
             ("GET", "/node", self._view("nodes", "", self._node)),
-            ("GET", "/owners", self._view("owners", "Owners", lambda c, r: owners.owners(c, self._state))),
-            ("GET", "/routers", self._view("routers", "Routers", lambda c, r: routers.routers(c, self._state))),
             ("GET", "/router", self._view("routers", "", self._router)),
-            ("GET", "/policy", self._view("policy", "Policy", lambda c, r: policy.policy(c, self._state))),
             ("GET", "/history", self._view("history", "History",
                                            lambda c, r: history.history(c, self._state.records, r.query))),
             ("GET", "/history.csv", self._export),
-            ("GET", "/matters.json", self._matters), ("GET", "/nodes.json", self._grid),
+            ("GET", "/matters.json", self._matters), ("GET", "/grid.json", self._grid),
             ("GET", "/series.json", self._series), ("GET", "/events", self._events),
             ("GET", "/sign-in", self._view("", "Show file names", lambda c, r: page.sign_in(c, False))),
             ("POST", "/sign-in", self._sign_in), ("POST", "/sign-out", self._sign_out),
@@ -269,7 +273,7 @@ class Server:
         return _or_not_found(found)
 
     def _node(self, context: PageContext, request: web.Request) -> Markup:
-        return _or_not_found(nodes.node(context, self._state, request.query.get("name", "")))
+        return _or_not_found(nodes.node(context, self._state, request.query.get("name", ""), request.query))
 
     def _router(self, context: PageContext, request: web.Request) -> Markup:
         return _or_not_found(routers.router(context, self._state, request.query.get("name", "")))
@@ -362,7 +366,7 @@ class Server:
     # ---- data --------------------------------------------------------------------------------------------------------
 
     async def _grid(self, request: web.Request) -> web.StreamResponse:
-        return self._json(("nodes",), self._ticks, lambda: nodes.grid(self._state.pool))
+        return self._json(("grid",), self._ticks, lambda: nodes.grid(self._state.pool))
 
     async def _matters(self, request: web.Request) -> web.StreamResponse:
         state = self._state
@@ -511,6 +515,10 @@ class Server:
     def _is_secure(self, request: web.Request) -> bool:
         """Tell whether the browser uses https, to this page or to its proxy."""
         return request.secure or self._forwarded(request, "X-Forwarded-Proto").lower() == "https"
+
+
+def _build(state: PageState, make: MakeView, context: PageContext, request: web.Request) -> Markup:
+    return make(context, state, request.query)
 
 
 def _span(request: web.Request) -> str:

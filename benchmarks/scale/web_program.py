@@ -38,7 +38,7 @@ _STATES = (
     "Confirmed",
 )
 _CODES = {"RetryWait": 51, "Failed": 72}
-_VIEWS = {"now": "/", "jobs": "/jobs", "nodes": "/nodes", "grid": "/nodes.json", "destinations": "/destinations"}
+_VIEWS = {"now": "/", "jobs": "/jobs", "nodes": "/nodes", "grid": "/grid.json", "destinations": "/destinations"}
 
 
 def sandbox(cluster: int, change: int) -> SandboxReport:

@@ -3,61 +3,77 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Mapping
 
-from stageout.core.eta import Eta
+from stageout.core.eta import Eta, limits_s
 from stageout.wire.control import Tuning
 from stageout.wire.custody import ServerReport
 from stageout.wire.matters import Kind
 from stageout_web.format import count, duration, expected, rate, size
 from stageout_web.html import Markup, join, moment, table, tag
 from stageout_web.model import Node, Tally
+from stageout_web.records import Sums
 from stageout_web.state import PageState
-from stageout_web.views.jobs import happened_now
+from stageout_web.views.history import failures
+from stageout_web.views.listing import Column, Listing, search
 from stageout_web.views.now import SPANS, chart
 from stageout_web.views.page import PageContext
+from stageout_web.views.why import Reasons, Why, happened_now
 
-_ROWS = 200
+_NONE, _NO_SUMS = Tally(), Sums()
 _NODES_SHOWN = 20
 #: Matters of a server that answers.
 _OF_SERVERS = frozenset({Kind.RETRIES, Kind.NAME})
 
 
-def destinations(context: PageContext, state: PageState) -> Markup:
-    """Return the table of all servers, those in trouble first."""
-    troubled = state.pool.troubled_servers()
-    names = sorted(
-        (set(state.by_server) | set(troubled)) - {""},
-        key=lambda name: (name not in troubled, -_tally(state, name).trouble, -_tally(state, name).bytes_left, name),
-    )
-    header = ("Destination", "Connection", "Waiting", "Moving", "Failed", "To deliver", "Rate", "Expected")
-    etas = state.pool.expected()
-    rows = [
-        (*_row(context, state, name, troubled.get(name, [])), _expected(_tally(state, name), etas.get(name)))
-        for name in names[:_ROWS]
-    ]
-    shown = table(count(len(names), "destination"), header, rows, (2, 3, 4, 5, 6))
-    more = tag("p", f"{count(len(names) - _ROWS, 'more destination')}.") if len(names) > _ROWS else None
-    empty = tag("p", "No output is on its way.")
-    return tag("div", shown if names else empty, more, data_live="destinations", id="destinations")
+def listing(context: PageContext, state: PageState, query: Mapping[str, str]) -> Listing[str]:
+    """Return the list of servers, those in trouble first."""
+    troubled, etas, q = state.pool.troubled_servers(), state.pool.expected(), query.get("q", "").strip()
+    reasons, today = dict[str, Reasons](), state.records.days()[-1]
+    for box, text in Why(state.pool).all():
+        reasons.setdefault(box.server, Reasons()).add(box, text)
+    sums = state.records.sums("destination", today, today)
+
+    def tally(name: str) -> Tally:
+        return state.by_server.get(name, _NONE)
+
+    columns: list[Column[str]] = [
+        Column("server", "Destination", str, lambda one: tag("a", one, href=context.link("destination", server=one))),
+        Column("connection", "Connection", lambda one: len(troubled.get(one, ())),
+               lambda one: _connection(state, one, troubled.get(one, []))),
+        Column("waiting", "Waiting", lambda one: tally(one).waiting, is_number=True),
+        Column("moving", "Moving", lambda one: tally(one).moving, is_number=True),
+        Column("failed", "Failed", lambda one: tally(one).trouble, is_number=True),
+        Column("left", "To deliver", lambda one: tally(one).bytes_left, lambda one: size(tally(one).bytes_left),
+               is_number=True),
+        Column("rate", "Rate", lambda one: round(state.rates.of(one)), lambda one: rate(state.rates.of(one)),
+               is_number=True),
+        Column("expected", "Expected", lambda one: _latest_s(etas.get(one)),
+               lambda one: _expected(tally(one), etas.get(one))),
+        Column("delivered_today", "Files today", lambda one: sums.get(one, _NO_SUMS).files, is_number=True),
+        Column("failed_today", "Failed today", lambda one: sums.get(one, _NO_SUMS).undelivered, is_number=True),
+        Column("reason", "Most frequent reason", lambda one: reasons[one].main() if one in reasons else ""),
+    ]  # fmt: skip
+    return Listing(
+        "destinations", "destination", columns,
+        (name for name in (set(state.by_server) | set(troubled)) - {""} if q in name), query,
+        lambda one: (one not in troubled, -tally(one).trouble, -tally(one).bytes_left, one),
+    )  # fmt: skip
+
+
+def _latest_s(eta: Eta | None) -> float | None:
+    return limits_s(eta)[1] if eta is not None else None
+
+
+def destinations(context: PageContext, state: PageState, query: Mapping[str, str]) -> Markup:
+    """Return the search with the list of all servers."""
+    shown = listing(context, state, query).table(context, "No output is on its way.")
+    return join(search(context, "destinations", "Destination", query),
+                tag("div", shown, data_live="destinations", id="destinations"))  # fmt: skip
 
 
 def _tally(state: PageState, server: str) -> Tally:
-    return state.by_server.get(server, Tally())
-
-
-def _row(
-    context: PageContext, state: PageState, server: str, reports: list[tuple[Node, ServerReport]]
-) -> Iterator[Any]:
-    tally = _tally(state, server)
-    yield tag("a", server, href=context.link("destination", server=server))
-    yield _connection(state, server, reports)
-    yield f"{tally.waiting:,}"
-    yield f"{tally.moving:,}"
-    yield f"{tally.trouble:,}"
-    yield size(tally.bytes_left)
-    yield rate(state.rates.of(server))
+    return state.by_server.get(server, _NONE)
 
 
 def _expected(tally: Tally, eta: Eta | None) -> str:
@@ -96,6 +112,7 @@ def destination(context: PageContext, state: PageState, server: str, span: str) 
     live = tag("div", _facts(state, server, reports), data_live="facts", id="facts")
     tables = tag(
         "div",
+        _days(state, server),
         _tuning(state, server),
         _errors(context, state, server),
         _breakers(context, reports),
@@ -126,6 +143,16 @@ def _errors(context: PageContext, state: PageState, server: str) -> Markup:
         for code, number in found.most_common()
     ]  # fmt: skip
     return table("Errors of outputs that are on their way", ("Error", "Outputs"), rows, (1,)) if rows else Markup("")
+
+
+def _days(state: PageState, server: str) -> Markup | None:
+    """Return the files of each day that the records of this access point have, the newest day first."""
+    rows = [
+        (day, f"{sums.files:,}", size(sums.size_bytes), f"{sums.undelivered:,}", failures(sums))
+        for day, sums in sorted(state.records.days_of(server).items(), reverse=True)
+    ]
+    header = ("Day", "Delivered", "Size", "Not delivered", "Failures")
+    return table("Files of this access point by day", header, rows, (1, 2, 3)) if rows else None
 
 
 #: State of a node's tuner -> what it did and why.

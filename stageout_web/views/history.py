@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from stageout_web.format import count, duration, rate, size
-from stageout_web.html import Markup, join, table, tag
+from stageout_web.html import Markup, join, tag
 from stageout_web.records import DAYS, Records, Sums, percentile
+from stageout_web.views.listing import Column, Listing
 from stageout_web.views.page import PageContext, choice
 
-_ROWS = 200
+_ROWS, _CLASSES = 200, 3
 KINDS = {"day": "Day", "destination": "Destination", "owner": "Owner", "plugin": "Plugin"}
 _DATE = re.compile(r"\d{4}-\d\d-\d\d\Z", re.A)
 #: Records that an export has at most.
@@ -41,8 +42,8 @@ def history(context: PageContext, records: Records, query: Mapping[str, str]) ->
     wanted = Range.of(query, days)
     export = tag("p", tag("a", "Export as CSV", href=context.link("history.csv", first=wanted.first, last=wanted.last),
                           download=True), f": one line for each file, at most the newest {EXPORT_ROWS:,}.")  # fmt: skip
-    found = records.sums(wanted.kind, wanted.first, wanted.last)
-    live = tag("div", _state(records), _table(wanted.kind, found) if found else _nothing(records),
+    found = bool(records.sums(wanted.kind, wanted.first, wanted.last))
+    live = tag("div", _state(records), _table(context, records, query) if found else _nothing(records),
                export if found else None, data_live="history", id="history")  # fmt: skip
     return join(_form(context, wanted, days), live)
 
@@ -77,27 +78,60 @@ def _nothing(records: Records) -> Markup | None:
     return tag("p", f"No delivery ended in these days. This access point has records of the last {DAYS} days at most.")
 
 
-def _table(kind: str, found: Mapping[str, Sums]) -> Markup:
-    names = sorted(found, reverse=True) if kind == "day" else sorted(
+def listing(records: Records, query: Mapping[str, str]) -> Listing[str]:
+    """Return the list of sums that an address asks for: the newest day first, or the name with the most bytes."""
+    wanted = Range.of(query, records.days())
+    found = records.sums(wanted.kind, wanted.first, wanted.last)
+
+    columns: list[Column[str]] = [
+        Column("name", KINDS[wanted.kind], str),
+        Column("files", "Files", lambda one: found[one].files, is_number=True),
+        Column("bytes", "Size", lambda one: found[one].size_bytes, lambda one: size(found[one].size_bytes),
+               is_number=True),
+        Column("undelivered", "Not delivered", lambda one: found[one].undelivered, is_number=True),
+        Column("reason", "Failures", lambda one: failures(found[one])),
+        _time(found, "median_s", "Median", 0.5), _time(found, "p95_s", "95 %", 0.95),
+        _time(found, "p99_s", "99 %", 0.99),
+        Column("rate", "Median rate", lambda one: percentile(found[one].rates, 0.5), lambda one: _rate(found[one]),
+               is_number=True),
+    ]  # fmt: skip
+    order = sorted(found, reverse=True) if wanted.kind == "day" else sorted(
         found, key=lambda name: (-found[name].size_bytes, name)
     )  # fmt: skip
-    header = (KINDS[kind], "Files", "Size", "Not delivered", "Median", "95 %", "99 %", "Median rate")
-    shown = table(count(len(names), kind), header, [_row(name, found[name]) for name in names[:_ROWS]], range(1, 8))
+    place = {name: at for at, name in enumerate(order)}
+    return Listing("history", wanted.kind, columns, order, query, place.__getitem__, _ROWS)
+
+
+def _time(found: Mapping[str, Sums], name: str, title: str, share: float) -> Column[str]:
+    """Return a column with the time in which this share of the files arrived."""
+
+    def took_s(one: str) -> int | None:
+        value = percentile(found[one].took, share)
+        return None if value is None else round(value)
+
+    def shown(one: str) -> str:
+        value = took_s(one)
+        return "" if value is None else duration(value)
+
+    return Column(name, title, took_s, shown, is_number=True)
+
+
+def _rate(sums: Sums) -> str:
+    median = percentile(sums.rates, 0.5)
+    return "" if median is None else rate(median)
+
+
+def failures(sums: Sums) -> str:
+    """Return the most frequent classes of failures: ``QUOTA_EXCEEDED 12, STALLED 3``."""
+    most = sorted(sums.failures.items(), key=lambda pair: (-pair[1], pair[0]))
+    text = ", ".join(f"{name} {number:,}" for name, number in most[:_CLASSES])
+    return f"{text}, others" if len(most) > _CLASSES else text
+
+
+def _table(context: PageContext, records: Records, query: Mapping[str, str]) -> Markup:
     text = (
         "Times are from the hand-off to the delivery of a file. Median, 95 % and 99 %: this share of the files took "
-        "so long or less. The rate is that of one file. Both are exact to 3 %."
+        "so long or less. The rate is that of one file. Both are exact to 3 %. Failures have the "
+        "names of error classes."
     )
-    more = tag("p", f"{len(names) - _ROWS:,} more.") if len(names) > _ROWS else None
-    return join(shown, more, tag("p", text))
-
-
-def _row(name: str, sums: Sums) -> Iterator[Any]:
-    yield name
-    yield f"{sums.files:,}"
-    yield size(sums.size_bytes)
-    yield f"{sums.undelivered:,}"
-    for share in (0.5, 0.95, 0.99):
-        took_s = percentile(sums.took, share)
-        yield "" if took_s is None else duration(round(took_s))
-    median = percentile(sums.rates, 0.5)
-    yield "" if median is None else rate(median)
+    return join(listing(records, query).table(context), tag("p", text))

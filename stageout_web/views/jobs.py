@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,9 @@ from stageout_web.html import Markup, join, moment, table, tag, with_code
 from stageout_web.model import GROUP_OF, LEFT, MOVING, TROUBLE, WAITING, Box, Node, Pool, server_of
 from stageout_web.state import PageState
 from stageout_web.views import requests
-from stageout_web.views.page import PageContext, choice, page_number, pages_links
+from stageout_web.views.listing import Column, Listing
+from stageout_web.views.page import PageContext, choice
+from stageout_web.views.why import Why, happened_now
 
 ROWS = 50
 _JOB_ID = re.compile(r"\d{1,10}(\.\d{1,10})?\Z", re.A)
@@ -29,6 +30,9 @@ _GROUPS = {"": "all", "waiting": "waiting", "moving": "moving", "trouble": "fail
            LEFT: "job has left the queue"}  # fmt: skip
 #: Order of the groups in the list.
 _FIRST = {TROUBLE: 0, MOVING: 1, WAITING: 2}
+
+
+Pair = tuple[Node, Box]
 
 
 class Filter(NamedTuple):
@@ -43,6 +47,7 @@ class Filter(NamedTuple):
     server: str = ""
     error: str = ""
     owner: str = ""
+    node: str = ""
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Filter:
@@ -57,6 +62,7 @@ class Filter(NamedTuple):
             and (not self.server or box.server == self.server)
             and (not self.error or str(box.error_code) == self.error)
             and (not self.owner or box.owner == self.owner)
+            and (not self.node or node.name == self.node)
             and (not self.q or self._matches(node, box))
         )
 
@@ -66,33 +72,60 @@ class Filter(NamedTuple):
         return self.q in box.owner or self.q in node.name or self.q in box.job
 
 
-def _order(pair: tuple[Node, Box]) -> tuple[int, int, str]:
+def _order(pair: Pair) -> tuple[int, int, str]:
     box = pair[1]
     return _FIRST.get(box.group, 3), box.accepted_at, box.job
 
 
-def select(state: PageState, wanted: Filter, number: int) -> tuple[int, list[tuple[Node, Box]]]:
-    """Return how many sandboxes match, and those of a page: those in trouble first, then the oldest."""
-    found = [pair for pair in state.pool.boxes() if wanted.selects(state.pool, *pair)]
-    first = heapq.nsmallest(number * ROWS, found, key=_order)
-    return len(found), first[(number - 1) * ROWS :]
+def listing(context: PageContext, state: PageState, query: Mapping[str, str]) -> Listing[Pair]:
+    """Return the list of outputs that an address asks for: those in trouble first, then the oldest."""
+    pool, wanted = state.pool, Filter.of(query)
+    found = (pair for pair in pool.boxes() if wanted.selects(pool, *pair))
+    return Listing("jobs", "output", _columns(context, pool), found, query, _order, ROWS)
+
+
+def _columns(context: PageContext, pool: Pool) -> list[Column[Pair]]:
+    why = Why(pool)
+    return [
+        Column("job", "Job", lambda pair: pair[1].job_id,
+               lambda pair: tag("a", pair[1].job_id, href=context.job_link(pair[1].job)),
+               order=lambda pair: job_order(pair[1])),
+        Column("id", "", lambda pair: pair[1].job),
+        Column("run", "", lambda pair: pair[1].number),
+        Column("owner", "Owner", lambda pair: pair[1].owner),
+        Column("group", "", lambda pair: pair[1].accounting_group),
+        Column("state", "State", lambda pair: pair[1].state, lambda pair: _state(pool, *pair)),
+        Column("reason", "Reason", lambda pair: why.of(*pair)),
+        Column("code", "", lambda pair: pair[1].error_code),
+        Column("next", "Next attempt", lambda pair: pair[1].next_attempt_at or None,
+               lambda pair: "" if pool.is_silent(pair[0]) else _until(pair[1].next_attempt_at, pool.now_at)),
+        Column("files", "", lambda pair: pair[1].files_left),
+        Column("left", "Left", lambda pair: pair[1].bytes_left,
+               lambda pair: f"{count(pair[1].files_left, 'file')}, {size(pair[1].bytes_left)}", is_number=True),
+        Column("server", "Destination", lambda pair: pair[1].server, lambda pair: _server(context, pair[1].server)),
+        Column("node", "Node", lambda pair: pair[0].host,
+               lambda pair: tag("a", pair[0].host, href=context.link("node", name=pair[0].name))),
+        Column("since", "Since", lambda pair: pair[1].accepted_at, lambda pair: moment(pair[1].accepted_at)),
+    ]  # fmt: skip
+
+
+def job_order(box: Box) -> tuple[int, int, str]:
+    """Return the place of a job by its numbers."""
+    cluster, _, proc = box.job_id.partition(".")
+    is_id = bool(_JOB_ID.match(box.job_id))
+    return int(cluster) if is_id else -1, int(proc or 0) if is_id else -1, box.job
+
+
+def _server(context: PageContext, server: str) -> Markup | None:
+    return tag("a", server, href=context.link("destination", server=server)) if server else None
 
 
 def jobs(context: PageContext, state: PageState, query: Mapping[str, str]) -> Markup:
     """Return the search with its results."""
-    wanted = Filter.of(query)
-    number = page_number(query)
-    count_found, shown = select(state, wanted, number)
-    given = {name: value for name, value in wanted._asdict().items() if value}
-    more = count_found > number * ROWS
-    result = table(
-        count(count_found, "output"), ("Job", "Owner", "State", "Next attempt", "Left", "Destination", "Node", "Since"),
-        [_row(context, state.pool, node, box) for node, box in shown], (4,),
-    )  # fmt: skip
-    look_up = _look_up(context, wanted.q) if not count_found else None
-    live = tag("div", result if count_found else tag("p", "No reported output matches."), look_up,
-               pages_links(context, "jobs", given, number, more), data_live="jobs", id="jobs")  # fmt: skip
-    return join(_form(context, wanted), live)
+    wanted, found = Filter.of(query), listing(context, state, query)
+    look_up = None if len(found) else _look_up(context, wanted.q)
+    live = tag("div", found.table(context, "No reported output matches."), look_up, data_live="jobs", id="jobs")
+    return join(_form(context, wanted, query.get("sort", "")), live)
 
 
 def _look_up(context: PageContext, q: str) -> Markup | None:
@@ -103,7 +136,7 @@ def _look_up(context: PageContext, q: str) -> Markup | None:
     return tag("p", tag("a", f"Look for job {job} in the job queue", href=context.link("job", id=job)))
 
 
-def _form(context: PageContext, wanted: Filter) -> Markup:
+def _form(context: PageContext, wanted: Filter, sort: str) -> Markup:
     """Return the search's form. Fields that only links set stay as hidden fields."""
     kept = [
         tag("input", type="hidden", name=name, value=value)
@@ -112,12 +145,15 @@ def _form(context: PageContext, wanted: Filter) -> Markup:
             ("server", wanted.server),
             ("error", wanted.error),
             ("owner", wanted.owner),
+            ("node", wanted.node),
+            ("sort", sort[:40]),
         )
         if value
     ]
     said = [f"{name}: {value}" for name, value in (
         ("state", plain_word(wanted.state)), ("destination", wanted.server),
         ("error", _happened(wanted.error)), ("owner", wanted.owner),
+        ("node", wanted.node.rpartition("@")[2]),
     ) if value]  # fmt: skip
     only = [tag("p", "Only ", "; ".join(said), " ", tag("a", "Show all", href=context.link("jobs")))] if said else None
     field = tag("input", name="q", type="search", value=wanted.q, id="q", placeholder="1234.0, owner, node")
@@ -130,17 +166,6 @@ def _form(context: PageContext, wanted: Filter) -> Markup:
 
 def _happened(code: str) -> str:
     return happened_now(int(code)) if re.match(r"\d{1,3}\Z", code, re.A) else ""
-
-
-def _row(context: PageContext, pool: Pool, node: Node, box: Box) -> Iterator[Any]:
-    yield tag("a", box.job_id, href=context.job_link(box.job))
-    yield box.owner
-    yield _state(pool, node, box)
-    yield "" if pool.is_silent(node) else _until(box.next_attempt_at, pool.now_at)
-    yield f"{count(box.files_left, 'file')}, {size(box.bytes_left)}"
-    yield tag("a", box.server, href=context.link("destination", server=box.server)) if box.server else ""
-    yield tag("a", node.host, href=context.link("node", name=node.name))
-    yield moment(box.accepted_at)
 
 
 def _state(pool: Pool, node: Node, box: Box) -> Markup:
@@ -267,12 +292,6 @@ def _why(box: Box, said: SandboxReport | None, sees_names: bool, now_at: int) ->
         again = _until(box.next_attempt_at, now_at) or "by itself"
         text = f"{happened_now(box.error_code)} The node tries again {again}."
     return join(text, reason)
-
-
-def happened_now(code: int) -> str:
-    """Return what happened to output that may still be delivered. :param code: of an error class."""
-    text = EXPLANATIONS[ErrorClass.from_code(code)].happened
-    return text.replace(", in any attempt", "").replace(", in every attempt", "")
 
 
 _WHY = {

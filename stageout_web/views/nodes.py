@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from stageout.core.eta import Eta
+from stageout.core.eta import Eta, limits_s
 from stageout.wire.custody import Report, Run
 from stageout.wire.expected import for_runs
 from stageout.wire.outlook import outlook
 from stageout_web.format import count, duration, expected, size
 from stageout_web.html import Markup, join, moment, table, tag
-from stageout_web.model import Figures, Node, Pool
+from stageout_web.model import MOVING, TROUBLE, WAITING, Box, Figures, Node, Pool
 from stageout_web.state import PageState
-from stageout_web.views.jobs import is_expected, state_mark
-from stageout_web.views.page import PageContext, choice, page_number, pages_links
+from stageout_web.views.jobs import is_expected, job_order, state_mark
+from stageout_web.views.listing import Column, Listing, search
+from stageout_web.views.page import PageContext, choice
+from stageout_web.views.why import Reasons, Why
 
 ROWS = 100
-_BOXES_SHOWN = 100
+_NO_FIGURES = Figures()
+_FIRST = {TROUBLE: 0, MOVING: 1, WAITING: 2}
 #: Condition of a node -> words, the worst first. The position is the node's number in the grid.
 CONDITIONS = {
     "silent": "no report", "trouble": "failed output", "full": "takes no new jobs", "waiting": "output waits",
@@ -44,54 +46,77 @@ def grid(pool: Pool) -> dict[str, object]:
     return {"names": [node.name for node in nodes], "conditions": [order.index(condition(pool, n)) for n in nodes]}
 
 
+def listing(context: PageContext, state: PageState, query: Mapping[str, str]) -> Listing[Node]:
+    """Return the list of nodes, the worst first."""
+    pool, order, why = state.pool, list(CONDITIONS), Why(state.pool)
+    q, wanted = query.get("q", "").strip(), query.get("condition", "")
+    conditions = {id(node): condition(pool, node) for node in list(pool.nodes.values()) if q in node.name}
+    found = [node for node in list(pool.nodes.values()) if conditions.get(id(node)) and
+             wanted in ("", conditions[id(node)])]  # fmt: skip
+    totals = {id(node): node.total() for node in found}
+
+    def figures(node: Node) -> Figures:
+        return pool.figures.get(node.name, _NO_FIGURES)
+
+    columns: list[Column[Node]] = [
+        Column("node", "Node", lambda one: one.host,
+               lambda one: tag("a", one.host, href=context.link("node", name=one.name))),
+        Column("name", "", lambda one: one.name),
+        Column("condition", "Condition", lambda one: conditions[id(one)],
+               lambda one: _condition(conditions[id(one)]), order=lambda one: order.index(conditions[id(one)])),
+        Column("reason", "Reason", lambda one: _reason(pool, why, one, conditions[id(one)])),
+        Column("waiting", "Waiting", lambda one: totals[id(one)].waiting, is_number=True),
+        Column("moving", "Moving", lambda one: totals[id(one)].moving, is_number=True),
+        Column("failed", "Failed", lambda one: totals[id(one)].trouble, is_number=True),
+        Column("at_risk", "At risk", lambda one: one.bytes_at_risk, lambda one: size(one.bytes_at_risk),
+               is_number=True),
+        Column("spool", "Spool", lambda one: one.spool_bytes, _spool, is_number=True,
+               order=lambda one: one.spool_bytes / (one.spool_limit_bytes or 1)),
+        Column("slots", "", lambda one: figures(one).data_slots),
+        Column("slots_used", "Data slots", lambda one: figures(one).data_slots - figures(one).data_slots_free,
+               lambda one: _slots(pool.figures.get(one.name)), is_number=True),
+        Column("ends_in_s", "Ends", lambda one: _left_s(pool, one) if one.ends_in_s else None,
+               lambda one: _end(pool, one)),
+        Column("age_s", "Report", lambda one: pool.now_at - one.heard_at,
+               lambda one: f"{duration(pool.now_at - one.heard_at)} ago"),
+    ]  # fmt: skip
+    return Listing("nodes", "node", columns, found, query,
+                   lambda one: (order.index(conditions[id(one)]), -one.bytes_at_risk, one.name), ROWS)  # fmt: skip
+
+
+def _condition(found: str) -> Markup:
+    return tag("span", tag("span", "", class_=f"cell {found}"), " ", CONDITIONS[found])
+
+
+def _reason(pool: Pool, why: Why, node: Node, found: str) -> str:
+    """Return why a node is in its condition: the most frequent reason of its output."""
+    if found == "silent":
+        return f"No report for {duration(pool.silent_s(node.heard_at))}."
+    if found == "full":
+        return "Its spool or its data slots are full, or it drains."
+    reasons = Reasons()
+    for box in node.boxes:
+        if text := why.of(node, box):
+            reasons.add(box, text)
+    return reasons.main()
+
+
 def nodes(context: PageContext, state: PageState, query: Mapping[str, str]) -> Markup:
-    """Return the grid and the table, the worst nodes first."""
-    q, wanted = query.get("q", "").strip()[:200], query.get("condition", "")
-    number = page_number(query)
-    order = list(CONDITIONS)
-    pairs = [(condition(state.pool, node), node) for node in state.pool.nodes.values() if q in node.name]
-    found = sorted(
-        (pair for pair in pairs if wanted in ("", pair[0])),
-        key=lambda pair: (order.index(pair[0]), -pair[1].bytes_at_risk, pair[1].name),
+    """Return the grid, the search and the list."""
+    options = {"": "all", **CONDITIONS}
+    form = search(
+        context, "nodes", "Node", query, choice("condition", "Condition", options, query.get("condition", ""))
     )
-    shown = found[(number - 1) * ROWS : number * ROWS]
-    rows = [_row(context, state.pool, *pair) for pair in shown]
-    header = ("Node", "Condition", "Waiting", "Moving", "Failed", "At risk", "Spool", "Data slots", "Ends", "Report")
-    given = {"q": q, "condition": wanted}
-    result = table(count(len(found), "node"), header, rows, (2, 3, 4, 5, 6, 7))
-    live = tag("div", result, pages_links(context, "nodes", given, number, len(found) > number * ROWS),
-               data_live="nodes", id="nodes")  # fmt: skip
-    return join(_grid(context), _form(context, q, wanted), live)
+    shown = listing(context, state, query).table(context, "No node matches.")
+    return join(_grid(context), form, tag("div", shown, data_live="nodes", id="nodes"))
 
 
 def _grid(context: PageContext) -> Markup:
     """Return the place of the grid, which the table below repeats, with the meaning of its colours."""
     legend = [tag("li", tag("span", "", class_=f"cell {name}"), f" {words}") for name, words in CONDITIONS.items()]
-    canvas = tag("canvas", "", data_grid=context.link("nodes.json"), data_node=context.link("node"), role="img",
+    canvas = tag("canvas", "", data_grid=context.link("grid.json"), data_node=context.link("node"), role="img",
                  aria_label="Grid of all nodes. The table below has the same nodes.")  # fmt: skip
     return tag("section", tag("h2", "All nodes"), canvas, tag("ul", legend, class_="legend"))
-
-
-def _form(context: PageContext, q: str, wanted: str) -> Markup:
-    field = tag("input", name="q", type="search", value=q, id="q")
-    options = {"": "all", **CONDITIONS}
-    return tag("form", tag("label", "Node ", field), choice("condition", "Condition", options, wanted),
-               tag("button", "Search", type="submit"), role="search", class_="search",
-               action=context.link("nodes"))  # fmt: skip
-
-
-def _row(context: PageContext, pool: Pool, found: str, node: Node) -> Iterator[Any]:
-    total, figures = node.total(), pool.figures.get(node.name)
-    yield tag("a", node.host, href=context.link("node", name=node.name))
-    yield tag("span", tag("span", "", class_=f"cell {found}"), " ", CONDITIONS[found])
-    yield f"{total.waiting:,}"
-    yield f"{total.moving:,}"
-    yield f"{total.trouble:,}"
-    yield size(node.bytes_at_risk)
-    yield _spool(node)
-    yield _slots(figures)
-    yield _end(pool, node)
-    yield f"{duration(pool.now_at - node.heard_at)} ago"
 
 
 def _spool(node: Node) -> str:
@@ -118,12 +143,12 @@ def _left_s(pool: Pool, node: Node) -> int:
     return max(0, node.heard_at + node.ends_in_s - pool.now_at)
 
 
-def node(context: PageContext, state: PageState, name: str) -> Markup | None:
+def node(context: PageContext, state: PageState, name: str, query: Mapping[str, str]) -> Markup | None:
     """Return the page of one node; None for one without a report. :param name: of its manager."""
     found = [node for node in state.pool.nodes.values() if node.name == name]
     if not found:
         return None
-    parts = [_one(context, state.pool, node) for node in found]
+    parts = [_one(context, state.pool, node, query) for node in found]
     return tag("div", _doubt(found), parts, data_live="node", id="node")
 
 
@@ -134,7 +159,7 @@ def _doubt(found: list[Node]) -> Markup | None:
     return tag("p", text, class_="problems")
 
 
-def _one(context: PageContext, pool: Pool, node: Node) -> Markup:
+def _one(context: PageContext, pool: Pool, node: Node, query: Mapping[str, str]) -> Markup:
     found, figures, total = condition(pool, node), pool.figures.get(node.name), node.total()
     report = node.report()
     etas = for_runs(report, pool.now_at, {box.run for box in report.sandboxes})
@@ -146,14 +171,24 @@ def _one(context: PageContext, pool: Pool, node: Node) -> Markup:
         ("Report", moment(node.heard_at)),
     ]  # fmt: skip
     facts = tag("dl", (tag("div", tag("dt", key), tag("dd", value)) for key, value in values if value))
-    rows = [
-        (tag("a", box.job_id, href=context.job_link(box.job)), box.owner, state_mark(box.state),
-         f"{count(box.files_left, 'file')}, {size(box.bytes_left)}",
-         expected(etas.get(box.run)) if is_expected(box) else "", box.server, moment(box.accepted_at))
-        for box in node.boxes[:_BOXES_SHOWN]
+    why = Why(pool)
+    columns: list[Column[Box]] = [
+        Column("job", "Job", lambda box: box.job_id,
+               lambda box: tag("a", box.job_id, href=context.job_link(box.job)), order=job_order),
+        Column("owner", "Owner", lambda box: box.owner),
+        Column("state", "State", lambda box: box.state, lambda box: state_mark(box.state)),
+        Column("reason", "Reason", lambda box: why.of(node, box)),
+        Column("left", "Left", lambda box: box.bytes_left,
+               lambda box: f"{count(box.files_left, 'file')}, {size(box.bytes_left)}", is_number=True),
+        Column("expected", "Expected", lambda box: limits_s(etas.get(box.run))[1],
+               lambda box: expected(etas.get(box.run)) if is_expected(box) else ""),
+        Column("server", "Destination", lambda box: box.server),
+        Column("since", "Since", lambda box: box.accepted_at, lambda box: moment(box.accepted_at)),
     ]  # fmt: skip
-    header = ("Job", "Owner", "State", "Left", "Expected", "Destination", "Since")
-    return join(facts, _servers(context, node), table(count(len(node.boxes), "output"), header, rows, (3,)))
+    boxes = Listing(
+        "node", "output", columns, node.boxes, query, lambda box: (_FIRST.get(box.group, 3), box.accepted_at)
+    )
+    return join(facts, _servers(context, node), boxes.table(context, "No output is here."))
 
 
 def _away(report: Report, etas: Mapping[Run, Eta], left_s: int) -> str:

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
-from stageout_web.format import count, size
-from stageout_web.html import Markup, table, tag
+from collections.abc import Mapping
+
+from stageout_web.format import size
+from stageout_web.html import Markup, join, tag
 from stageout_web.state import PageState
+from stageout_web.views.listing import Column, Listing, search
 from stageout_web.views.page import PageContext
+from stageout_web.views.why import Reasons, Why
 
-_ROWS = 200
+Group = tuple[str, str]
 
 
-def owners(context: PageContext, state: PageState) -> Markup:
-    """Return the table, the owners with the most failed output first, then those with the most bytes."""
-    tallies = state.pool.by_owner()
-    names = sorted(tallies, key=lambda name: (-tallies[name].trouble, -tallies[name].bytes_left, name))
-    rows = []
-    for owner, group in names[:_ROWS]:
-        tally = tallies[owner, group]
-        link = tag("a", owner, href=context.link("jobs", q=owner))
-        rows.append(
-            (link, group, f"{tally.waiting:,}", f"{tally.moving:,}", f"{tally.trouble:,}", size(tally.bytes_left))
-        )
-    header = ("Owner", "Accounting group", "Waiting", "Moving", "Failed", "To deliver")
-    more = tag("p", f"{count(len(names) - _ROWS, 'more owner')}.") if len(names) > _ROWS else None
-    shown = table(count(len(names), "owner"), header, rows, (2, 3, 4, 5)) if names else tag("p", "No output is here.")
-    return tag("div", shown, more, data_live="owners", id="owners")
+def listing(context: PageContext, state: PageState, query: Mapping[str, str]) -> Listing[Group]:
+    """Return the list, the owners with the most failed output first, then those with the most bytes."""
+    tallies, reasons = state.pool.by_owner(), dict[Group, Reasons]()
+    for box, text in Why(state.pool).all():
+        reasons.setdefault((box.owner, box.accounting_group), Reasons()).add(box, text)
+    q = query.get("q", "").strip()
+    columns: list[Column[Group]] = [
+        Column("owner", "Owner", lambda one: one[0], lambda one: tag("a", one[0], href=context.link("jobs", q=one[0]))),
+        Column("group", "Accounting group", lambda one: one[1]),
+        Column("waiting", "Waiting", lambda one: tallies[one].waiting, is_number=True),
+        Column("moving", "Moving", lambda one: tallies[one].moving, is_number=True),
+        Column("failed", "Failed", lambda one: tallies[one].trouble, is_number=True),
+        Column("left", "To deliver", lambda one: tallies[one].bytes_left, lambda one: size(tallies[one].bytes_left),
+               is_number=True),
+        Column("reason", "Most frequent reason", lambda one: reasons[one].main() if one in reasons else ""),
+    ]  # fmt: skip
+    return Listing("owners", "owner", columns, (one for one in tallies if q in one[0] or q in one[1]), query,
+                   lambda one: (-tallies[one].trouble, -tallies[one].bytes_left, one))  # fmt: skip
+
+
+def owners(context: PageContext, state: PageState, query: Mapping[str, str]) -> Markup:
+    """Return the search with the list."""
+    shown = listing(context, state, query).table(context, "No output is here.")
+    return join(search(context, "owners", "Owner or group", query),
+                tag("div", shown, data_live="owners", id="owners"))  # fmt: skip

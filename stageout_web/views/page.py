@@ -46,7 +46,11 @@ class PageContext:
 
     def link(self, view: str, **query: str) -> str:
         """Return the address of a view. :param query: empty values are left out."""
-        given = {name: encodable(value) for name, value in query.items() if value}
+        return self.address(view, query)
+
+    def address(self, view: str, query: Mapping[str, str]) -> str:
+        """Return the address of a view with any parameters. Empty values are left out."""
+        given = {encodable(name): encodable(value) for name, value in query.items() if value}
         return f"{self.base}/{quote(view)}" + (f"?{urlencode(given)}" if given else "")
 
     def job_link(self, job: str) -> str:
@@ -140,12 +144,14 @@ def page_number(query: Mapping[str, str]) -> int:
     return max(1, min(_MOST_PAGES, int(text))) if re.match(r"\d{1,9}\Z", text, re.A) else 1
 
 
-def pages_links(context: PageContext, view: str, query: Mapping[str, str], number: int, more: bool) -> Markup:
-    """Return links to the page before and after. :param number: of this page, from 1."""
-    before = dict(query, page=str(number - 1)) if number > 1 else None
-    after = dict(query, page=str(number + 1)) if more else None
+def pages_links(
+    context: PageContext, view: str, query: Mapping[str, str], number: int, more: bool, name: str = "page"
+) -> Markup:
+    """Return links to the page before and after. :param number: of this page, from 1. :param name: of the parameter."""
+    before = {**query, name: str(number - 1)} if number > 1 else None
+    after = {**query, name: str(number + 1)} if more else None
     links = [
-        tag("a", text, href=context.link(view, **where), rel=rel)
+        tag("a", text, href=context.address(view, where), rel=rel)
         for text, rel, where in (("Previous page", "prev", before), ("Next page", "next", after))
         if where is not None
     ]

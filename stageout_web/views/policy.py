@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Mapping
 
 from stageout.wire.matters import SERVICE_SILENT_S
-from stageout.wire.services import GrantReport, PolicyReport, Service
+from stageout.wire.services import ClientReport, GrantReport, PolicyReport, Service
 from stageout_web.format import count, duration, rate
-from stageout_web.html import Markup, join, moment, table, tag, with_code
+from stageout_web.html import Content, Markup, join, moment, tag, with_code
 from stageout_web.model import Pool, site_of
 from stageout_web.state import PageState
+from stageout_web.views.listing import Column, Listing
 from stageout_web.views.page import PageContext
 
 _NONE = (
@@ -19,19 +19,22 @@ _NONE = (
 )
 
 Policy = Service[PolicyReport]
+Pair = tuple[str, str]
+_ROWS = 200
 
 
-def policy(context: PageContext, state: PageState) -> Markup:
+def policy(context: PageContext, state: PageState, query: Mapping[str, str]) -> Markup:
     """Return one section for each policy service."""
     found = sorted(state.pool.policies.values(), key=lambda one: one.name)
     if not found:
         shown = join(tag("p", "No policy service in this pool."), tag("p", with_code(_NONE), class_="action"))
     else:
-        shown = join([_service(context, state, one) for one in found])
+        shown = join(_service(context, state, one, query, number) for number, one in enumerate(found))
     return tag("div", shown, data_live="policy", id="policy")
 
 
-def _service(context: PageContext, state: PageState, service: Policy) -> Markup:
+def _service(context: PageContext, state: PageState, service: Policy, query: Mapping[str, str], number: int) -> Markup:
+    """Return the section of a service. :param number: its place, which the lists have in their parameters."""
     report = service.report
     values = (
         ("Policy", report.policy), ("Most streams of a pair", f"{report.max_pair:,}"),
@@ -40,7 +43,9 @@ def _service(context: PageContext, state: PageState, service: Policy) -> Markup:
     )  # fmt: skip
     facts = tag("dl", (tag("div", tag("dt", key), tag("dd", value)) for key, value in values if value))
     tables = (
-        join(_pairs(context, state, service), _owners(service), _clients(service))
+        join(_pairs(context, state, service, query, f"pairs{number}-"),
+             _owners(context, service, query, f"owners{number}-"),
+             _clients(context, service, query, f"clients{number}-"))
         if report.grants else tag("p", "No client has streams, and none waits.")
     )  # fmt: skip
     return tag("section", tag("h2", service.name), _problems(context, report), facts, tables)
@@ -70,52 +75,79 @@ def _pair(one: GrantReport) -> tuple[str, str]:
     return site_of(one.source), site_of(one.destination)
 
 
-def _pairs(context: PageContext, state: PageState, service: Policy) -> Markup:
+def _pairs(context: PageContext, state: PageState, service: Policy, query: Mapping[str, str], prefix: str) -> Markup:
     """Return the sums of each pair of sites, those with the most streams first."""
-    pairs: dict[tuple[str, str], list[GrantReport]] = {}
+    pairs: dict[Pair, list[GrantReport]] = {}
     for grant in service.report.grants:
         pairs.setdefault(_pair(grant), []).append(grant)
-    order = sorted(pairs.items(), key=lambda item: (-sum(one.streams for one in item[1]), item[0]))
-    rows = [_pair_row(context, state, service, *pair, grants) for pair, grants in order]
-    header = ("Destination", "Source", "Streams", "In use", "Clients", "Waiting", "Rate")
-    return table(f"{count(len(rows), 'pair')} of sites at {service.name}", header, rows, (2, 3, 4, 5, 6))
 
+    def total(pair: Pair, name: str) -> int:
+        return sum(getattr(one, name) for one in pairs[pair])
 
-def _pair_row(
-    context: PageContext, state: PageState, service: Policy, source: str, destination: str, grants: list[GrantReport]
-) -> Iterator[Any]:
-    known = destination in state.by_server
-    yield tag("a", destination, href=context.link("destination", server=destination)) if known else destination
-    yield source
-    yield f"{sum(one.streams for one in grants):,} of {service.report.max_pair:,}"
-    yield f"{sum(one.in_use for one in grants):,}"
-    yield f"{sum(one.clients for one in grants):,}"
-    yield f"{sum(one.waiting for one in grants):,}"
-    yield rate(sum(one.rate_bytes_per_s for one in grants))
-
-
-def _owners(service: Policy) -> Markup:
-    report = service.report
-    rows = [
-        (one.owner, site_of(one.destination), site_of(one.source), f"{one.streams:,}", f"{one.in_use:,}",
-         f"{one.clients:,}", f"{one.waiting:,}", rate(one.rate_bytes_per_s))
-        for one in report.grants
+    columns: list[Column[Pair]] = [
+        Column("destination", "Destination", lambda pair: pair[1], lambda pair: _destination(context, state, pair[1])),
+        Column("source", "Source", lambda pair: pair[0]),
+        Column("streams", "Streams", lambda pair: total(pair, "streams"),
+               lambda pair: f"{total(pair, 'streams'):,} of {service.report.max_pair:,}", is_number=True),
+        Column("in_use", "In use", lambda pair: total(pair, "in_use"), is_number=True),
+        Column("clients", "Clients", lambda pair: total(pair, "clients"), is_number=True),
+        Column("waiting", "Waiting", lambda pair: total(pair, "waiting"), is_number=True),
+        Column("rate", "Rate", lambda pair: total(pair, "rate_bytes_per_s"),
+               lambda pair: rate(total(pair, "rate_bytes_per_s")), is_number=True),
+        Column("reason", "Reason", lambda pair: _waits(total(pair, "streams"), total(pair, "waiting"), service)),
     ]  # fmt: skip
-    header = ("Owner", "Destination", "Source", "Streams", "In use", "Clients", "Waiting", "Rate")
-    shown = table(f"Owners of streams at {service.name}", header, rows, (3, 4, 5, 6, 7))
-    return join(shown, _more(report.owners - len(rows), "row"))
+    found = Listing("policy", "pair", columns, pairs, query, lambda pair: (-total(pair, "streams"), pair),
+                    prefix=prefix, about=f" of sites at {service.name}")  # fmt: skip
+    return found.table(context)
 
 
-def _clients(service: Policy) -> Markup:
+def _waits(streams: int, waiting: int, service: Policy) -> str:
+    """Return why clients of a pair wait, "" if none does."""
+    if not waiting:
+        return ""
+    return "All streams of the pair are granted." if streams >= service.report.max_pair else "The policy grants none."
+
+
+def _destination(context: PageContext, state: PageState, name: str) -> Content:
+    return tag("a", name, href=context.link("destination", server=name)) if name in state.by_server else name
+
+
+def _owners(context: PageContext, service: Policy, query: Mapping[str, str], prefix: str) -> Markup:
     report = service.report
-    rows = [
-        (one.client, one.owner, site_of(one.destination), f"{one.streams:,}" if one.streams else "waits",
-         f"{one.in_use:,}", rate(one.rate_bytes_per_s), f"in {duration(one.ends_in_s)}")
-        for one in report.clients
+    columns: list[Column[GrantReport]] = [
+        Column("owner", "Owner", lambda one: one.owner),
+        Column("destination", "Destination", lambda one: site_of(one.destination)),
+        Column("source", "Source", lambda one: site_of(one.source)),
+        Column("streams", "Streams", lambda one: one.streams, is_number=True),
+        Column("in_use", "In use", lambda one: one.in_use, is_number=True),
+        Column("clients", "Clients", lambda one: one.clients, is_number=True),
+        Column("waiting", "Waiting", lambda one: one.waiting, is_number=True),
+        Column("rate", "Rate", lambda one: one.rate_bytes_per_s, lambda one: rate(one.rate_bytes_per_s),
+               is_number=True),
     ]  # fmt: skip
-    header = ("Client", "Owner", "Destination", "Streams", "In use", "Rate", "Lease ends")
-    shown = table(f"Clients of {service.name}", header, rows, (3, 4, 5))
-    return join(shown, _more(report.leases - len(rows), "client"))
+    place = {id(one): at for at, one in enumerate(report.grants)}
+    found = Listing("policy", "row", columns, report.grants, query, lambda one: place[id(one)],
+                    _ROWS, prefix, f" of owners with streams at {service.name}")  # fmt: skip
+    return join(found.table(context), _more(report.owners - len(report.grants), "row"))
+
+
+def _clients(context: PageContext, service: Policy, query: Mapping[str, str], prefix: str) -> Markup:
+    report = service.report
+    columns: list[Column[ClientReport]] = [
+        Column("client", "Client", lambda one: one.client),
+        Column("owner", "Owner", lambda one: one.owner),
+        Column("destination", "Destination", lambda one: site_of(one.destination)),
+        Column("streams", "Streams", lambda one: one.streams,
+               lambda one: f"{one.streams:,}" if one.streams else "waits", is_number=True),
+        Column("in_use", "In use", lambda one: one.in_use, is_number=True),
+        Column("rate", "Rate", lambda one: one.rate_bytes_per_s, lambda one: rate(one.rate_bytes_per_s),
+               is_number=True),
+        Column("ends_in_s", "Lease ends", lambda one: one.ends_in_s, lambda one: f"in {duration(one.ends_in_s)}"),
+    ]  # fmt: skip
+    place = {id(one): at for at, one in enumerate(report.clients)}
+    found = Listing("policy", "client", columns, report.clients, query, lambda one: place[id(one)],
+                    _ROWS, prefix, f" of {service.name}")  # fmt: skip
+    return join(found.table(context), _more(report.leases - len(report.clients), "client"))
 
 
 def _more(number: int, noun: str) -> Markup | None:

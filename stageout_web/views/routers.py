@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stageout.wire.matters import SERVICE_SILENT_S
@@ -11,9 +11,10 @@ from stageout_web.format import count, duration, rate, size
 from stageout_web.html import Markup, join, moment, table, tag, with_code
 from stageout_web.model import Pool, site_of
 from stageout_web.state import PageState
+from stageout_web.views.listing import Column, Listing
 from stageout_web.views.page import PageContext
 
-_ROWS = 200
+_SHOWN = 3
 _NONE = (
     "A router that condor_master starts appears here after a minute: copy `20-stageout-router.conf` to its host, and "
     "check it with `stageout doctor --role router`. Routers without HTCondor (`--alone`) do not appear."
@@ -28,6 +29,7 @@ _SPOOLS = {"custody": "Custody", "egress": "Delivery by plugins"}
 _SOURCES = {"probe": "probe", "transfer": "transfers"}
 
 Router = Service[RouterReport]
+Pair = tuple[str, LinkReport]
 
 
 def condition(pool: Pool, router: Router) -> str:
@@ -41,39 +43,63 @@ def condition(pool: Pool, router: Router) -> str:
     return "good" if all(link.is_up for link in router.report.links) else "away"
 
 
-def routers(context: PageContext, state: PageState) -> Markup:
-    """Return the table of all routers, those in trouble first, and the table of all links."""
+def listing(context: PageContext, state: PageState, query: Mapping[str, str]) -> Listing[Router]:
+    """Return the list of routers, those in trouble first."""
     pool, order = state.pool, list(CONDITIONS)
-    pairs = sorted(
-        ((condition(pool, one), one) for one in pool.routers.values()),
-        key=lambda pair: (order.index(pair[0]), pair[1].name),
-    )
-    if not pairs:
+
+    def custody(one: Router, name: str) -> int:
+        return sum(getattr(spool, name) for spool in one.report.custody)
+
+    columns: list[Column[Router]] = [
+        Column("router", "Router", lambda one: one.name,
+               lambda one: tag("a", one.name, href=context.link("router", name=one.name))),
+        Column("condition", "Condition", lambda one: condition(pool, one),
+               lambda one: _condition_mark(condition(pool, one)), order=lambda one: order.index(condition(pool, one))),
+        Column("reason", "Reason", lambda one: _reason(pool, one)),
+        Column("links", "", lambda one: len(one.report.links)),
+        Column("links_up", "Links", lambda one: sum(bool(link.is_up) for link in one.report.links),
+               lambda one: _links_up(one.report), is_number=True),
+        Column("routes", "Routes", lambda one: sum(bool(route.hops) for route in one.report.routes), is_number=True),
+        Column("files", "", lambda one: custody(one, "files")),
+        Column("bytes", "In custody", lambda one: custody(one, "size_bytes"),
+               lambda one: _files(custody(one, "files"), custody(one, "size_bytes")), is_number=True),
+        Column("single_bytes", "Only copy here", lambda one: custody(one, "single_bytes"),
+               lambda one: _files(custody(one, "single"), custody(one, "single_bytes")), is_number=True),
+        Column("oldest_s", "Oldest", _oldest_s, lambda one: _oldest(_oldest_s(one)), is_number=True),
+        Column("age_s", "Report", lambda one: pool.now_at - one.heard_at,
+               lambda one: f"{duration(pool.now_at - one.heard_at)} ago"),
+    ]  # fmt: skip
+    return Listing("routers", "router", columns, pool.routers.values(), query,
+                   lambda one: (order.index(condition(pool, one)), one.name))  # fmt: skip
+
+
+def _oldest_s(router: Router) -> int:
+    return max((one.oldest_s for one in router.report.custody), default=0)
+
+
+def _reason(pool: Pool, router: Router) -> str:
+    """Return why a router is in its condition, without its own words."""
+    report, found = router.report, condition(pool, router)
+    if found == "silent":
+        return f"No report for {duration(pool.silent_s(router.heard_at))}."
+    if found == "problem":
+        hosts = dict.fromkeys(site_of(problem.to) for one in report.custody for problem in one.problems)
+        return f"Deliveries fail to {', '.join(list(hosts)[:_SHOWN])}{' and others' if len(hosts) > _SHOWN else ''}."
+    if found == "damaged":
+        return f"{count(sum(one.damaged for one in report.custody), 'file')} wait for the data from another router."
+    away = [link.to for link in report.links if not link.is_up]
+    return f"Not connected: {', '.join(away[:_SHOWN])}{' and others' if len(away) > _SHOWN else ''}." if away else ""
+
+
+def routers(context: PageContext, state: PageState, query: Mapping[str, str]) -> Markup:
+    """Return the list of all routers, and the list of all links."""
+    pool = state.pool
+    if not pool.routers:
         nothing = join(tag("p", "No router in this pool."), tag("p", with_code(_NONE), class_="action"))
         return tag("div", nothing, data_live="routers", id="routers")
-    header = ("Router", "Condition", "Links", "Routes", "In custody", "Only copy here", "Oldest", "Report")
-    rows = [_row(context, pool, *pair) for pair in pairs[:_ROWS]]
-    shown = table(count(len(pairs), "router"), header, rows, (2, 3, 4, 5, 6))
-    links = [(one.name, link) for _, one in pairs for link in one.report.links]
-    return tag(
-        "div", shown, _more(len(pairs), "router"), _links(context, pool, links), data_live="routers", id="routers"
-    )
-
-
-def _more(number: int, noun: str) -> Markup | None:
-    return tag("p", f"{count(number - _ROWS, f'more {noun}')}.") if number > _ROWS else None
-
-
-def _row(context: PageContext, pool: Pool, found: str, router: Router) -> Iterator[Any]:
-    report = router.report
-    yield tag("a", router.name, href=context.link("router", name=router.name))
-    yield _condition_mark(found)
-    yield _links_up(report)
-    yield f"{sum(bool(route.hops) for route in report.routes):,}"
-    yield _files(sum(one.files for one in report.custody), sum(one.size_bytes for one in report.custody))
-    yield _files(sum(one.single for one in report.custody), sum(one.single_bytes for one in report.custody))
-    yield _oldest(max((one.oldest_s for one in report.custody), default=0))
-    yield f"{duration(pool.now_at - router.heard_at)} ago"
+    found = links(context, pool, query)
+    shown = found.table(context) if len(found) else None
+    return tag("div", listing(context, state, query).table(context), shown, data_live="routers", id="routers")
 
 
 def _condition_mark(found: str) -> Markup:
@@ -93,22 +119,40 @@ def _oldest(age_s: int) -> str:
     return duration(age_s) if age_s else ""
 
 
-def _links(context: PageContext, pool: Pool, links: list[tuple[str, LinkReport]]) -> Markup | None:
-    """Return the table of links, those that are not connected first, then the slowest."""
-    if not links:
-        return None
-    order = sorted(links, key=lambda pair: (pair[1].is_up > 0, pair[1].rate_bytes_per_s, pair[0], pair[1].to))
-    rows = [(_router(context, pool, name), *_link(context, pool, link)) for name, link in order[:_ROWS]]
-    header = ("From", "To", "State", "Rate", "Round trip", "Measured by")
-    return join(table(count(len(links), "link"), header, rows, (3, 4)), _more(len(links), "link"))
+def links(context: PageContext, pool: Pool, query: Mapping[str, str]) -> Listing[Pair]:
+    """Return the list of links, those that are not connected first, then the slowest."""
+    found = [(one.name, link) for one in list(pool.routers.values()) for link in one.report.links]
+    columns: list[Column[Pair]] = [
+        Column("from", "From", lambda pair: pair[0], lambda pair: _router(context, pool, pair[0])),
+        Column("to", "To", lambda pair: pair[1].to, lambda pair: _router(context, pool, pair[1].to)),
+        Column("is_up", "State", lambda pair: bool(pair[1].is_up), lambda pair: _link_state(pair[1])),
+        Column("rate", "Rate", lambda pair: pair[1].rate_bytes_per_s, lambda pair: _link_rate(pair[1]), is_number=True),
+        Column("round_trip_us", "Round trip", lambda pair: pair[1].round_trip_us,
+               lambda pair: _round_trip(pair[1]), is_number=True),
+        Column("source", "Measured by", lambda pair: _SOURCES.get(pair[1].source, "")),
+    ]  # fmt: skip
+    return Listing("routers", "link", columns, found, query, prefix="links-",
+                   order=lambda pair: (pair[1].is_up > 0, pair[1].rate_bytes_per_s, pair[0], pair[1].to))  # fmt: skip
 
 
 def _link(context: PageContext, pool: Pool, link: LinkReport) -> Iterator[Any]:
     yield _router(context, pool, link.to)
-    yield tag("span", "connected" if link.is_up else "not connected", class_=f"state {_group(link)}")
-    yield rate(link.rate_bytes_per_s) if link.rate_bytes_per_s else ""
-    yield f"{link.round_trip_us / 1000:,.1f} ms" if link.round_trip_us else ""
+    yield _link_state(link)
+    yield _link_rate(link)
+    yield _round_trip(link)
     yield _SOURCES.get(link.source, "")
+
+
+def _link_state(link: LinkReport) -> Markup:
+    return tag("span", "connected" if link.is_up else "not connected", class_=f"state {_group(link)}")
+
+
+def _link_rate(link: LinkReport) -> str:
+    return rate(link.rate_bytes_per_s) if link.rate_bytes_per_s else ""
+
+
+def _round_trip(link: LinkReport) -> str:
+    return f"{link.round_trip_us / 1000:,.1f} ms" if link.round_trip_us else ""
 
 
 def _group(link: LinkReport) -> str:

@@ -54,7 +54,7 @@ def job_view(number: int) -> Callable[[Site], object]:
 
 
 def node_view(site: Site) -> object:
-    return node(PageContext(), site.state, "manager@ep1.example.org")
+    return node(PageContext(), site.state, "manager@ep1.example.org", {})
 
 
 def reports(site: Site) -> list[Report]:
@@ -98,7 +98,7 @@ def test_a_destination_has_the_sum_of_the_command_over_all_nodes(tmp_path: Path)
         for total in server_totals(places_of(reports(site), site.state.pool.now_at)):
             said[total.server] = phrase(total.eta_low_s, total.eta_high_s)
         one = destination(PageContext(), site.state, "store.example.org", "hour")
-        return f"{one} |list| {destinations(PageContext(), site.state)}"
+        return f"{one} |list| {destinations(PageContext(), site.state, {})}"
 
     away = ServerReport(OTHER, "open", "refused", 3, NOW - 600, NOW + 30)
     text = show(

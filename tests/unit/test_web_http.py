@@ -88,7 +88,7 @@ def serve(
 
 def test_every_answer_has_the_headers_and_no_script_of_its_own(tmp_path: Path) -> None:
     async def work(client: Client, server: Server) -> None:
-        for path in [*PAGES, "/nothing", "/nodes.json", "/series.json", "/static/page.css", "/static/none.css"]:
+        for path in [*PAGES, "/nothing", "/grid.json", "/series.json", "/static/page.css", "/static/none.css"]:
             answer = await client.get(path)
             policy = answer.headers["Content-Security-Policy"]
             assert "default-src 'none'" in policy, path
@@ -104,7 +104,7 @@ def test_every_answer_has_the_headers_and_no_script_of_its_own(tmp_path: Path) -
     serve(tmp_path, work)
 
 
-@pytest.mark.parametrize("path", [*PAGES, "/job?id=9.0", "/nodes.json", "/series.json", "/events", "/history.csv"])
+@pytest.mark.parametrize("path", [*PAGES, "/job?id=9.0", "/grid.json", "/series.json", "/events", "/history.csv"])
 def test_names_and_urls_need_a_token(tmp_path: Path, path: str) -> None:
     async def work(client: Client, server: Server) -> None:
         answer = await client.get(path)
@@ -380,7 +380,7 @@ def test_odd_words_and_times_of_a_report_break_no_page(tmp_path: Path, odd: dict
     async def work(client: Client, server: Server) -> None:
         bearer = {"Authorization": f"Bearer {TOKEN}"}
         job = f"/job?id={job_name(70).replace('#', '%23')}"
-        for path in (*PAGES, "/nodes.json", "/series.json", "/node?name=manager@ep7.example.org", job):
+        for path in (*PAGES, "/grid.json", "/series.json", "/node?name=manager@ep7.example.org", job):
             answer = await client.get(path, headers=bearer)
             assert answer.status in ((200, 404) if path == job else (200,)), path
 
@@ -402,7 +402,7 @@ def test_a_page_that_fails_has_the_headers_and_a_line_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(client: Client, server: Server) -> None:
-        monkeypatch.setattr("stageout_web.views.owners.owners", lambda context, state: 1 // 0)
+        monkeypatch.setattr("stageout_web.views.listing.Listing.table", lambda *_: 1 // 0)
         answer = await client.get("/owners")
         assert answer.status == 500
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
@@ -436,7 +436,7 @@ def test_data_are_made_once_for_all_readers(tmp_path: Path, monkeypatch: pytest.
             for span in ("hour", "month"):
                 found = await (await client.get(f"/series.json?span={span}")).json()
                 assert len(found["names"]) == len(found["values"])
-            await client.get("/nodes.json")
+            await client.get("/grid.json")
         assert asked == [3600, 30 * 86400]
         server.tick()
         for span in ("hour", "month"):

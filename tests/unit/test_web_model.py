@@ -21,7 +21,8 @@ from stageout_web import reader
 from stageout_web.model import GROUP_OF, box_of, server_of
 from stageout_web.reader import FIRST_PARTS
 from stageout_web.ring import COARSE_STEP_S, Ring
-from stageout_web.views.jobs import Filter, _state, select
+from stageout_web.views.jobs import _state, listing
+from stageout_web.views.page import PageContext
 from tests.unit.web_site import NOW, SCHEDD, Site, ad_of, agent_ad, job_name, notice_of, sandbox
 
 from stageout.core.states import State  # isort: skip
@@ -401,9 +402,9 @@ def test_output_whose_job_has_left_the_queue_is_a_matter_and_has_a_mark(make: Ma
     title = f"2 outputs of jobs that have left the queue of {SCHEDD}: 1 failed, 1 waiting to retry."
     (matter,) = (one for one in site.state.matters if one.title == title)
     assert (matter.outputs, "stageout status --all" in matter.action) == (2, True)
-    found, shown = select(site.state, Filter.of(matter.query), 1)
-    assert (found, sorted(box.state for _, box in shown)) == (2, ["Failed", "RetryWait"])
-    assert select(site.state, Filter.of({}), 1)[0] == 3
+    found = listing(PageContext(), site.state, matter.query)
+    assert (len(found), sorted(box.state for _, box in found.rows())) == (2, ["Failed", "RetryWait"])
+    assert len(listing(PageContext(), site.state, {})) == 3
     pairs = sorted(site.state.pool.boxes(), key=lambda pair: pair[1].job)
     assert ["job has left the queue" in str(_state(site.state.pool, *pair)) for pair in pairs] == [True, True, False]
     site.collector.agents = [notice_of(SCHEDD)]

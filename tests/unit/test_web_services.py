@@ -73,8 +73,8 @@ def test_one_query_brings_agents_routers_and_policies(site: Site) -> None:
 
 def test_a_pool_without_services_says_what_to_do(site: Site) -> None:
     read(site)
-    for content, word in ((routers.routers(EVERYBODY, site.state), "router"),
-                          (policy.policy(EVERYBODY, site.state), "policy service")):  # fmt: skip
+    for content, word in ((routers.routers(EVERYBODY, site.state, {}), "router"),
+                          (policy.policy(EVERYBODY, site.state, {}), "policy service")):  # fmt: skip
         assert f"No {word} in this pool." in text_of(content)
         assert "<code>20-stageout-" in content
         assert "<table" not in content
@@ -82,8 +82,9 @@ def test_a_pool_without_services_says_what_to_do(site: Site) -> None:
 
 def test_routers_links_and_custody_are_shown(site: Site) -> None:
     read(site, router_ad(ROUTER))
-    text = text_of(routers.routers(EVERYBODY, site.state))
-    assert f"{ROUTER} delivery fails 1 of 2 1 12 files, 48.0 GB 3 files, 9.0 GB 1 h 30 min" in text
+    text = text_of(routers.routers(EVERYBODY, site.state, {}))
+    assert f"{ROUTER} delivery fails Deliveries fail to dav.example.org. 1 of 2 1 12 files, 48.0 GB 3 files" in text
+    assert "3 files, 9.0 GB 1 h 30 min" in text
     assert f"{ROUTER} gw2.example.org:9620 connected 110 MB/s 12.4 ms probe" in text
     assert f"{ROUTER} gw3.example.org:9620 not connected" in text
 
@@ -125,11 +126,11 @@ def test_a_silent_router_is_seen_in_a_pool_without_reports(tmp_path: Path) -> No
     try:
         for _ in range(2):
             read(site, router_ad(ROUTER, custody=()), after_s=450)
-        text = text_of(routers.routers(EVERYBODY, site.state))
+        text = text_of(routers.routers(EVERYBODY, site.state, {}))
         assert "neighbour not connected" in text
         assert "7 min ago" in text
         read(site, router_ad(ROUTER, custody=()), after_s=450)
-        assert "no report" in text_of(routers.routers(EVERYBODY, site.state))
+        assert "no report" in text_of(routers.routers(EVERYBODY, site.state, {}))
     finally:
         site.ring.close()
 
@@ -138,15 +139,15 @@ def test_routers_and_links_in_trouble_come_first(site: Site) -> None:
     slow, fast = (LinkReport(f"{name}:1", 1, rate) for name, rate in (("slow", 10), ("fast", 10**9)))
     read(site, router_ad("a:1", custody=(), links=(fast,)), router_ad("b:1", custody=(), links=(slow,)),
          router_ad("c:1", links=(LinkReport("away:1"),)))  # fmt: skip
-    content = routers.routers(EVERYBODY, site.state)
+    content = routers.routers(EVERYBODY, site.state, {})
     assert rows_of(content) == ["c:1", "a:1", "b:1", "c:1", "b:1", "a:1"]
 
 
 def test_streams_of_pairs_owners_and_clients_are_shown(site: Site) -> None:
     read(site, policy_ad())
-    content = policy.policy(EVERYBODY, site.state)
+    content = policy.policy(EVERYBODY, site.state, {})
     text = text_of(content)
-    assert "store.example.org example.org 40 of 64 36 1 1 400 MB/s" in text
+    assert "store.example.org example.org 40 of 64 36 1 1 400 MB/s The policy grants none." in text
     assert "cms store.example.org example.org 40 36 1 1 400 MB/s" in text
     assert "ep2 cms store.example.org waits 0 0 B/s in 3 min" in text
     assert 'href="/destination?server=store.example.org"' in content, "output is on its way to it"
@@ -156,27 +157,27 @@ def test_streams_of_pairs_owners_and_clients_are_shown(site: Site) -> None:
 
 def test_rows_that_the_ad_lacks_are_counted(site: Site) -> None:
     read(site, policy_ad(leases=950, owners=7))
-    text = text_of(policy.policy(EVERYBODY, site.state))
+    text = text_of(policy.policy(EVERYBODY, site.state, {}))
     assert "947 more clients with fewer streams" in text
     assert "5 more rows with fewer streams" in text
 
 
 def test_a_service_without_leases_says_so(site: Site) -> None:
     read(site, policy_ad(grants=(), clients=(), leases=0, is_policy_ok=1))
-    content = policy.policy(EVERYBODY, site.state)
+    content = policy.policy(EVERYBODY, site.state, {})
     assert "No client has streams, and none waits." in text_of(content)
     assert "problems" not in content
 
 
 def test_words_and_urls_need_a_token(site: Site) -> None:
     read(site, router_ad(ROUTER), policy_ad())
-    for view in (lambda c: routers.router(c, site.state, ROUTER), lambda c: policy.policy(c, site.state)):
+    for view in (lambda c: routers.router(c, site.state, ROUTER), lambda c: policy.policy(c, site.state, {})):
         hidden, shown = text_of(view(EVERYBODY)), text_of(view(WITH_TOKEN))
         assert SECRET_WORDS not in hidden
         assert SECRET_PATH not in hidden
         assert SECRET_WORDS in shown
     assert "dav.example.org" in text_of(routers.router(EVERYBODY, site.state, ROUTER)), "the host is no secret"
-    assert "dav.example.net" in text_of(policy.policy(EVERYBODY, site.state))
+    assert "dav.example.net" in text_of(policy.policy(EVERYBODY, site.state, {}))
 
 
 def test_services_that_need_a_person_are_matters(site: Site) -> None:
@@ -200,7 +201,7 @@ def test_odd_names_break_no_page(site: Site, name: str) -> None:
         {**policy_ad("other"), "LastHeardFrom": "never", "StageOutVersion": 5}, router_ad(ROUTER), {},
     )  # fmt: skip
     assert ROUTER in site.state.pool.routers, "a bad ad does not hide the others"
-    parts = [routers.routers(WITH_TOKEN, site.state), policy.policy(WITH_TOKEN, site.state)]
+    parts = [routers.routers(WITH_TOKEN, site.state, {}), policy.policy(WITH_TOKEN, site.state, {})]
     parts += [routers.router(WITH_TOKEN, site.state, known) or Markup("") for known in site.state.pool.routers]
     for part in parts:
         part.encode("utf-8")
@@ -214,9 +215,10 @@ def test_many_ads_and_long_lists_are_bounded(site: Site, monkeypatch: pytest.Mon
     links = tuple(LinkReport(f"to{number}:1") for number in range(ROWS))
     read(site, *(router_ad(f"gw{number}:1", links=links) for number in range(9)))
     assert len(site.state.pool.routers) == 3
-    content = routers.routers(EVERYBODY, site.state)
-    assert len(rows_of(content)) == 3 + ROWS
-    assert "400 more links." in text_of(content)
+    content = routers.routers(EVERYBODY, site.state, {})
+    assert len(rows_of(content)) == 3 + 100
+    assert f"{3 * ROWS} links" in text_of(content)
+    assert "links-page=2" in content
 
 
 def test_a_router_that_is_gone_leaves_the_page(site: Site) -> None:
