@@ -43,9 +43,10 @@ from overlay_router.routing.directory import Directory
 from overlay_router.routing.identity import identity, keep
 from overlay_router.routing.neighbours import INTERVALS_TO_AGE, Neighbourhood
 from overlay_router.rules.lots import Spool
-from stageout.core import daemon, log
+from stageout import daemon
+from stageout.condor.collector_child import CollectorChild
+from stageout.core import log
 from stageout.core.clock import SystemClock, boot_clock_s
-from stageout.core.collector import CollectorChild
 from stageout.core.config import ConfigError, Settings
 from stageout.core.ending import end
 from stageout.core.metrics import Readings

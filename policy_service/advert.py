@@ -11,8 +11,9 @@ from typing import Any
 
 from policy_service.model import Lease, RequestRefused
 from policy_service.views import LeaseSnapshot
+from stageout.condor.bindings import CondorError
+from stageout.condor.collector_child import CollectorChild
 from stageout.core import log
-from stageout.core.collector import CollectorChild, CollectorError
 from stageout.wire.custody import LETTERS
 from stageout.wire.services import (
     POLICY_AD,
@@ -94,6 +95,6 @@ async def _problem(collector: CollectorChild, ad: Mapping[str, Any]) -> str:
     """Publish an ad. Return the reason why the collector does not have it, "" when it has."""
     try:
         await collector.publish(ad, LETTERS.update)
-    except CollectorError as problem:
+    except CondorError as problem:
         return str(problem)
     return ""

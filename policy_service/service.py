@@ -18,9 +18,10 @@ from policy_service.lease_table import LeaseRules, LeaseTable
 from policy_service.model import RequestRefused
 from policy_service.site_policy import ActivePolicy, BuiltInPolicy, PolicyError, open_policy
 from policy_service.views import LeaseSnapshot
-from stageout.core import daemon, log
+from stageout import daemon
+from stageout.condor.collector_child import CollectorChild
+from stageout.core import log
 from stageout.core.clock import SystemClock
-from stageout.core.collector import CollectorChild
 from stageout.core.config import ConfigError, Settings
 from stageout.core.ending import end
 from stageout.core.errors import StageoutError

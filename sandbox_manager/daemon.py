@@ -37,7 +37,8 @@ from sandbox_manager.scheduling.policy_client import PolicyClient, address_of
 from sandbox_manager.transfer.front_ends import FrontEnds
 from sandbox_manager.transfer.handover import METHOD
 from sandbox_manager.transfer.stored_answers import StoredAnswers
-from stageout.core import daemon, log
+from stageout import daemon
+from stageout.core import log
 from stageout.core.clock import Clock, SystemClock
 from stageout.core.config import ConfigError, Settings, checked_path
 from stageout.core.ending import end

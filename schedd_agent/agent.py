@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from schedd_agent.collector import CollectorClient, CollectorError
+from schedd_agent.collector import CollectorClient
 from schedd_agent.custodians import CustodyTable
 from schedd_agent.decisions import decide, failed_attempt, lost_bytes
 from schedd_agent.edit_groups import apply_grouped
@@ -51,6 +51,7 @@ from schedd_agent.queue import JobQueue, QueueError
 from schedd_agent.receipts import Receipts, ids_of
 from schedd_agent.reports import NewestReportNumbers, ReportTable, manager_of
 from stageout import __version__
+from stageout.condor.bindings import CondorError
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.durable import step
@@ -190,7 +191,7 @@ class Agent:
                 self.mail_queue.send(self.clock.monotonic_s())
             self._publish_notice()
             self._forget_records(reported)
-        except (QueueError, CollectorError, OSError) as problem:
+        except (CondorError, OSError) as problem:
             self._log_trouble(str(problem))
             return False
         self._log_trouble("")
@@ -272,7 +273,7 @@ class Agent:
     def _query_collector(self) -> None:
         try:
             snapshot = self.collector_client.query_reports()
-        except CollectorError:
+        except CondorError:
             self.liveness.record_failure()
             raise
         self._own_managers = frozenset(map(manager_of, snapshot.ads))

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from stageout.core.condor_ads import SkippedAttributes, decoded
-from stageout.core.errors import StageoutError
+from stageout.condor.ads import SkippedAttributes, decoded
+from stageout.condor.bindings import CondorError
+from stageout.condor.collector import Collector
 from stageout.wire.custody import (
     AD_LIFETIME_S,
     LETTERS,
@@ -34,10 +35,6 @@ REPORTS_WANTED = "StageOutPayload isnt undefined"
 _SCAN_SHARE = 0.005
 _SCAN_INTERVAL_MAX_S = 60.0
 _LETTERS_INTERVAL_S = 30.0
-
-
-class CollectorError(StageoutError):
-    """The collector did not answer, or it refused the request."""
 
 
 class CollectorSnapshot(NamedTuple):
@@ -68,13 +65,13 @@ class OtherPoolSnapshot(NamedTuple):
 
 
 class CollectorClient(Protocol):
-    """The agent's interface to a collector. All calls block and raise CollectorError."""
+    """The agent's interface to a collector. All calls block and raise CondorError."""
 
     def query_reports(self) -> CollectorSnapshot:
-        """Return all reports of managers. :raises CollectorError: the collector does not answer."""
+        """Return all reports of managers. :raises CondorError: the collector does not answer."""
 
     def publish(self, ads: Sequence[Mapping[str, Any]]) -> None:
-        """Publish notices and order sheets in place of older ones. :raises CollectorError: the collector took none."""
+        """Publish notices and order sheets in place of older ones. :raises CondorError: the collector took none."""
 
 
 class OrderBuckets:
@@ -119,26 +116,21 @@ class CondorCollectorClient:
     """Client of the pool's collector. :param agent: name of the agent. :param clock_s: a monotonic clock."""
 
     def __init__(self, agent: str, clock_s: Callable[[], float] = time.monotonic) -> None:
-        import classad2
-        import htcondor2
-
-        self._condor, self._classad = htcondor2, classad2
+        self._collector = Collector()
         self._buckets = OrderBuckets(agent)
         self._clock_s = clock_s
         self._skipped = SkippedAttributes()
         self._elsewhere: list[Mapping[str, Any]] = []
         self._scan_at_s = self._letters_at_s = float("-inf")
-        own = getattr(htcondor2, "HTCondorException", None)
-        self._errors: tuple[type[Exception], ...] = (OSError, RuntimeError, ValueError, *([own] if own else []))
 
     def query_reports(self) -> CollectorSnapshot:
-        """Return all reports of managers. :raises CollectorError: the collector does not answer."""
+        """Return all reports of managers. :raises CondorError: the collector does not answer."""
         try:
             reports = self._query(REPORTS.ad_type, REPORTS_WANTED, PROJECTION)
             ages = self._query("Collector", "true", ["MonitorSelfAge"])
             self._scan()
-        except self._errors as problem:
-            raise CollectorError(f"the collector does not answer: {problem}") from None
+        except CondorError as problem:
+            raise CondorError(f"the collector does not answer: {problem}") from None
         return CollectorSnapshot([*reports, *self._elsewhere], collector_age_s_of(ages), letters=self._query_letters())
 
     def _query_letters(self) -> list[Mapping[str, Any]] | None:
@@ -148,7 +140,7 @@ class CondorCollectorClient:
         self._letters_at_s = self._clock_s() + _LETTERS_INTERVAL_S
         try:
             return self._query(LETTERS.ad_type, LETTERS_WANTED, list(LETTER_ATTRIBUTES))
-        except self._errors:
+        except CondorError:
             return None  # only metrics need them
 
     def _scan(self) -> None:
@@ -161,16 +153,14 @@ class CondorCollectorClient:
         self._scan_at_s = end_s + scan_pause_s(end_s - start_s)
 
     def _query(self, ad_type: str, constraint: str, attributes: list[str]) -> list[Mapping[str, Any]]:
-        kind = getattr(self._condor.AdType, ad_type)
-        found = self._condor.Collector().query(kind, constraint, attributes)
+        found = self._collector.query(ad_type, constraint, attributes)
         return [decoded(ad, attributes, self._skipped.add) for ad in found]
 
     def publish(self, ads: Sequence[Mapping[str, Any]]) -> None:
-        """Publish notices and order sheets in place of older ones. :raises CollectorError: the collector took none."""
+        """Publish notices and order sheets in place of older ones. :raises CondorError: the collector took none."""
         sheets = [ad for ad in ads if ad["MyType"] == ORDERS_AD]
         notices = [ad for ad in ads if ad["MyType"] != ORDERS_AD]
         try:
-            made = [self._classad.ClassAd(dict(ad)) for ad in (*notices, *self._buckets.put(sheets))]
-            self._condor.Collector().advertise(made, LETTERS.update)
-        except self._errors as problem:
-            raise CollectorError(f"the collector took no ad: {problem}") from None
+            self._collector.advertise([*notices, *self._buckets.put(sheets)], LETTERS.update)
+        except CondorError as problem:
+            raise CondorError(f"the collector took no ad: {problem}") from None

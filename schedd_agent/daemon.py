@@ -30,7 +30,8 @@ from schedd_agent.output_watch import OutputWatch
 from schedd_agent.queue import CondorJobQueue, QueueError
 from schedd_agent.receipts import DIRECTORY, Receipts
 from schedd_agent.reports import NewestReportNumbers
-from stageout.core import daemon, log
+from stageout import daemon
+from stageout.core import log
 from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError, Settings, flocked_to
 from stageout.core.failures import FILE_NAME, FailureLog

@@ -23,8 +23,9 @@ from schedd_agent.collector import (
     scan_pause_s,
 )
 from schedd_agent.reports import manager_of
+from stageout.condor.bindings import CondorError
+from stageout.condor.collector_child import CollectorChild
 from stageout.core import log
-from stageout.core.collector import CollectorChild, CollectorError
 from stageout.wire.custody import LETTERS, ORDERS_AD, REPORTS
 
 _PAUSE_MAX_S = 60.0
@@ -32,13 +33,13 @@ _REFUSED_ADVICE = "its administrator must let this access point write there: doc
 
 
 class CollectorConnection(Protocol):
-    """The calls of :class:`stageout.core.collector.CollectorChild` that this module uses."""
+    """The calls of :class:`stageout.condor.collector_child.CollectorChild` that this module uses."""
 
     async def query(self, constraint: str, attributes: Sequence[str], ad_type: str = "Any") -> list[Mapping[str, Any]]:
-        """Return the ads that match. :raises CollectorError: the collector does not answer."""
+        """Return the ads that match. :raises CondorError: the collector does not answer."""
 
     async def publish(self, ad: Mapping[str, Any], command: str = "UPDATE_AD_GENERIC") -> None:
-        """Publish an ad. :raises CollectorError: the collector refuses it or does not answer."""
+        """Publish an ad. :raises CondorError: the collector refuses it or does not answer."""
 
     async def close(self) -> None:
         """End the child process."""
@@ -126,7 +127,7 @@ class FlockedPool:
             await act()
         except Exception as problem:  # no failure may end the thread
             if failed is None:
-                text = str(problem) if isinstance(problem, CollectorError) else repr(problem)
+                text = str(problem) if isinstance(problem, CondorError) else repr(problem)
                 log.warn(failure, pool=self.host, problem=text, **({"advice": advice} if advice else {}))
             pause_s = min(2 * failed.pause_s, _PAUSE_MAX_S) if failed else self._interval_s
             self._failed[failure] = _Backoff(pause_s, self._clock_s() + pause_s)
@@ -176,7 +177,7 @@ class FlockingCollectorClient:
                 log.event("flock-pool-added", pool=host)
 
     def query_reports(self) -> CollectorSnapshot:
-        """Return all reports of managers. :raises CollectorError: the own collector does not answer."""
+        """Return all reports of managers. :raises CondorError: the own collector does not answer."""
         own = self._own.query_reports()
         others = {host: pool.last_snapshot() for host, pool in self._pools.items()}
         self._managers = {"": {manager_of(ad) for ad in own.ads}}
@@ -187,7 +188,7 @@ class FlockingCollectorClient:
     def publish(self, ads: Sequence[Mapping[str, Any]]) -> None:
         """Publish notices in all pools, and order sheets in the pools of their managers (in all while unknown).
 
-        :raises CollectorError: the own collector took none.
+        :raises CondorError: the own collector took none.
         """
         for host, pool in self._pools.items():
             pending = self._ads_for(host, ads)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schedd_agent.model import Status
-from stageout.core.condor_ads import value_of
+from stageout.condor.ads import value_of
 from stageout.core.states import State
 from stageout.core.units import count, duration, size
 from stageout.wire.typed import MOST_NUMBER

@@ -29,22 +29,22 @@ from schedd_agent.model import (
 from schedd_agent.outcomes import PROJECTION as OUTCOME
 from schedd_agent.outcomes import JobOutcome, read_outcome
 from schedd_agent.output_watch import Watched
+from stageout.condor.ads import UNDECODABLE, SkippedAttributes, decoded, value_of
+from stageout.condor.bindings import CondorError
+from stageout.condor.collector import Collector
+from stageout.condor.limits import TOOL_S
+from stageout.condor.schedd import Schedd
 from stageout.core import log
 from stageout.core.classads import quote
-from stageout.core.condor_ads import UNDECODABLE, SkippedAttributes, decoded, value_of
 from stageout.core.dagman import is_kept_node, is_with_its_dag
 from stageout.core.durable import step
-from stageout.core.errors import StageoutError
 from stageout.core.routed import is_kept_copy
 from stageout.core.states import State
 from stageout.wire.custody import JobKey, job_id_of
 from stageout.wire.typed import MOST_NUMBER
 
-_TIMEOUT_S = 60
 _IDS_AT_ONCE = 200
 _IDS_SHOWN = 3
-#: SetAttribute_PostSubmitClusterChange: an edit of the cluster's ad. The bindings have no name for it.
-_CLUSTER_CHANGE = 1 << 7
 _OF_A_CLUSTER = "(ProcId ?: -1) < 0"
 #: Ads of clusters whose factory has not made all its jobs.
 _OPEN_FACTORY = (
@@ -77,7 +77,7 @@ PROJECTION = [
 ]  # fmt: skip
 
 
-class QueueError(StageoutError):
+class QueueError(CondorError):
     """The schedd did not answer, or it refused the request."""
 
 
@@ -195,22 +195,15 @@ class CondorJobQueue:
     """
 
     def __init__(self, tools: Path = Path("/usr/bin")) -> None:
-        import htcondor2
-
-        self._condor = htcondor2
         self._tools = tools
+        self._schedd = Schedd()
         self._skipped = SkippedAttributes()
-        # 25.x has a class of its own for errors, 23.x has not.
-        own = getattr(htcondor2, "HTCondorException", None)
-        self._errors: tuple[type[Exception], ...] = (
-            OSError, RuntimeError, ValueError, TypeError, *([own] if own else [])
-        )  # fmt: skip
 
     def name(self) -> str:
         """Return the schedd's name, the first part of GlobalJobIds. :raises QueueError: no schedd runs here."""
         try:
-            return str(self._condor.Collector().locate(self._condor.DaemonType.Schedd)["Name"])
-        except self._errors as problem:
+            return str(Collector().locate("Schedd")["Name"])
+        except CondorError as problem:
             raise QueueError(f"no schedd on this machine: {problem}") from None
 
     def jobs(self, reported: Collection[JobKey]) -> list[Job]:
@@ -295,8 +288,7 @@ class CondorJobQueue:
         """Tell whether jobs of a cluster or DAG are, or will be, in the queue whose output has not come to its end."""
         settled = _settled(bool(watched.dags))
         constraint = f"({_group(watched)}) && ({_OPEN_FACTORY} || ProcId >= 0 && ({settled}) =!= true)"
-        options = self._condor.QueryOpt.IncludeClusterAd
-        return bool(self._query_raw(constraint, ["ClusterId"], opts=options, limit=1))
+        return bool(self._query_raw(constraint, ["ClusterId"], with_clusters=True, limit=1))
 
     def outcomes(self, watched: Watched) -> Iterator[JobOutcome]:
         """Yield the outcomes of its jobs in the queue, then of those in the history."""
@@ -327,28 +319,23 @@ class CondorJobQueue:
 
     def _set(self, which: list[str] | str, named: str, change: Change) -> None:
         """Set an attribute. :param which: job ids, or a constraint. :raises QueueError: no job is changed."""
-        flags = self._condor.TransactionFlag
-        flag = flags.ShouldLog if change.is_logged else flags.Default
         try:
-            self._condor.Schedd().edit(which, change.name, change.value, flags=flag)
-        except self._errors as problem:
+            self._schedd.edit(which, change.name, change.value, is_logged=change.is_logged)
+        except CondorError as problem:
             raise QueueError(f"{named}: {problem}") from None
 
     def remove(self, job: Job, reason: str) -> None:
         """Remove a job, as condor_rm does. :raises QueueError: the job stays."""
-        action = self._condor.JobAction.Remove
         try:
-            # The bindings lose a reason without a code.
-            self._condor.Schedd().act(action, f"{job.cluster}.{job.proc}", reason=(reason, 0))
-        except self._errors as problem:
+            self._schedd.remove(f"{job.cluster}.{job.proc}", reason)
+        except CondorError as problem:
             raise QueueError(f"{job.cluster}.{job.proc}: {problem}") from None
 
     def factories(self) -> list[Factory]:
         """Return all factories in the queue whose limit can be raised."""
         wanted = ["ClusterId", "JobMaterializeLimit", "JobMaterializeNextProcId", "JobMaterializePaused"]
         constraint = f"{_OF_A_CLUSTER} && JobMaterializeNextProcId isnt undefined"
-        options = self._condor.QueryOpt.IncludeClusterAd
-        ads = self._query_raw(constraint, [*wanted, "TotalSubmitProcs"], opts=options)
+        ads = self._query_raw(constraint, [*wanted, "TotalSubmitProcs"], with_clusters=True)
         return [found for found in map(parse_factory, ads) if found]
 
     def procs(self, clusters: Collection[int]) -> list[tuple[int, int]]:
@@ -364,11 +351,10 @@ class CondorJobQueue:
     def set_limit(self, cluster: int, limit: str) -> None:
         """Change the JobMaterializeLimit of a cluster's own ad. On return it is in the schedd's log."""
         which = f"ClusterId == {cluster} && {_OF_A_CLUSTER}"
-        flag = int.__new__(self._condor.TransactionFlag, _CLUSTER_CHANGE)
         with step("edit-factory"):
             try:
-                self._condor.Schedd().edit(which, "JobMaterializeLimit", limit, flags=flag)
-            except self._errors as problem:
+                self._schedd.edit(which, "JobMaterializeLimit", limit, is_of_cluster=True)
+            except CondorError as problem:
                 raise QueueError(f"cluster {cluster}: {problem}") from None
 
     def _edit_at_once(self, edit: Edit) -> None:
@@ -386,7 +372,7 @@ class CondorJobQueue:
     def _run(self, tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         argv = [str(self._tools / tool), *arguments]
         try:
-            return subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+            return subprocess.run(argv, capture_output=True, text=True, timeout=TOOL_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as problem:
             raise QueueError(f"{tool}: {problem}") from None
 
@@ -396,8 +382,8 @@ class CondorJobQueue:
 
     def _query_raw(self, constraint: str, wanted: list[str], **options: Any) -> list[Any]:
         try:
-            return list(self._condor.Schedd().query(constraint, wanted, **options))
-        except self._errors as problem:
+            return self._schedd.query(constraint, wanted, **options)
+        except CondorError as problem:
             raise QueueError(f"the schedd does not answer: {problem}") from None
 
     def _query_history(self, jobs: list[str]) -> Iterator[Any]:
@@ -413,9 +399,9 @@ class CondorJobQueue:
     def _history_ads(self, constraint: str, wanted: list[str], most: int) -> Iterator[dict[str, Any]]:
         """Yield attributes of jobs in the history, the newest first. :param most: number of ads, -1 without a limit."""
         try:
-            for ad in self._condor.Schedd().history(constraint, wanted, most):
+            for ad in self._schedd.history(constraint, wanted, most):
                 yield decoded(ad, wanted, self._skipped.add)
-        except self._errors as problem:
+        except CondorError as problem:
             raise QueueError(f"the history cannot be read: {problem}") from None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from stageout.core import daemon
+from stageout import daemon
 from stageout.core.config import Settings
 from stageout.core.extras import needs
 

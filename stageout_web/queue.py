@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stageout.condor.limits import SCHEDD_S
+from stageout.condor.query_child import QueryChild
 from stageout.core.children import module_command
-from stageout.core.query_child import QueryChild
 
-_TIMEOUT_S = 10.0
 #: Largest share of the time that queries of the whole queue may take, and bounds of the pause between two.
 _SHARE = 0.01
 _LEAST_S, _MOST_S = 5.0, 60.0
@@ -32,7 +32,7 @@ class JobQueue(QueryChild):
     """The schedd of this machine, queried by a child process. :param clock_s: a monotonic clock."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(module_command("stageout_web.queue_child"), "schedd", QueueError, _TIMEOUT_S, _LINE_BYTES)
+        super().__init__(module_command("stageout_web.queue_child"), "schedd", QueueError, SCHEDD_S, _LINE_BYTES)
         self._clock_s = clock_s
         self._counts: Mapping[str, int] = {}
         self._counts_s = float("-inf")

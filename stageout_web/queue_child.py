@@ -9,9 +9,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from stageout.condor.ads import decoded
+from stageout.condor.bindings import CondorError
+from stageout.condor.schedd import Schedd
 from stageout.core.children import answer_lines
 from stageout.core.classads import quote
-from stageout.core.condor_ads import decoded
 
 #: Attributes of a job that the page shows.
 JOB_ATTRIBUTES = (
@@ -29,20 +31,15 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
 
 def _counts() -> dict[str, Any]:
     """Return the number of jobs in each status. All come with the query for those that transfer output."""
-    import htcondor2
-
-    found = htcondor2.Schedd().query("JobStatus == 6", [], opts=htcondor2.QueryOpt.SummaryOnly)
-    ad = found[0] if found else {}
+    ad = Schedd().summary("JobStatus == 6")
     names = {"running": "AllusersRunning", "idle": "AllusersIdle", "held": "AllusersHeld", "transferring": "Running"}
     return {"counts": {name: int(ad.get(attribute, 0)) for name, attribute in names.items()}}
 
 
 def _jobs(question: dict[str, Any]) -> dict[str, Any]:
     """Return the job with this id, if it is in the queue."""
-    import htcondor2
-
     wanted = f"ClusterId == {int(question['cluster'])} && ProcId == {int(question['proc'])}"
-    ads = htcondor2.Schedd().query(wanted, list(JOB_ATTRIBUTES), limit=1)
+    ads = Schedd().query(wanted, list(JOB_ATTRIBUTES), limit=1)
     plain = (bool, int, float, str)
     read = [decoded(ad, JOB_ATTRIBUTES, lambda ad, attribute: None) for ad in ads]
     return {"jobs": [{name: value for name, value in ad.items() if isinstance(value, plain)} for ad in read]}
@@ -50,19 +47,16 @@ def _jobs(question: dict[str, Any]) -> dict[str, Any]:
 
 def _request(question: dict[str, Any]) -> dict[str, Any]:
     """Write a request into a job that has none, and first who asks for it."""
-    import htcondor2
-
     job = f"ClusterId == {int(question['cluster'])} && ProcId == {int(question['proc'])}"
     run, user = f"NumShadowStarts == {int(question['run'])}", f"User =?= {quote(question['user'])}"
     free = f"{job} && {run} && {user} && StageOutRequest is undefined"
-    own: type[Exception] = getattr(htcondor2, "HTCondorException", RuntimeError)  # HTCondor 23 has none
-    schedd = htcondor2.Schedd()
+    schedd = Schedd()
     if not schedd.query(free, ["ClusterId"], limit=1):
         return {"refused": "the job has left the queue, runs again, or has another request that waits for its answer"}
     try:
-        schedd.edit(free, "StageOutRequestBy", quote(question["by"]), flags=htcondor2.TransactionFlag.ShouldLog)
+        schedd.edit(free, "StageOutRequestBy", quote(question["by"]), is_logged=True)
         schedd.edit(free, "StageOutRequest", quote(question["request"]))
-    except (OSError, RuntimeError, ValueError, own) as problem:
+    except CondorError as problem:
         return {"refused": f"the schedd refuses it: {problem}. Is the user of stageout-web in QUEUE_SUPER_USERS?"}
     found = schedd.query(job, ["StageOutRequest"], limit=1)
     is_written = bool(found) and found[0].get("StageOutRequest") in (question["request"], None)

@@ -48,10 +48,10 @@ _SCAN_LEAST_S, _SCAN_MOST_S = 30.0, 600.0
 
 
 class Queries(Protocol):
-    """The collector, as :class:`stageout.core.collector.CollectorChild` queries it."""
+    """The collector, as :class:`stageout.condor.collector_child.CollectorChild` queries it."""
 
     async def query(self, constraint: str, attributes: Sequence[str], ad_type: str = "Any") -> list[Mapping[str, Any]]:
-        """Return the ads that match. :raises CollectorError: there is no answer."""
+        """Return the ads that match. :raises CondorError: there is no answer."""
 
 
 class Reader:
@@ -75,7 +75,7 @@ class Reader:
     async def read(self) -> list[Delivery]:
         """Bring the pool up to date. Return what was sent since the reading before.
 
-        :raises CollectorError: the collector does not answer.
+        :raises CondorError: the collector does not answer.
         """
         now_s, failed, self._failed = self._clock_s(), self._failed, True
         now_at = self._pool.now_at + int(now_s) - int(self._read_s)

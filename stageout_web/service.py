@@ -12,8 +12,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from stageout.core import daemon, log
-from stageout.core.collector import CollectorChild
+from stageout import daemon
+from stageout.condor.collector_child import CollectorChild
+from stageout.core import log
 from stageout.core.config import ConfigError, Settings
 from stageout.core.ending import end
 from stageout.core.errors import StageoutError

@@ -8,8 +8,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+from stageout.condor.bindings import CondorError
 from stageout.core import log
-from stageout.core.collector import CollectorError
 from stageout.wire.matters import Matter, matters
 from stageout_web.model import Delivery, Pool, Tally
 from stageout_web.queue import QueueError
@@ -108,7 +108,7 @@ class PageState:
             found = await self._reader.read()
             self.updated_at = self.wall_s()
             self._note("collector", "")
-        except CollectorError as problem:
+        except CondorError as problem:
             self._note("collector", str(problem))
         try:
             self.counts = await self.queue.counts()

@@ -27,8 +27,8 @@ from schedd_agent.orders import OrderNumbers, OrderOutbox
 from schedd_agent.queue import CondorJobQueue, parse_job
 from schedd_agent.receipts import Receipts
 from schedd_agent.reports import NewestReportNumbers
+from stageout.condor.configuration import condor_settings
 from stageout.core.clock import SystemClock
-from stageout.core.config import condor_settings
 from stageout.core.signing import load_or_make_key
 from stageout.wire.custody import (
     LETTERS,

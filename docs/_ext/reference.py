@@ -57,7 +57,15 @@ EVENT_SOURCES: dict[str, tuple[str, ...]] = {
     "router": ("overlay_router",),
     "policy-service": ("policy_service",),
     "web": ("stageout_web",),
-    "shared": ("stageout/core", "stageout/movers", "stageout/overlay", "stageout/wire", "stageout/sampling"),
+    "shared": (
+        "stageout/core",
+        "stageout/condor",
+        "stageout/daemon.py",
+        "stageout/movers",
+        "stageout/overlay",
+        "stageout/wire",
+        "stageout/sampling",
+    ),
 }
 _LEVELS = {"event": "INFO", "warn": "WARNING", "error": "ERROR"}
 #: Functions that write an event whose name they are given -> ends that they add to the name.
@@ -262,7 +270,8 @@ def _constants(node: ast.expr) -> list[str]:
 def events_of(section: str) -> dict[str, Event]:
     """All log events of one section, by name."""
     found: dict[str, Event] = defaultdict(lambda: Event(""))
-    paths = [path for folder in EVENT_SOURCES[section] for path in sorted((ROOT / folder).rglob("*.py"))]
+    tops = [ROOT / name for name in EVENT_SOURCES[section]]
+    paths = [path for top in tops for path in ([top] if top.is_file() else sorted(top.rglob("*.py")))]
     for path in paths:
         for name, level, facts in events_in(ast.parse(path.read_text())):
             found[name].name = name

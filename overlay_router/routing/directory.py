@@ -10,8 +10,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+from stageout.condor.bindings import CondorError
+from stageout.condor.collector_child import CollectorChild
 from stageout.core import log
-from stageout.core.collector import CollectorChild, CollectorError
 from stageout.overlay.wire.route import address, written
 from stageout.wire.address import is_address
 from stageout.wire.custody import LETTERS
@@ -49,7 +50,7 @@ class Directory:
                 try:
                     await self._once()
                     told, pause_s = "", _LOOK_EVERY_S
-                except CollectorError as problem:
+                except CondorError as problem:
                     if str(problem) != told:
                         log.warn("collector-query-failed", problem=problem)
                     told, pause_s = str(problem), min(_LOOK_EVERY_S, 2 * pause_s)

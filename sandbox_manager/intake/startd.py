@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from sandbox_manager.intake.peers import TICK_S, NotIdentified
+from stageout.condor.ads import Expression, OnSkipped, SkippedAttributes, decoded
+from stageout.condor.startd import slot_ads
 from stageout.core.clock import boot_clock_s
-from stageout.core.condor_ads import OnSkipped, SkippedAttributes, decoded
 from stageout.core.config import Settings
 
 #: The startd makes these itself, out of the claim and of what the access point told it. No owner can write them.
@@ -42,27 +42,16 @@ def ask_startd(settings: Settings) -> Callable[[], Sequence[SlotAd]]:
     skipped = SkippedAttributes()
 
     def ask() -> list[SlotAd]:
-        return readable_slots(_slots(settings, projection), projection, skipped.add)
+        return readable_slots(slot_ads(settings, projection), projection, skipped.add)
 
     return ask
-
-
-def _slots(settings: Settings, projection: list[str]) -> list[Any]:
-    """Ask the startd of this node for its slots. :param projection: none for whole ads."""
-    import htcondor2
-
-    # Read each time: a startd that was started again may have another address.
-    default = str(Path(settings.condor("LOG")) / ".startd_address")
-    address = Path(settings.condor("STARTD_ADDRESS_FILE", default)).read_text().splitlines()[0]
-    found: list[Any] = htcondor2.Collector(address).query(htcondor2.AdType.Startd, projection=projection)
-    return found
 
 
 def ask_about_machine(settings: Settings) -> Callable[[str], object]:
     """A function that evaluates an expression in the machine's ad, as the startd has it (blocking, some ms)."""
 
     def ask(expression: str) -> object:
-        return value_in_machine(_slots(settings, []), expression, settings.condor("STARTD_JOB_ATTRS"))
+        return value_in_machine(slot_ads(settings, []), expression, settings.condor("STARTD_JOB_ATTRS"))
 
     return ask
 
@@ -74,8 +63,6 @@ def value_in_machine(slots: Iterable[Any], expression: str, job_attributes: str)
 
     :param slots: changed here. :param job_attributes: STARTD_JOB_ATTRS: names with spaces or commas between.
     """
-    import classad2
-
     whole = [ad for ad in slots if not ad.get("DynamicSlot")]
     if not whole:
         return None
@@ -83,7 +70,7 @@ def value_in_machine(slots: Iterable[Any], expression: str, job_attributes: str)
     of_jobs = {name.lower() for name in (*JOB_ATTRIBUTES, *job_attributes.replace(",", " ").split())}
     for name in [name for name in machine if name.lower() in of_jobs]:
         del machine[name]
-    return classad2.ExprTree(expression).eval(machine)
+    return Expression(expression).value_in(machine)
 
 
 def readable_slots(ads: Iterable[Mapping[str, Any]], projection: Sequence[str], on_skipped: OnSkipped) -> list[SlotAd]:

@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from sandbox_manager.intake.startd import SlotAd, ask_about_machine, ask_startd
+from stageout.condor.configuration import condor_settings
+from stageout.condor.limits import STARTD_S
 from stageout.core.children import module_command
-from stageout.core.config import condor_settings
 from stageout.core.sockets import readable
-
-_TIMEOUT_S = 10.0
 
 
 class StartdError(Exception):
@@ -35,7 +34,7 @@ class StartdProcess:
     :param local_name: as of the daemon. :param timeout_s: for one question, then the child is replaced.
     """
 
-    def __init__(self, local_name: str = "", timeout_s: float = _TIMEOUT_S) -> None:
+    def __init__(self, local_name: str = "", timeout_s: float = STARTD_S) -> None:
         self._argv = module_command("sandbox_manager.intake.startd_process", local_name)
         self._timeout_s = timeout_s
         self._turn = threading.Lock()

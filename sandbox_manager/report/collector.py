@@ -1,12 +1,11 @@
-"""The sandbox manager's queries and updates to the collector (asked through :mod:`stageout.core.collector`)."""
+"""The sandbox manager's queries and updates to the collector (asked through :mod:`stageout.condor.collector_child`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from stageout.core.collector import CollectorChild
-from stageout.core.collector import CollectorError as CollectorError
+from stageout.condor.collector_child import CollectorChild
 from stageout.wire.custody import (
     AGENT_AD,
     BUCKET_AD,
@@ -25,13 +24,13 @@ class Collector(Protocol):
     """The manager's interface to the collector."""
 
     async def messages(self, manager: str) -> Sequence[Mapping[str, Any]]:
-        """Agents' notices, and their orders for this manager. :raises CollectorError: no answer."""
+        """Agents' notices, and their orders for this manager. :raises CondorError: no answer."""
 
     async def advertise(self, ad: Mapping[str, Any]) -> None:
-        """Publish an ad. :raises CollectorError: it is refused, or there is no answer."""
+        """Publish an ad. :raises CondorError: it is refused, or there is no answer."""
 
     async def advertise_apart(self, ad: Mapping[str, Any]) -> None:
-        """Publish an ad as an ordinary pilot may, without a startd. :raises CollectorError: as above."""
+        """Publish an ad as an ordinary pilot may, without a startd. :raises CondorError: as above."""
 
     async def close(self) -> None:
         """Ask nothing more."""

@@ -7,8 +7,9 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 
 from sandbox_manager.pipeline import Pipeline
-from sandbox_manager.report.collector import Collector, CollectorError
+from sandbox_manager.report.collector import Collector
 from sandbox_manager.report.trust import AgentKeys, OrderVerifier
+from stageout.condor.bindings import CondorError
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.states import State
@@ -52,7 +53,7 @@ class OrderReader:
             looked_s = self._clock.monotonic_s()
             try:
                 ads = await self._collector.messages(self._pipeline.manager.name)
-            except CollectorError as problem:
+            except CondorError as problem:
                 if answered is not False:
                     log.warn("collector-lost", problem=problem)
                 answered = False

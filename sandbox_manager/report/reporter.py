@@ -19,13 +19,14 @@ from sandbox_manager.custody.spool import Spool
 from sandbox_manager.file import StoredFile
 from sandbox_manager.intake.admission import LEAST_FREE_BYTES
 from sandbox_manager.pipeline import Pipeline
-from sandbox_manager.report.collector import Collector, CollectorError
+from sandbox_manager.report.collector import Collector
 from sandbox_manager.report.drain import jobs_at_risk
 from sandbox_manager.report.flows import flow_reports
 from sandbox_manager.rules import last_attempt_at
 from sandbox_manager.sandbox import SENDABLE, Destination, Sandbox
 from sandbox_manager.transfer.handover import written
 from stageout import __version__
+from stageout.condor.bindings import CondorError
 from stageout.core import durable, log
 from stageout.core.clock import Clock
 from stageout.core.config import Settings
@@ -283,7 +284,7 @@ class Reporter:
             with durable.step("report-advertise"):
                 await self._collector.advertise(ad)
             self._tell(None)
-        except (CollectorError, OSError) as problem:
+        except (CondorError, OSError) as problem:
             self._tell(str(problem))
         if self._refusal is not None and self._leaving:
             await self._publish_apart(ad)
@@ -313,7 +314,7 @@ class Reporter:
         try:
             with durable.step("report-last"):
                 await self._collector.advertise_apart(ad)
-        except (CollectorError, OSError) as problem:
+        except (CondorError, OSError) as problem:
             log.error("last-report-failed", problem=problem)
 
     def _tell(self, refusal: str | None) -> None:

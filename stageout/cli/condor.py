@@ -1,7 +1,7 @@
-"""All that the command asks of HTCondor. The only module here that loads the bindings.
+"""The queries of commands to a schedd and to collectors, and their requests to a schedd.
 
-Ads leave this module as :class:`stageout.core.classads.ClassAd` with plain values: expressions are evaluated, what has
-no value, or one that is not UTF-8, is left out. Every failure becomes a :class:`CommandError` that says what to do.
+Ads leave this module as :class:`stageout.core.classads.ClassAd` with plain values (:func:`stageout.condor.ads.plain`).
+Every failure becomes a :class:`CommandError` that says what to do.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from stageout.cli.clocks import collector_ahead_s, shifted
 from stageout.cli.exits import CommandError, Unavailable, UsageError
 from stageout.cli.jobs import ATTRIBUTES, Job, JobId, constraint, is_cluster_ad
 from stageout.cli.outputs import OUTPUT_ATTRIBUTES
-from stageout.core.classads import ClassAd, unparse
-from stageout.core.condor_ads import UNDECODABLE
-from stageout.core.config import condor_settings, flocked_to
-from stageout.core.history import HistoryEntry
+from stageout.condor.ads import Expression, plain
+from stageout.condor.bindings import BindingsMissing, CondorError, faults
+from stageout.condor.collector import Collector
+from stageout.condor.configuration import condor_settings, wait_less
+from stageout.condor.schedd import Schedd
+from stageout.core.classads import ClassAd, quote
+from stageout.core.config import flocked_to
 from stageout.wire.clocks import ahead_of_collector_s
 from stageout.wire.custody import (
     AD_LIFETIME_S,
@@ -37,123 +39,17 @@ from stageout.wire.custody import (
 )
 
 _JOBS_AT_ONCE = 200
-#: Dpkg's list of the files of the Debian package, and a file of both packages (tools/packages/nfpm.yaml).
-DPKG_LIST, PACKAGED = "/var/lib/dpkg/info/stageout.list", "/usr/share/condor/config.d/10-stageout.conf"
-#: HTCondor's default of QUERY_TIMEOUT, and the seconds for which people wait instead.
-_DEFAULT_TIMEOUT_S, _TIMEOUT_S = 60, 15
 
 
-def bindings() -> Any:
-    """The module ``htcondor2``, which waits less long for a collector unless QUERY_TIMEOUT is configured.
+def load_bindings() -> None:
+    """Load HTCondor's bindings for a command, which waits less long for a collector than a daemon.
 
-    :raises CommandError: it is not installed, or finds no configuration.
+    :raises CommandError: they are not installed.
     """
     try:
-        import htcondor2
-    except ImportError:
-        raise CommandError(f"HTCondor's Python bindings are missing here; {bindings_source()}.") from None
-    if str(htcondor2.param.get("QUERY_TIMEOUT", _DEFAULT_TIMEOUT_S)) == str(_DEFAULT_TIMEOUT_S):
-        htcondor2.param["QUERY_TIMEOUT"] = str(_TIMEOUT_S)
-    return htcondor2
-
-
-def bindings_source() -> str:
-    """Say how to install the bindings, in the way in which stageout itself was installed here.
-
-    Debian's condor contains them; RPMs have them apart. Those of pip would differ from the daemons' version.
-    """
-    if Path(DPKG_LIST).exists():
-        return "install HTCondor's own package, which has them: apt install condor"
-    if Path(PACKAGED).exists():
-        return "install HTCondor's own package of them: dnf install python3-condor"
-    return "install the package as 'stageout[condor]'"
-
-
-def plain(ad: Any) -> ClassAd:
-    """An ad of the bindings with plain values, without those that are not UTF-8."""
-    import classad2
-
-    items = {}
-    for name in _names(ad):
-        with contextlib.suppress(*UNDECODABLE):
-            found = ad[name]
-            value = _plain_value(ad.eval(name) if isinstance(found, classad2.ExprTree) else found, classad2)
-            if value is not None:
-                items[name] = value
-    return ClassAd(items)
-
-
-def _names(ad: Any) -> list[str]:
-    """Return the names of an ad's attributes; none when one cannot be decoded."""
-    try:
-        return list(ad)
-    except UNDECODABLE:
-        return []
-
-
-def _plain_value(value: Any, classad2: Any) -> Any:
-    if isinstance(value, classad2.ClassAd):
-        return plain(value)
-    if isinstance(value, (list, tuple)):
-        return [_plain_value(item, classad2) for item in value]
-    return None if isinstance(value, (classad2.Value, classad2.ExprTree)) else value
-
-
-def quote(text: str) -> str:
-    """A string literal for a constraint."""
-    from stageout.core import classads
-
-    return classads.quote(text)
-
-
-class Expression:
-    """A ClassAd expression of the command line, for records of a history file.
-
-    :raises UsageError: the text is no expression.
-    """
-
-    def __init__(self, text: str) -> None:
-        bindings()
-        import classad2
-
-        self._classad2 = classad2
-        own = getattr(classad2, "ClassAdException", None)  # HTCondor 23 has no class for it
-        self._errors = (ValueError, RuntimeError, *([own] if own else []))
-        try:
-            self._tree = classad2.ExprTree(text)
-        except self._errors:
-            raise UsageError(f"'{text}' is not a ClassAd expression") from None
-
-    def _eval(self, entry: HistoryEntry) -> Any:
-        text = entry.text.decode("utf-8", "replace")
-        try:
-            return self._tree.eval(self._classad2.parseOne(text, self._classad2.ParserType.Old))
-        except self._errors:
-            return self._classad2.Value.Error
-
-    def holds(self, entry: HistoryEntry) -> bool:
-        """Tell whether the expression is true for a record."""
-        value = self._eval(entry)
-        return not isinstance(value, (self._classad2.Value, str)) and bool(value)
-
-    def value(self, entry: HistoryEntry) -> Any:
-        """Return the value for a record, None where it is undefined."""
-        value = _plain_value(self._eval(entry), self._classad2)
-        return dict(value) if isinstance(value, ClassAd) else value
-
-    def text(self, entry: HistoryEntry) -> str:
-        """Return the value for a record as HTCondor's tools print it."""
-        value = self._eval(entry)
-        if isinstance(value, self._classad2.Value):
-            return "undefined" if value == self._classad2.Value.Undefined else "error"
-        plain_value = _plain_value(value, self._classad2)
-        return plain_value if isinstance(plain_value, str) else unparse(plain_value)
-
-
-def errors(htcondor: Any) -> tuple[type[Exception], ...]:
-    """Return the bindings' exceptions for a daemon that is silent or refuses; HTCondor 23 has no class for it."""
-    own = getattr(htcondor, "HTCondorException", None)
-    return (OSError, RuntimeError, ValueError, TypeError, *([own] if own else []))
+        wait_less()
+    except BindingsMissing as problem:
+        raise CommandError(str(problem)) from None
 
 
 class Queue:
@@ -168,8 +64,7 @@ class Queue:
     def __init__(self, name: str | None = None, pool: str | None = None) -> None:
         self._name = name
         self._pool = pool
-        self._htcondor = bindings()
-        self._errors = errors(self._htcondor)
+        load_bindings()
 
     def jobs(self, wanted: Sequence[JobId]) -> tuple[list[Job], list[ClassAd]]:
         """The jobs that are in the queue now, and the ads of their clusters (in which job factories are seen).
@@ -199,8 +94,7 @@ class Queue:
         return found if isinstance(found, int) and found >= 0 else None
 
     def _jobs_and_clusters(self, wanted: str) -> tuple[list[Job], list[ClassAd]]:
-        options = self._htcondor.QueryOpt.IncludeClusterAd
-        ads = self._ask(lambda schedd: schedd.query(wanted, list(ATTRIBUTES), opts=options))
+        ads = self._ask(lambda schedd: schedd.query(wanted, list(ATTRIBUTES), with_clusters=True))
         return [Job.from_ad(ad) for ad in ads if not is_cluster_ad(ad)], [ad for ad in ads if is_cluster_ad(ad)]
 
     def first_ad(self, wanted: JobId, projection: Sequence[str]) -> ClassAd | None:
@@ -227,7 +121,7 @@ class Queue:
         """
         same = f'substr(OutputDestination ?: "", 0, {len(place)}) == {quote(place)}'
         wanted = f'StageOutState == "Delivered" && {same}'
-        since = _tree(f"CompletionDate > 0 && CompletionDate < {since_at}")
+        since = f"CompletionDate > 0 && CompletionDate < {since_at}"
         ads = self._ask(lambda schedd: schedd.history(wanted, ["StageOutStats"], limit, since))
         return [stats for ad in ads if isinstance(stats := ad.get("StageOutStats"), ClassAd)]
 
@@ -277,7 +171,7 @@ class Queue:
 
         :raises Unavailable: the schedd does not answer.
         """
-        ads = self._ask(lambda schedd: schedd.jobEpochHistory(constraint([job]), [], ad_type="OUTPUT"))
+        ads = self._ask(lambda schedd: schedd.epochs(constraint([job]), "OUTPUT"))
         return sorted(ads, key=lambda ad: ad.integer("NumShadowStarts"))
 
     def set_request(self, job: JobId, value: str) -> None:
@@ -288,7 +182,7 @@ class Queue:
         schedd = self._schedd()
         try:
             changed = schedd.edit(str(job), "StageOutRequest", quote(value))
-        except self._errors as problem:
+        except CondorError as problem:
             raise CommandError(
                 f"{job}: the schedd refused the request ({_sentence(problem)}). Only the job's owner and the schedd's "
                 "QUEUE_SUPER_USERS may ask this: is it your job, and can you authenticate to this schedd "
@@ -326,8 +220,8 @@ class Queue:
         :raises Unavailable: the schedd does not answer.
         """
         try:
-            return bool(self._schedd().edit([str(job) for job in jobs], "StageOutRequest", quote(value)) == len(jobs))
-        except self._errors:
+            return self._schedd().edit([str(job) for job in jobs], "StageOutRequest", quote(value)) == len(jobs)
+        except CondorError:
             self.jobs(jobs[:1])
             return False
 
@@ -349,32 +243,32 @@ class Queue:
         """
         return str(self._location().get("Name", self._name or "local schedd"))
 
-    def _ask(self, question: Callable[[Any], Iterable[Any]]) -> list[ClassAd]:
+    def _ask(self, question: Callable[[Schedd], Iterable[Any]]) -> list[ClassAd]:
         schedd = self._schedd()
         try:
-            return [plain(ad) for ad in question(schedd)]
-        except self._errors as problem:
+            with faults():
+                return [plain(ad) for ad in question(schedd)]
+        except CondorError as problem:
             raise Unavailable(
                 f"the schedd does not answer ({_sentence(problem)}). Is it running (condor_status -schedd), "
                 "and may you read its queue (condor_q)? A schedd does not answer either while it waits for its "
-                f"collector {_collector(self._htcondor, self._pool)} (condor_status -collector)."
+                f"collector {_collector(self._pool)} (condor_status -collector)."
             ) from None
 
-    def _schedd(self) -> Any:
-        return self._htcondor.Schedd(self._location())
+    def _schedd(self) -> Schedd:
+        return Schedd(self._location())
 
     def _location(self) -> Any:
         try:
-            collector = self._htcondor.Collector(self._pool)
-            found = collector.locate(self._htcondor.DaemonType.Schedd, self._name)
-        except self._errors as problem:
+            found = Collector(self._pool).locate("Schedd", self._name)
+        except CondorError as problem:
             if self._name or self._pool:
-                raise _silent_collector(self._htcondor, self._pool, problem) from None
+                raise _silent_collector(self._pool, problem) from None
             raise Unavailable(f"no schedd can be found here ({_sentence(problem)}). {_NO_SCHEDD}") from None
         if found is None:
             pool = f" -pool {self._pool}" if self._pool else ""
             raise Unavailable(
-                f"the collector {_collector(self._htcondor, self._pool)} knows no schedd named {self._name}; "
+                f"the collector {_collector(self._pool)} knows no schedd named {self._name}; "
                 f"condor_status{pool} -schedd lists them."
             )
         return found
@@ -390,21 +284,11 @@ def _parts(values: Mapping[JobId, str]) -> Iterator[tuple[str, list[JobId]]]:
             yield value, jobs[start : start + _JOBS_AT_ONCE]
 
 
-def _tree(expression: str) -> Any:
-    """Return an expression of ours as the bindings of HTCondor 23 want it."""
-    import classad2
-
-    return classad2.ExprTree(expression)
-
-
 def _checked(expression: str) -> str:
     """Return an expression for a constraint. :raises UsageError: it cannot be read."""
-    import classad2
-
-    unreadable: type[Exception] = getattr(classad2, "ClassAdException", ValueError)
     try:
-        return str(classad2.ExprTree(expression))
-    except (unreadable, SyntaxError, ValueError, RuntimeError):
+        return str(Expression(expression))
+    except CondorError:
         raise UsageError(f"-constraint {expression}: not an expression; condor_q takes the same") from None
 
 
@@ -431,8 +315,7 @@ class Pool:
 
     def __init__(self, pool: str | None = None) -> None:
         self._pool = pool
-        self._htcondor = bindings()
-        self._errors = errors(self._htcondor)
+        load_bindings()
 
     def reports(self, managers: Iterable[str] | None = None) -> list[Report]:
         """Return the last well-signed report of each manager, from its own ad or from slot ads.
@@ -531,26 +414,26 @@ class Pool:
         :raises Unavailable: the collector does not answer.
         """
         try:
-            collector = self._htcondor.Collector(self._pool)
-            return [plain(ad) for ad in collector.query(self._htcondor.AdType.Any, wanted, list(projection))]
-        except self._errors as problem:
-            raise _silent_collector(self._htcondor, self._pool, problem) from None
+            with faults():
+                return [plain(ad) for ad in Collector(self._pool).query("Any", wanted, projection)]
+        except CondorError as problem:
+            raise _silent_collector(self._pool, problem) from None
 
 
-def _collector(htcondor: Any, pool: str | None) -> str:
+def _collector(pool: str | None) -> str:
     """Return the name of the collector that is asked."""
-    return pool or str(htcondor.param.get("COLLECTOR_HOST", "of COLLECTOR_HOST"))
+    return pool or condor_settings().condor("COLLECTOR_HOST", "of COLLECTOR_HOST")
 
 
-def _silent_collector(htcondor: Any, pool: str | None, problem: BaseException) -> Unavailable:
+def _silent_collector(pool: str | None, problem: CondorError) -> Unavailable:
     if pool:
         then = (
             f"Correct -pool, or leave it out for this machine's pool; 'condor_status -pool {pool} -collector' tries it."
         )
     else:
         then = "Is its name right (condor_config_val COLLECTOR_HOST), and is it up (condor_status -collector)?"
-    return Unavailable(f"the collector {_collector(htcondor, pool)} does not answer ({_sentence(problem)}). {then}")
+    return Unavailable(f"the collector {_collector(pool)} does not answer ({_sentence(problem)}). {then}")
 
 
-def _sentence(problem: BaseException) -> str:
-    return " ".join(str(problem).split()).rstrip(".") or type(problem).__name__
+def _sentence(problem: CondorError) -> str:
+    return " ".join(str(problem).split()).rstrip(".")

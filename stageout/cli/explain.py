@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stageout.cli.arguments import add_json, add_schedd
-from stageout.cli.condor import Pool, Queue, bindings, plain
+from stageout.cli.condor import Pool, Queue, load_bindings
 from stageout.cli.exits import CommandError, Exit, Unavailable, UnknownJob, UsageError
 from stageout.cli.explain_job import Story, story
 from stageout.cli.jobs import ATTRIBUTES as JOB_ATTRIBUTES
@@ -26,8 +26,10 @@ from stageout.cli.request import NOTICE_FRESH_S, agent_silence_s
 from stageout.cli.results import tell
 from stageout.cli.servers import milliseconds_to, server_of
 from stageout.cli.submit_file import first_job, transformed
+from stageout.condor.ads import read_old
+from stageout.condor.configuration import condor_settings
 from stageout.core.classads import ClassAd
-from stageout.core.config import Settings, condor_settings
+from stageout.core.config import Settings
 from stageout.core.errors import ErrorClass
 from stageout.core.synchronous import sentence_of
 from stageout.core.units import count, duration, rate, size
@@ -87,7 +89,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Explain one job."""
-    bindings()
+    load_bindings()
     settings, queue = condor_settings(), Queue(options.name, options.pool)
     subject = _subject(options.subject, settings, queue)
     outputs = outputs_of(subject.ad)
@@ -115,12 +117,10 @@ def _subject(text: str, settings: Settings, queue: Queue) -> Subject:
     if "://" in text and not Path(text).is_file():
         raise url_problem(text)
     if Path(text).is_file() or not re.fullmatch(r"[0-9.]+", text):
-        import classad2
-
         plain_text = first_job(Path(text), settings)
         marked = transformed(plain_text, settings)
-        written = plain(classad2.parseOne(plain_text, classad2.ParserType.Old))
-        ad = plain(classad2.parseOne(marked, classad2.ParserType.Old)) if marked else written
+        written = read_old(plain_text)
+        ad = read_old(marked) if marked else written
         asks = written.get("StageOutAsync") is True
         return Subject(f"First job of {text}", ad, marked is not None, is_file=True, asks=asks)
     wanted = parse_job_id(text)

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from stageout.cli import render
+from stageout.cli.condor import load_bindings
 from stageout.cli.exits import CommandError, UsageError
 from stageout.cli.jobs import JobId, parse_job_ids
 from stageout.cli.rows import SCHEMA
 from stageout.cli.status import terminal_width, whose_jobs
-from stageout.core.config import condor_settings
+from stageout.condor.ads import Expression
+from stageout.condor.bindings import CondorError
+from stageout.condor.configuration import condor_settings
 from stageout.core.history import FILE_NAME, HistoryEntry, ended_at, newest_first, took_s
 from stageout.core.states import plain_word
 from stageout.core.units import count, duration, size
@@ -66,9 +69,8 @@ def select(path: Path, options: argparse.Namespace) -> Iterator[HistoryEntry]:
     owner = None if wanted or options.all_users else whose_jobs()
     tests = [*_plain_tests(wanted, owner, options.since)]
     if options.constraint is not None:
-        from stageout.cli.condor import Expression
-
-        tests.append(Expression(options.constraint).holds)
+        wanted_by = _expression(options.constraint)
+        tests.append(lambda entry: wanted_by.holds(_text(entry)))
     found = (entry for entry in _written_since(path, options.since) if all(test(entry) for test in tests))
     return islice(found, options.limit)
 
@@ -78,6 +80,19 @@ def _written_since(path: Path, since: float | None) -> Iterator[HistoryEntry]:
         if since is not None and entry.attributes().get("RecordWriteDate", since) < since:
             return
         yield entry
+
+
+def _expression(text: str) -> Expression:
+    """Return an expression of the command line. :raises UsageError: the text is no expression."""
+    load_bindings()
+    try:
+        return Expression(text)
+    except CondorError:
+        raise UsageError(f"'{text}' is not a ClassAd expression") from None
+
+
+def _text(entry: HistoryEntry) -> str:
+    return entry.text.decode("utf-8", "replace")
 
 
 def _plain_tests(
@@ -128,15 +143,13 @@ def _duration(seconds: float | None) -> str:
 
 def _print_values(found: Iterable[HistoryEntry], options: argparse.Namespace) -> None:
     """Print attributes, or expressions, as ``condor_history -af`` does."""
-    from stageout.cli.condor import Expression
-
-    columns = {text: Expression(text) for text in options.autoformat}
+    columns = {text: _expression(text) for text in options.autoformat}
     if options.json:
-        files = [{text: column.value(entry) for text, column in columns.items()} for entry in found]
+        files = [{text: column.value(_text(entry)) for text, column in columns.items()} for entry in found]
         print(json.dumps({"schema": SCHEMA, "files": files}, indent=2))
         return
     for entry in found:
-        print(" ".join(render.clean(column.text(entry)) for column in columns.values()))
+        print(" ".join(render.clean(column.text(_text(entry))) for column in columns.values()))
 
 
 # ---- totals ----------------------------------------------------------------------------------------------------------

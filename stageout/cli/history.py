@@ -18,8 +18,8 @@ from stageout.cli.rows import SCHEMA
 from stageout.cli.status import terminal_width, whose_jobs
 from stageout.cli.verdict import UNREPORTED
 from stageout.cli.why import results, said, why
+from stageout.condor.configuration import condor_settings
 from stageout.core.classads import ClassAd
-from stageout.core.config import condor_settings
 from stageout.core.failures import FILE_NAME, Failure, read_failures
 from stageout.core.states import plain_word
 from stageout.core.units import count, duration, size

@@ -56,10 +56,10 @@ def local_streams() -> list[StreamsReport]:
 
 
 def _asked(question: Callable[[Path], T]) -> T:
-    from stageout.cli.condor import bindings
-    from stageout.core.config import condor_settings
+    from stageout.cli.condor import load_bindings
+    from stageout.condor.configuration import condor_settings
 
-    bindings()
+    load_bindings()
     path = control_socket(condor_settings())
     try:
         return question(path)

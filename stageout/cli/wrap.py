@@ -84,9 +84,10 @@ def _ask(plugin: str, environment: Mapping[str, str]) -> str:
 
 def _listed() -> list[str]:
     """FILETRANSFER_PLUGINS of this machine; none where there are no bindings."""
-    try:
-        from stageout.core.config import condor_settings
+    from stageout.condor.bindings import BindingsMissing
+    from stageout.condor.configuration import condor_settings
 
+    try:
         return condor_settings().condor("FILETRANSFER_PLUGINS").replace(",", " ").split()
-    except ImportError:
+    except BindingsMissing:
         return []

@@ -961,23 +961,6 @@ def _parse(knob: Knob, text: str) -> Value:
         raise ConfigError(f"{knob.name} = {text}: write a number ({knob.doc})") from None
 
 
-def condor_settings(local_name: str = "") -> Settings:
-    """Settings of the HTCondor configuration that this process sees.
-
-    :param local_name: as given to a daemon by ``-local-name``; ``NAME.KNOB`` then comes before ``KNOB``.
-    """
-    import htcondor2
-
-    def look_up(name: str) -> str | None:
-        for key in ([f"{local_name}.{name}"] if local_name else []) + [name]:
-            found = htcondor2.param.get(key)
-            if found is not None:
-                return str(found)
-        return None
-
-    return Settings(look_up)
-
-
 def flocked_to(settings: Settings) -> list[str]:
     """Collectors of the pools to which the schedd's jobs flock."""
     found = settings.condor("FLOCK_COLLECTOR_HOSTS") or settings.condor("FLOCK_TO")
@@ -1007,13 +990,6 @@ def tool_settings(prefix: str) -> Settings:
         return environment_settings()
     lines = (line.partition(" = ") for line in done.stdout.decode(errors="replace").splitlines())
     return Settings({name.strip().upper(): value for name, mark, value in lines if mark}.get)
-
-
-def reload_condor() -> None:
-    """Read the HTCondor configuration again (SIGHUP)."""
-    import htcondor2
-
-    htcondor2.reload_config()
 
 
 def mapping_settings(values: Mapping[str, str]) -> Settings:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stageout.condor.bindings import BindingsMissing
+from stageout.condor.configuration import condor_settings
 from stageout.core.classad_parser import parse_old
 from stageout.core.classads import decode
-from stageout.core.config import Settings, condor_settings, environment_settings
+from stageout.core.config import Settings, environment_settings
 from stageout.core.errors import StageoutError
 
 _QUERY_S = 30.0
@@ -89,7 +91,7 @@ def node_settings() -> Settings:
     try:
         settings = condor_settings()
         settings.condor("FILETRANSFER_PLUGINS")
-    except (ImportError, OSError, RuntimeError):
+    except (BindingsMissing, OSError, RuntimeError):
         return environment_settings()
     return settings
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from schedd_agent.collector import CollectorError, CollectorSnapshot
+from schedd_agent.collector import CollectorSnapshot
 from schedd_agent.edits import Change, Edit, ToolCommand
 from schedd_agent.model import USER_HOLD_CODE, DagEnd, HistoryRecord, Job, JobAdState, Status
 from schedd_agent.queue import QueueError
 from schedd_agent.receipts import Receipts
+from stageout.condor.bindings import CondorError
 from stageout.core import durable
 from stageout.wire.custody import AD_LIFETIME_S, AGENT_AD, MANAGER_AD, ORDERS_AD, JobKey, job_id_of, read_orders
 from tests.crash.world import START_WALL_S, World
@@ -186,20 +187,16 @@ class ManagerCollector:
         self._node = node
 
     async def messages(self, manager: str) -> Sequence[Mapping[str, Any]]:
-        from sandbox_manager.report.collector import CollectorError as ManagersError
-
         if not self._collector.answers(self._node):
-            raise ManagersError("the collector does not answer")
+            raise CondorError("the collector does not answer")
         return [
             ad for ad in self._collector.ads(AGENT_AD, ORDERS_AD)
             if ad["MyType"] == AGENT_AD or ad["StageOutManager"] == manager
         ]  # fmt: skip
 
     async def advertise(self, ad: Mapping[str, Any]) -> None:
-        from sandbox_manager.report.collector import CollectorError as ManagersError
-
         if not self._collector.take(ad, self._node):
-            raise ManagersError("the collector does not answer")
+            raise CondorError("the collector does not answer")
 
     async def close(self) -> None:
         return None
@@ -213,7 +210,7 @@ class AgentDirectory:
 
     def query_reports(self) -> CollectorSnapshot:
         if not self._collector.answers(SCHEDD):
-            raise CollectorError("the collector does not answer")
+            raise CondorError("the collector does not answer")
         self._collector.looks.append(self._collector.world.now_s)
         age_s = self._collector.world.now_s - self._collector.started_s
         return CollectorSnapshot(self._collector.reports(), age_s)
@@ -221,7 +218,7 @@ class AgentDirectory:
     def publish(self, ads: Sequence[Mapping[str, Any]]) -> None:
         for ad in ads:
             if not self._collector.take(ad, SCHEDD):
-                raise CollectorError("the collector took no ad")
+                raise CondorError("the collector took no ad")
 
 
 class ModelReceipts(Receipts):

@@ -18,7 +18,7 @@ from sandbox_manager.daemon import Daemon, Dependencies
 from sandbox_manager.intake.identity import RunFacts
 from sandbox_manager.intake.peers import Peer
 from sandbox_manager.report import reporter
-from sandbox_manager.report.collector import CollectorError
+from stageout.condor.bindings import CondorError
 from stageout.core.clock import SystemClock
 from stageout.core.config import Settings
 from stageout.core.signing import SigningKey
@@ -61,7 +61,7 @@ class FakeCollector:
     async def messages(self, manager: str) -> Sequence[Mapping[str, Any]]:
         self.looks += 1
         if self.silent:
-            raise CollectorError("no answer")
+            raise CondorError("no answer")
         if self.empty:
             return []
         self._notices += 1
@@ -75,7 +75,7 @@ class FakeCollector:
     async def advertise(self, ad: Mapping[str, Any]) -> None:
         if self.refuses:
             await asyncio.sleep(self.patience_s)
-            raise CollectorError("access level DAEMON")
+            raise CondorError("access level DAEMON")
         report = read_report(payload_of(ad))
         check_signature(MANAGER_AD, ad, report.key)
         self.manager_key = report.key

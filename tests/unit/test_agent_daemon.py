@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from schedd_agent import agent as agent_module
 from schedd_agent.agent import Agent, together_after
-from schedd_agent.collector import CollectorError, CollectorSnapshot, OtherPoolSnapshot
+from schedd_agent.collector import CollectorSnapshot, OtherPoolSnapshot
 from schedd_agent.daemon import Daemon, kept_in, limits_of, main, pause_s
 from schedd_agent.decisions import decide
 from schedd_agent.edits import Change, Edit
@@ -47,13 +47,14 @@ from schedd_agent.orders import OrderNumbers, OrderOutbox
 from schedd_agent.queue import QueueError
 from schedd_agent.receipts import DIRECTORY, Receipts
 from schedd_agent.reports import NewestReportNumbers
+from stageout.condor.bindings import CondorError
 from stageout.core import durable
 from stageout.core.config import ConfigError, mapping_settings
-from stageout.core.daemon import EXIT_NO_RESTART, supervise
 from stageout.core.metrics import METRICS, Readings
 from stageout.core.metrics_server import rendered
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
+from stageout.daemon import EXIT_NO_RESTART, supervise
 from stageout.wire.custody import (
     AGENT_AD,
     Action,
@@ -210,7 +211,7 @@ class MemoryCollector:
 
     def query_reports(self) -> CollectorSnapshot:
         if self.down:
-            raise CollectorError("the collector does not answer")
+            raise CondorError("the collector does not answer")
         self.age_s += 1
         return CollectorSnapshot(
             [ad for ad in self.ads.values() if ad["MyType"] in ("StageOutManager", "Machine")],
@@ -222,7 +223,7 @@ class MemoryCollector:
 
     def publish(self, ads: Sequence[Mapping[str, Any]]) -> None:
         if self.down:
-            raise CollectorError("the collector does not answer")
+            raise CondorError("the collector does not answer")
         self.ads.update({(ad["MyType"], ad["Name"]): ad for ad in ads})
 
 
@@ -1011,7 +1012,7 @@ def test_a_configuration_that_cannot_be_used_ends_it_for_good(
     def load() -> Any:
         return mapping_settings({"STAGEOUT_LEASE": "soon"})
 
-    monkeypatch.setattr("stageout.core.daemon.reader_of", lambda *_: load)
+    monkeypatch.setattr("stageout.daemon.reader_of", lambda *_: load)
     assert main(["-t"]) == EXIT_NO_RESTART == 99
     assert "STAGEOUT_LEASE" in capsys.readouterr().err
     with pytest.raises(ConfigError):
@@ -1023,7 +1024,7 @@ def test_records_that_may_not_be_read_end_it_for_good_in_one_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / name).mkdir()
-    monkeypatch.setattr("stageout.core.daemon.reader_of", lambda *_: lambda: mapping_settings({}))
+    monkeypatch.setattr("stageout.daemon.reader_of", lambda *_: lambda: mapping_settings({}))
     monkeypatch.setattr("schedd_agent.daemon.make_agent", lambda _: kept_in(tmp_path, 1.0))
     assert main([]) == EXIT_NO_RESTART
     said = capsys.readouterr().err

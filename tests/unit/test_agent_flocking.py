@@ -11,7 +11,7 @@ import pytest
 from schedd_agent.collector import CollectorSnapshot
 from schedd_agent.flocking import FlockedPool, FlockingCollectorClient
 from schedd_agent.liveness import LivenessTracker
-from stageout.core.collector import CollectorError
+from stageout.condor.bindings import CondorError
 from stageout.core.config import flocked_to, mapping_settings
 from stageout.wire.custody import AgentNotice, JobKey, OrderSheet, notice_ad, orders_ad, sheets_for
 from tests.harness.pool.waiting import wait_until
@@ -44,14 +44,14 @@ class Collector:
         self.asked += 1
         self.stands.wait(30.0)
         if self.is_down:
-            raise CollectorError("it is down")
+            raise CondorError("it is down")
         if ad_type == "Collector":
             return [{"MonitorSelfAge": 100}]
         return [_report(name) for name in self.managers] if ad_type == "License" else []
 
     async def publish(self, ad: Mapping[str, Any], command: str = "UPDATE_AD_GENERIC") -> None:
         if self.refusal:
-            raise CollectorError(self.refusal)
+            raise CondorError(self.refusal)
         self.taken.append(ad)
 
     async def close(self) -> None:

@@ -204,7 +204,7 @@ def test_a_new_key_is_vouched_for_by_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = mapping_settings({"SPOOL": str(tmp_path)})
-    monkeypatch.setattr("stageout.core.daemon.reader_of", lambda *_: lambda: settings)
+    monkeypatch.setattr("stageout.daemon.reader_of", lambda *_: lambda: settings)
     assert main(["--key"]) == 99
     assert "start the agent first" in capsys.readouterr().err
     old = read_key(settings).public

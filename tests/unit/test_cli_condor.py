@@ -15,6 +15,7 @@ import pytest
 from stageout.cli import condor
 from stageout.cli.exits import CommandError, Unavailable
 from stageout.cli.jobs import JobId
+from stageout.condor import bindings
 
 JOBS = [JobId(7, number) for number in range(1000)]
 
@@ -31,7 +32,7 @@ class Bindings:
         self.values: dict[str, str] = {}
         self.DaemonType = self.QueryOpt = type("Names", (), {"Schedd": 1, "IncludeClusterAd": 1})
 
-    def Collector(self, _: object) -> Any:
+    def Collector(self, *_: object) -> Any:
         return type("Collector", (), {"locate": lambda *_: {"Name": "ap"}})()
 
     def Schedd(self, _: object) -> Any:
@@ -57,7 +58,7 @@ class Bindings:
 @pytest.fixture
 def schedd(monkeypatch: pytest.MonkeyPatch) -> Bindings:
     made = Bindings()
-    monkeypatch.setattr(condor, "bindings", lambda: made)
+    monkeypatch.setattr(bindings, "htcondor", lambda: made)
     return made
 
 
@@ -122,7 +123,7 @@ class SilentCollector:
     class DaemonType:
         Schedd = 1
 
-    def Collector(self, _: object) -> Any:
+    def Collector(self, *_: object) -> Any:
         def fail(*_: object) -> Any:
             raise RuntimeError("Failed communication with collector.")
 
@@ -133,7 +134,7 @@ class SilentCollector:
 def test_a_collector_that_does_not_answer_is_named(
     pool: str | None, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(condor, "bindings", SilentCollector)
+    monkeypatch.setattr(bindings, "htcondor", SilentCollector)
     for question in (lambda: condor.Pool(pool).ads("true"), lambda: condor.Queue("ap", pool).name()):
         with pytest.raises(Unavailable, match=rf"^the collector {name} does not answer \(Failed communication with"):
             question()
@@ -144,7 +145,10 @@ def test_the_wait_for_a_collector_is_bounded(configured: str, used: str, tmp_pat
     """HTCondor waits 60 s for an answer, and its bindings take no limit of their own."""
     config = tmp_path / "condor_config"
     config.write_text(f"{configured}\n")
-    program = "from stageout.cli.condor import bindings; print(bindings().param['QUERY_TIMEOUT'])"
+    program = (
+        "import htcondor2; from stageout.cli.condor import load_bindings; load_bindings(); "
+        "print(htcondor2.param['QUERY_TIMEOUT'])"
+    )
     argv, env = [sys.executable, "-c", program], {**os.environ, "CONDOR_CONFIG": str(config)}
     assert subprocess.run(argv, env=env, check=True, capture_output=True, text=True).stdout.strip() == used
 
@@ -158,8 +162,8 @@ def test_missing_bindings_come_from_where_the_package_came_from(
 ) -> None:
     for name in files:
         (tmp_path / name).touch()
-    monkeypatch.setattr(condor, "DPKG_LIST", str(tmp_path / "dpkg"))
-    monkeypatch.setattr(condor, "PACKAGED", str(tmp_path / "rpm"))
+    monkeypatch.setattr(bindings, "DPKG_LIST", str(tmp_path / "dpkg"))
+    monkeypatch.setattr(bindings, "PACKAGED", str(tmp_path / "rpm"))
     monkeypatch.setitem(sys.modules, "htcondor2", None)
     with pytest.raises(CommandError, match=re.escape(words)):
-        condor.bindings()
+        condor.load_bindings()

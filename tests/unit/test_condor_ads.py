@@ -13,10 +13,9 @@ from sandbox_manager.intake.startd import readable_slots
 from schedd_agent.collector import CondorCollectorClient
 from schedd_agent.model import Job
 from schedd_agent.queue import CondorJobQueue
-from stageout.cli.condor import plain
-from stageout.core import collector_child
-from stageout.core.collector import CollectorChild
-from stageout.core.condor_ads import decoded
+from stageout.condor import collector_process
+from stageout.condor.ads import decoded, plain
+from stageout.condor.collector_child import CollectorChild
 from stageout.wire.custody import JobKey
 
 classad2 = pytest.importorskip("classad2", reason="HTCondor's Python bindings are not installed")
@@ -62,7 +61,7 @@ def question(*attributes: str) -> dict[str, Any]:
 @pytest.mark.parametrize("bad", BAD)
 def test_the_child_answers_with_the_other_ads(bad: str, answers: Install) -> None:
     answers(bad, GOOD)
-    answer = collector_child._answer(None, question("Name", "StageOutPayload"))  # type: ignore[arg-type]
+    answer = collector_process._answer(None, question("Name", "StageOutPayload"))  # type: ignore[arg-type]
     assert answer["ads"][1] == {"Name": "good", "StageOutPayload": "p"}
     assert len(answer["ads"]) == 2
 

@@ -26,8 +26,8 @@ from typing import Any
 
 import pytest
 
-from stageout import __version__
-from stageout.core import daemon, log
+from stageout import __version__, daemon
+from stageout.core import log
 from stageout.core.config import ConfigError, Settings, mapping_settings
 from stageout.core.rotation import LogSettings, log_settings
 from tests.harness.ports import free_ports
@@ -364,7 +364,7 @@ def test_without_htcondor_both_forms_of_names_count(monkeypatch: pytest.MonkeyPa
 
 
 def test_without_htcondor_s_module_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     options = daemon.command_line(PROGRAM).parse_args([])
     with pytest.raises(ConfigError, match="htcondor2 is not installed here: give --alone or --settings"):
         daemon.reader_of(PROGRAM, options)

@@ -18,9 +18,10 @@ from handoff_site import Child
 from manager_site import AGENT, Node, Site, made, run
 
 from sandbox_manager.intake.acceptance import Refusal
-from sandbox_manager.report.collector import CollectorError, CollectorProcess
+from sandbox_manager.report.collector import CollectorProcess
 from sandbox_manager.report.drain import REASON, Drain, jobs_at_risk
 from sandbox_manager.scheduling.throughput import Amount, Throughput
+from stageout.condor.bindings import CondorError
 from stageout.core import durable
 from stageout.core.eta import FILE_BYTES
 from stageout.core.states import State
@@ -329,7 +330,7 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next() -> None:
         await until(lambda: child._child, "the question")
         look.cancel()
         child._argv = ["sh", "-c", 'read line; echo \'{"error": "refused"}\'']
-        with pytest.raises(CollectorError, match="refused"):
+        with pytest.raises(CondorError, match="refused"):
             await child.advertise({"Name": "x"})
         await child.close()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stageout import __version__
-from stageout.core.daemon import EXIT_NO_RESTART
+from stageout.daemon import EXIT_NO_RESTART
 
 ROOT = Path(__file__).resolve().parents[2]
 _DAEMONS = [("stageout_web", "web", "-t"), ("policy_service", "policy", "--alone")]

@@ -45,7 +45,7 @@ def test_the_prefix_of_a_local_name_works_for_both(tmp_path: Path) -> None:
         "STAGEOUT_URGENT_WINDOW = 300\nEP2.STAGEOUT_URGENT_WINDOW = 400\nEP2.STAGEOUT_URGENT = 500\n"
     )
     code = (
-        "from stageout.core.config import condor_settings\n"
+        "from stageout.condor.configuration import condor_settings\n"
         "for name in ('', 'EP2'):\n"
         "    found = condor_settings(name)\n"
         "    print(found.count('STAGEOUT_DELIVERY_TIMEOUT'), found.count('STAGEOUT_URGENT_WINDOW'))\n"

@@ -28,6 +28,8 @@ _DAEMONS = {"sandbox_manager", "schedd_agent", "overlay_router", "policy_service
 #: part -> parts that it imports, and no others
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
+    "condor": {"core"},
+    "daemon": {"core", "condor"},
     "tuning": {"core"},
     "wire": {"core"},
     "handoff": {"core", "wire"},
@@ -35,16 +37,16 @@ ALLOWED: dict[str, set[str]] = {
     "overlay": {"core", "wire"},
     "movers": {"core", "wire"},
     "protocols": {"core", "wire", "plugin", "overlay"},
-    "sampling": {"core", "tuning"},
-    "cli": {"core", "wire", "handoff", "movers", "overlay", "sampling"},
+    "sampling": {"core", "condor", "tuning"},
+    "cli": {"core", "condor", "wire", "handoff", "movers", "overlay", "sampling"},
     "overlay.cli": {"core", "overlay", "cli"},
     "jobs": {"core", "wire", "cli"},
     "testing": {"core"},
-    "sandbox_manager": {"core", "wire", "tuning", "movers"},
-    "overlay_router": {"core", "wire", "overlay", "movers"},
-    "schedd_agent": {"core", "wire", "overlay"},
-    "policy_service": {"core", "wire", "tuning"},
-    "stageout_web": {"core", "wire"},
+    "sandbox_manager": {"core", "condor", "daemon", "wire", "tuning", "movers"},
+    "overlay_router": {"core", "condor", "daemon", "wire", "overlay", "movers"},
+    "schedd_agent": {"core", "condor", "daemon", "wire", "overlay"},
+    "policy_service": {"core", "condor", "daemon", "wire", "tuning"},
+    "stageout_web": {"core", "condor", "daemon", "wire"},
     "tests": {"core", "overlay", "testing"},
 }
 
@@ -105,6 +107,28 @@ def test_imports_follow_the_arrows() -> None:
                 wrong.append(f"{path}: {part} must not import {imported}")
     assert wrong == []
     assert used == ALLOWED, "an arrow that nothing needs is no longer allowed"
+
+
+def test_one_module_loads_the_bindings_of_htcondor() -> None:
+    """Neither an import nor a name in a text (``import_module``, ``find_spec``) is allowed elsewhere."""
+    importers = set()
+    for path in _sources():
+        names = set(_imports(path)) | {
+            node.value
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        if {name.split(".")[0] for name in names if " " not in name} & {"htcondor", "htcondor2", "classad", "classad2"}:
+            importers.add(path.relative_to(ROOT).as_posix())
+    assert importers == {"stageout/condor/bindings.py"}
+
+
+def test_the_door_to_htcondor_opens_when_it_is_used() -> None:
+    """A command that needs no bindings, and a router without HTCondor, must not wait for them."""
+    names = [f"stageout.condor.{path.stem}" for path in sorted((ROOT / "stageout/condor").glob("*.py"))]
+    code = f"import sys, stageout.daemon, {', '.join(names)}\nprint({{'htcondor2', 'classad2'}} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize("name", ["states.py"])

@@ -30,12 +30,13 @@ from sandbox_manager.intake.agents import AgentTable
 from sandbox_manager.intake.startd_process import StartdError, StartdProcess
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.report import startd_cron
-from sandbox_manager.report.collector import CollectorError, CollectorProcess
+from sandbox_manager.report.collector import CollectorProcess
 from sandbox_manager.sandbox import SyncState
+from stageout.condor.bindings import CondorError
 from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError, mapping_settings
-from stageout.core.daemon import EXIT_NO_RESTART, EXIT_RESTART
 from stageout.core.states import MOVES
+from stageout.daemon import EXIT_NO_RESTART, EXIT_RESTART
 from stageout.movers.schemes import shown_url
 from stageout.wire.custody import (
     Action,
@@ -568,7 +569,7 @@ def test_a_collector_that_hangs_does_not_hold_up_the_manager(tmp_path: Path, mon
                 await asyncio.sleep(0.05)
                 beats += 1
             assert beats > 15
-            with pytest.raises(CollectorError, match="did not answer within"):
+            with pytest.raises(CondorError, match="did not answer within"):
                 question.result()
             await collector.close()
 
@@ -613,9 +614,9 @@ def test_a_collector_that_is_away_is_an_error_with_words(monkeypatch: pytest.Mon
 
     async def story() -> None:
         collector = CollectorProcess()
-        with pytest.raises(CollectorError):
+        with pytest.raises(CondorError):
             await collector.messages("m")
-        with pytest.raises(CollectorError):
+        with pytest.raises(CondorError):
             await collector.advertise(asdict(AgentNotice(AGENT, SCHEDD, "", 1, 1)))
         await collector.close()
 

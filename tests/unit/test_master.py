@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stageout.core import master
+from stageout.condor import limits, master
 from stageout.core.config import mapping_settings
 
 
@@ -47,5 +47,5 @@ def test_the_process_that_sends_is_bounded(code: str, problem: str, monkeypatch:
         return [sys.executable, "-c", code]
 
     monkeypatch.setattr(master, "module_command", command)
-    monkeypatch.setattr(master, "_SEND_S", 1.0 if "600" in code else 60.0)
+    monkeypatch.setattr(limits, "ALIVE_S", 1.0 if "600" in code else 60.0)
     assert asyncio.run(master._tell(60)) == problem

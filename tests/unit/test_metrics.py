@@ -25,10 +25,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from overlay_router import report
 from stageout.core import metrics_server
 from stageout.core.config import ConfigError, Settings, mapping_settings
-from stageout.core.daemon import supervise
 from stageout.core.metrics import METRICS, OTHER, UNKNOWN, Histogram, Kind, Readings, bounded, host_of, relabelled
 from stageout.core.metrics_server import MOST_CONNECTIONS, MetricsServer, Source, metrics_settings, rendered
 from stageout.core.states import State
+from stageout.daemon import supervise
 from tests.harness.ports import free_ports
 from tests.polling import DEADLINE_S, until
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stageout.core.query_child import QueryChild
+from stageout.condor.query_child import QueryChild
 
 #: Answers like a child of the product. The question names what it does.
 _PROGRAM = """

@@ -19,7 +19,8 @@ from overlay_router.routing.routes import Graph, Link
 from policy_service import advert
 from policy_service.model import Lease
 from policy_service.views import LeaseSnapshot
-from stageout.core.collector import CollectorChild, CollectorError
+from stageout.condor.bindings import CondorError
+from stageout.condor.collector_child import CollectorChild
 from stageout.wire.custody import AD_LIFETIME_S, LETTERS, BadPayload
 from stageout.wire.services import (
     PAYLOAD_CHARS,
@@ -184,7 +185,7 @@ class FakeCollector(CollectorChild):
     async def publish(self, ad: Mapping[str, Any], command: str = "") -> None:
         self.published.append((command, ad))
         if self.problem:
-            raise CollectorError(self.problem)
+            raise CondorError(self.problem)
 
     async def close(self) -> None:
         self.is_closed = True

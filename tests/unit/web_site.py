@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from schedd_agent.file_records import key_of
-from stageout.core.collector import CollectorError
+from stageout.condor.bindings import CondorError
 from stageout.core.history import HistoryFile
 from stageout.core.signing import SigningKey
 from stageout.wire.custody import (
@@ -150,7 +150,7 @@ class FakeCollector:
     async def query(self, constraint: str, attributes: Sequence[str], ad_type: str = "Any") -> list[Mapping[str, Any]]:
         """Answer."""
         if self.problem:
-            raise CollectorError(self.problem)
+            raise CondorError(self.problem)
         self.asked.append(constraint)
         if ad_type != "License":
             return self.slots if ad_type == "Startd" else [*self.agents, *self.services]

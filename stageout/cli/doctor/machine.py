@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stageout.cli import node
-from stageout.cli.condor import Pool, bindings, errors, plain
+from stageout.cli.condor import Pool, load_bindings
 from stageout.cli.doctor import probe
 from stageout.cli.doctor.findings import Ran, Unseen
 from stageout.cli.exits import Unavailable
+from stageout.condor.ads import Expression, plain
+from stageout.condor.bindings import CondorError
+from stageout.condor.collector import Collector
+from stageout.condor.configuration import condor_settings, parameter_names, running_value
 from stageout.core.children import having
 from stageout.core.classads import ClassAd
-from stageout.core.config import Settings, condor_settings
+from stageout.core.config import Settings
 from stageout.core.http import exchange
 from stageout.overlay.channel import Channel
 from stageout.overlay.key_file import gateway_of
@@ -34,8 +38,7 @@ class ThisMachine:
     """See :class:`stageout.cli.doctor.findings.Machine`."""
 
     def __init__(self) -> None:
-        self._htcondor = bindings()
-        self._errors: tuple[type[Exception], ...] = (*errors(self._htcondor), KeyError)
+        load_bindings()
         self._settings = condor_settings()
         self._pool = Pool()
         self._seen: dict[object, Any] = {}
@@ -47,7 +50,7 @@ class ThisMachine:
 
     def parameters(self) -> list[str]:
         """Names of all parameters of HTCondor's configuration here."""
-        return [str(name) for name in self._htcondor.param.keys()]  # noqa: SIM118 - no ordinary mapping
+        return parameter_names()
 
     def run(self, argv: Sequence[str], timeout_s: float, user: str = "") -> Ran:
         """Run a command, as another user where root asks for that; its standard output and error in one."""
@@ -114,24 +117,17 @@ class ThisMachine:
 
     def ask_daemon(self, kind: str, parameter: str) -> str | None:
         """A parameter as the running daemon has it."""
-        found: str | None = self._daemon(kind, lambda location: self._htcondor.RemoteParam(location).get(parameter))
-        return found
+        return self._daemon(kind, lambda location: running_value(location, parameter))
 
     def slots(self) -> list[ClassAd]:
         """Slot ads, asked of this machine's startd itself."""
-
-        def ask(location: Any) -> list[ClassAd]:
-            ads = self._htcondor.Collector(location).query(self._htcondor.AdType.Startd)
-            return [plain(ad) for ad in ads]
-
-        return self._daemon("startd", ask)
+        return self._daemon("startd", lambda location: [plain(ad) for ad in Collector(location).query("Startd")])
 
     def _daemon(self, kind: str, question: Callable[[Any], Result]) -> Result:
         """Ask the local daemon of a kind something. :raises Unseen: it cannot be found or does not tell."""
-        daemon = {"schedd": self._htcondor.DaemonType.Schedd, "startd": self._htcondor.DaemonType.Startd}[kind]
         try:
-            return question(self._htcondor.Collector().locate(daemon))
-        except self._errors as problem:
+            return question(Collector().locate(kind.capitalize()))
+        except CondorError as problem:
             raise Unseen(f"the running {kind} does not tell ({str(problem).rstrip('.') or 'no answer'})") from None
 
     def version(self) -> str:
@@ -152,24 +148,18 @@ class ThisMachine:
 
     def is_expression(self, text: str) -> bool:
         """Tell whether HTCondor can read a ClassAd expression."""
-        import classad2
-
         try:
-            classad2.ExprTree(text)
-        except classad2.ClassAdException:
+            Expression(text)
+        except CondorError:
             return False
         return True
 
     def accepts_generic(self) -> bool:
         """True when the collector takes a generic ad from this process."""
-        import classad2
-
-        probe = classad2.ClassAd(
-            {"MyType": "StageOutProbe", "Name": f"stageout-doctor-{os.getpid()}", "ClassAdLifetime": 1}
-        )
+        probe = {"MyType": "StageOutProbe", "Name": f"stageout-doctor-{os.getpid()}", "ClassAdLifetime": 1}
         try:
-            self._htcondor.Collector().advertise([probe], "UPDATE_AD_GENERIC")
-        except self._errors:
+            Collector().advertise([probe], "UPDATE_AD_GENERIC")
+        except CondorError:
             return False
         return True
 

@@ -7,7 +7,6 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 from pathlib import Path, PurePath
 
 from stageout.cli.arguments import add_json
@@ -30,6 +29,7 @@ from stageout.cli.doctor.findings import Check, Finding, Level, Machine, Role, U
 from stageout.cli.exits import CommandError, Exit
 from stageout.cli.render import clean, painted, wants_colours
 from stageout.cli.rows import SCHEMA
+from stageout.condor.bindings import are_installed
 from stageout.core.config import ConfigError, environment_settings, file_settings
 
 _EXECUTE_POINT: tuple[Check, ...] = (
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     from stageout.cli.doctor.machine import RouterMachine, ThisMachine
 
     roles = [Role(word) for word in options.role or ()]
-    if options.settings or (roles == [Role.ROUTER] and find_spec("htcondor2") is None):
+    if options.settings or (roles == [Role.ROUTER] and not are_installed()):
         settings = file_settings(Path(options.settings)) if options.settings else environment_settings("")
         roles = [Role.ROUTER]
         findings = run_checks(alone.CHECKS, RouterMachine(settings))

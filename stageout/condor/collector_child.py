@@ -1,20 +1,17 @@
-"""The collector, asked from a process of its own."""
+"""The collector, asked from a child process: the bindings hold the interpreter while they wait."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stageout.condor.ads import SkippedAttributes
+from stageout.condor.bindings import CondorError
+from stageout.condor.limits import COLLECTOR_S
+from stageout.condor.query_child import QueryChild
 from stageout.core.children import module_command
-from stageout.core.condor_ads import SkippedAttributes
-from stageout.core.query_child import QueryChild
 
-_TIMEOUT_S = 20.0
 _MAX_LINE_BYTES = 256 * 1024 * 1024
-
-
-class CollectorError(Exception):
-    """The collector did not do what was asked; the text says why."""
 
 
 class CollectorChild(QueryChild):
@@ -24,9 +21,9 @@ class CollectorChild(QueryChild):
     :param host: collector of another pool, asked in place of these.
     """
 
-    def __init__(self, local_name: str = "", timeout_s: float = _TIMEOUT_S, host: str = "") -> None:
-        argv = module_command("stageout.core.collector_child", local_name)
-        super().__init__(argv, "collector", CollectorError, timeout_s, _MAX_LINE_BYTES)
+    def __init__(self, local_name: str = "", timeout_s: float = COLLECTOR_S, host: str = "") -> None:
+        argv = module_command("stageout.condor.collector_process", local_name)
+        super().__init__(argv, "collector", CondorError, timeout_s, _MAX_LINE_BYTES)
         self._host = host
         self._skipped = SkippedAttributes()
 
@@ -36,7 +33,7 @@ class CollectorChild(QueryChild):
         """Return the ads that match, without attributes that are not UTF-8.
 
         :param constraint: a ClassAd expression. :param ad_type: name of an htcondor2.AdType. "Any" scans every ad of
-            the pool, and "Generic" finds only ads whose MyType is "Generic". :raises CollectorError: no answer.
+            the pool, and "Generic" finds only ads whose MyType is "Generic". :raises CondorError: no answer.
         """
         question = {"op": "query", "constraint": constraint, "attributes": list(attributes), "ad_type": ad_type}
         answer = await self._ask({**question, "host": self._host})
@@ -48,6 +45,6 @@ class CollectorChild(QueryChild):
     async def publish(self, ad: Mapping[str, Any], command: str = "UPDATE_AD_GENERIC") -> None:
         """Publish an ad in the table of the update command; an ad of the same key is replaced.
 
-        :raises CollectorError: refused, or no answer.
+        :raises CondorError: refused, or no answer.
         """
         await self._ask({"op": "advertise", "ad": ad, "command": command, "host": self._host})

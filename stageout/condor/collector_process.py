@@ -6,9 +6,11 @@ import sys
 from functools import cache
 from typing import Any
 
+from stageout.condor.ads import decoded
+from stageout.condor.collector import Collector
+from stageout.condor.configuration import condor_settings
 from stageout.core.children import answer_lines
-from stageout.core.condor_ads import decoded
-from stageout.core.config import Settings, condor_settings
+from stageout.core.config import Settings
 
 _SKIPPED_MAX = 100
 
@@ -29,15 +31,16 @@ def _answer(settings: Settings, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _query(hosts: list[str], question: dict[str, Any]) -> dict[str, Any]:
-    """Ads of all collectors; with several, one that answers is enough. Attributes that cannot be decoded are named."""
-    import htcondor2
+    """Return the ads of all collectors; with several, one that answers is enough.
 
+    Attributes that cannot be decoded are left out and named.
+    """
     found, problems = [], []
     skipped: list[tuple[str, str]] = []
-    ad_type, attributes = getattr(htcondor2.AdType, question["ad_type"]), question["attributes"]
+    attributes = question["attributes"]
     for host in hosts:
         try:
-            found += htcondor2.Collector(host).query(ad_type, question["constraint"], attributes)
+            found += Collector(host).query(question["ad_type"], question["constraint"], attributes)
         except Exception as problem:
             problems.append(problem)
     if problems and len(problems) == len(hosts):
@@ -48,15 +51,11 @@ def _query(hosts: list[str], question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _advertise(hosts: list[str], facts: dict[str, Any], command: str) -> None:
-    """Publish in all collectors; with several, one that takes it is enough."""
-    import classad2
-    import htcondor2
-
-    ad = classad2.ClassAd(facts)
+    """Publish in all collectors; with several, one that accepts the ad is enough."""
     problems = []
     for host in hosts:
         try:
-            htcondor2.Collector(host).advertise([ad], command)
+            Collector(host).advertise([facts], command)
         except Exception as problem:
             problems.append(problem)
     if problems and len(problems) == len(hosts):

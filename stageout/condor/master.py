@@ -16,16 +16,13 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 
+from stageout.condor import bindings, limits
+from stageout.condor.configuration import condor_settings
 from stageout.core import log
 from stageout.core.children import module_command
-from stageout.core.config import Settings, condor_ids, condor_settings
+from stageout.core.config import Settings, condor_ids
 
 _TIMEOUT = "NOT_RESPONDING_TIMEOUT"
-_TIMEOUT_S = 3600
-#: No work in an event loop takes that long, not even on a machine that swaps: a shorter time-out kills healthy daemons.
-_TIMEOUT_MIN_S = 300
-_SEND_S = 60.0
-_AGAIN_S = 30.0
 
 
 def silence_s(settings: Settings, subsystem: str) -> int:
@@ -34,11 +31,11 @@ def silence_s(settings: Settings, subsystem: str) -> int:
     A time of this daemon counts as it is; one of all daemons counts as five minutes at least. HTCondor also takes an
     expression there; then its default counts, because no daemon may fail to start for this.
     """
-    for name, least_s in ((f"{subsystem}_{_TIMEOUT}", 1), (_TIMEOUT, _TIMEOUT_MIN_S)):
+    for name, least_s in ((f"{subsystem}_{_TIMEOUT}", 1), (_TIMEOUT, limits.NOT_RESPONDING_MIN_S)):
         text = settings.condor(name).strip()
         if text.isdecimal():
             return max(int(text), least_s)
-    return _TIMEOUT_S
+    return limits.NOT_RESPONDING_S
 
 
 def has_master(environment: Mapping[str, str] = os.environ) -> bool:
@@ -54,12 +51,12 @@ async def keep_telling(timeout_s: int) -> None:
         if problem and told:
             log.warn("master-tell-failed", problem=problem)
         told = not problem
-        await asyncio.sleep(timeout_s / 3 if told else _AGAIN_S)
+        await asyncio.sleep(timeout_s / 3 if told else limits.ALIVE_AGAIN_S)
 
 
 async def _tell(timeout_s: int) -> str:
     """Send one message. Return why it failed, or ""."""
-    command = module_command("stageout.core.master", str(os.getpid()), str(timeout_s))
+    command = module_command("stageout.condor.master", str(os.getpid()), str(timeout_s))
     pipe = asyncio.subprocess.PIPE
     try:
         child = await asyncio.create_subprocess_exec(
@@ -68,9 +65,9 @@ async def _tell(timeout_s: int) -> str:
     except OSError as problem:
         return str(problem)
     try:
-        output, _ = await asyncio.wait_for(child.communicate(), _SEND_S)
+        output, _ = await asyncio.wait_for(child.communicate(), limits.ALIVE_S)
     except asyncio.TimeoutError:
-        return f"no answer within {_SEND_S:.0f} s"
+        return f"no answer within {limits.ALIVE_S:.0f} s"
     finally:
         if child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -85,14 +82,12 @@ def main() -> int:
 
     HTCondor's own daemons authenticate as the user condor, the only one whom older masters let say it.
     """
-    import htcondor2
-
     pid, timeout_s = int(sys.argv[1]), int(sys.argv[2])
     problem = ""
     for is_condor in (True, False) if os.geteuid() == 0 else (False,):
         try:
             with _as_condor() if is_condor else contextlib.nullcontext():
-                htcondor2.send_alive(pid=pid, timeout=timeout_s)
+                bindings.htcondor().send_alive(pid=pid, timeout=timeout_s)
             return 0
         except Exception as fault:
             problem = str(fault)

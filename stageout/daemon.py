@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import contextlib
 import functools
-import importlib.util
 import logging
 import os
 import re
@@ -24,17 +23,17 @@ from pathlib import Path
 from typing import Protocol
 
 from stageout import __version__
-from stageout.core import log, master
+from stageout.condor import bindings, master
+from stageout.condor.configuration import condor_settings, reload_condor
+from stageout.core import log
 from stageout.core.config import (
     ConfigError,
     Settings,
     checked_path,
-    condor_settings,
     environment_settings,
     file_settings,
     former_names,
     misspelt,
-    reload_condor,
 )
 from stageout.core.ending import end
 from stageout.core.errors import StageoutError
@@ -140,7 +139,7 @@ def reader_of(program: Program, options: argparse.Namespace) -> Load:
     """Return the function that reads the settings. :raises ConfigError: HTCondor's Python module is missing."""
     if is_alone(options):
         return lambda: file_settings(options.settings) if options.settings else environment_settings("", "_CONDOR_")
-    if importlib.util.find_spec("htcondor2") is None:
+    if not bindings.are_installed():
         advice = ": give --alone or --settings FILE where there is no HTCondor" if program.runs_alone else ""
         raise ConfigError(f"HTCondor's Python module htcondor2 is not installed here{advice}")
 
