@@ -85,7 +85,7 @@ def find_fault(asker: Grant, grants: Sequence[Grant], limits: Limits, streams: o
 
 
 def trial_cases() -> Iterator[tuple[Grant, list[Grant], Limits]]:
-    """Situations on which a site's module is tried: empty, shared, full, over-full, unwanted, waiting."""
+    """Make the situations on which a site's module is tried: empty, shared, full, over-full, unwanted, waiting."""
     limits = Limits(initial=4, increment=4, max_pair=16, max_client=8, reserved={"a": 4})
     for held in ([], [4], [8, 8], [8, 8, 8], [1, 0, 5, 0]):
         others = [Grant(f"a/{place}", streams, 8, "a", place, place) for place, streams in enumerate(held)]

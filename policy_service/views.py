@@ -52,7 +52,7 @@ class LeaseSnapshot:
         return cls(leases, max_pair, policy, problems, not chosen, not reconfig, table.expired)
 
     def pairs(self) -> dict[tuple[str, str], list[Lease]]:
-        """Leases by source and destination."""
+        """Group the leases by source and destination."""
         found: dict[tuple[str, str], list[Lease]] = defaultdict(list)
         for lease, _ in self.leases:
             found[lease.pair].append(lease)

@@ -20,12 +20,12 @@ _IDLE_S = 3.0
 
 
 def printable(text: str) -> str:
-    """A name as a terminal can show it: what would steer the terminal, or is no character, is written out."""
+    """Escape what would steer the terminal in a name, and what is no character."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def cut(text: str, columns: int) -> str:
-    """As much of a text as has room in so many columns of a terminal, of which wide characters take two."""
+    """Cut a text to some columns of a terminal, of which wide characters take two."""
     used = 0
     for at, char in enumerate(text):
         used += 2 if unicodedata.east_asian_width(char) in "WF" else not unicodedata.combining(char)
@@ -35,7 +35,7 @@ def cut(text: str, columns: int) -> str:
 
 
 def drawn(name: str, moved_bytes: int, size_bytes: int, elapsed_s: float, idle_s: float, columns: int) -> str:
-    """One line about a file on its way, in less than so many columns. :param idle_s: since bytes moved last."""
+    """Draw a line about a file on its way, in fewer than ``columns``. :param idle_s: since bytes moved last."""
     if not moved_bytes:
         return cut(f"{name}: waiting for the first byte, {duration(elapsed_s)}", columns - 1)
     rate = moved_bytes / max(1e-3, elapsed_s)
@@ -70,13 +70,13 @@ class Line:
         return shutil.get_terminal_size().columns
 
     def show(self, text: str) -> None:
-        """In place of what stands there."""
+        """Show a line in place of the former one."""
         if self.is_visible:
             self._is_empty = False
             print(f"\r{cut(text, self.columns - 1)}\033[K", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """For what is printed next."""
+        """Remove the line, to make room for other output."""
         if not self._is_empty:
             self._is_empty = True
             print("\r\033[K", end="", file=sys.stderr, flush=True)
@@ -109,7 +109,7 @@ class Bar:
         self._size_bytes = size_bytes
 
     def __call__(self, moved_bytes: int) -> None:
-        """So many bytes have moved."""
+        """Count bytes that have moved."""
         now_s = time.monotonic()
         if moved_bytes != self._moved_bytes:
             self._moved_bytes, self._moved_s = moved_bytes, now_s
@@ -129,7 +129,7 @@ class Bar:
                 self._line.show(drawn(self._name, self._moved_bytes, self._size_bytes, elapsed_s, idle_s, columns))
 
     def end(self, size_bytes: int) -> None:
-        """The file has arrived."""
+        """Show that the file has arrived."""
         self.__exit__()
         seconds = max(1e-3, time.monotonic() - self._start_s)
         if self._is_wanted:

@@ -19,7 +19,7 @@ _MOST_S = 1 << 31
 
 
 def collector_ahead_s(is_at_least: Callable[[int], bool]) -> int:
-    """By how much the collector's clock is ahead of this one; 0 for a few seconds, and where it is not known.
+    """Measure by how much the collector's clock is ahead; 0 for a few seconds, and where it is not known.
 
     Right after it was started a collector has no ad of its own, and so nothing to be asked of.
 
@@ -47,7 +47,7 @@ def collector_ahead_s(is_at_least: Callable[[int], bool]) -> int:
 
 
 def shifted(report: Report, by_s: int) -> Report:
-    """A report with all its times so much later. A value that is no time, such as 0 for none, stays."""
+    """Move all times of a report by some seconds. A value that is no time, such as 0 for none, stays."""
     if not by_s:
         return report
     return replace(

@@ -67,14 +67,14 @@ class Queue:
         load_bindings()
 
     def jobs(self, wanted: Sequence[JobId]) -> tuple[list[Job], list[ClassAd]]:
-        """The jobs that are in the queue now, and the ads of their clusters (in which job factories are seen).
+        """Return the jobs that are in the queue now, and the ads of their clusters (in which job factories are seen).
 
         :raises Unavailable: the schedd does not answer.
         """
         return self._jobs_and_clusters(constraint(wanted, True))
 
     def jobs_of_dag(self, dag: int) -> tuple[list[Job], list[ClassAd]]:
-        """The jobs of a DAG's nodes that are in the queue now, and the ads of their clusters.
+        """Return the jobs of a DAG's nodes that are in the queue now, and the ads of their clusters.
 
         Owners write DAGManJobId, so jobs of another user than that of the DAGMan job are none of its nodes.
 
@@ -126,14 +126,14 @@ class Queue:
         return [stats for ad in ads if isinstance(stats := ad.get("StageOutStats"), ClassAd)]
 
     def jobs_in_stage_out(self, owner: str | None) -> list[Job]:
-        """All jobs in the queue whose output was handed off.
+        """Find all jobs in the queue whose output was handed off.
 
         :param owner: only this user's; None for everybody's. :raises Unavailable: the schedd does not answer.
         """
         return [job for job, _ in self.jobs_with_outputs(owner)]
 
     def jobs_with_outputs(self, owner: str | None, expression: str | None = None) -> list[tuple[Job, ClassAd]]:
-        """All jobs in the queue whose output was handed off, with the attributes that name their output files.
+        """Find all jobs in the queue whose output was handed off, with the attributes that name their output files.
 
         :param owner: only this user's; None for everybody's. :param expression: only those for which it is true.
         :raises UsageError: the expression cannot be read. :raises Unavailable: the schedd does not answer.
@@ -148,7 +148,7 @@ class Queue:
         return [(Job.from_ad(ad), ad) for ad in self._ask(lambda schedd: schedd.query(wanted, names))]
 
     def history(self, wanted: Sequence[JobId]) -> list[Job]:
-        """Jobs that have left the queue.
+        """Find jobs that have left the queue.
 
         :raises Unavailable: the schedd does not answer.
         """
@@ -157,7 +157,7 @@ class Queue:
         return [replace(Job.from_ad(ad), in_queue=False) for ad in ads]
 
     def recent_history(self, owner: str | None, limit: int) -> list[Job]:
-        """The newest jobs of the history whose output was handed off, newest first.
+        """Return the newest jobs of the history whose output was handed off, newest first.
 
         :raises Unavailable: the schedd does not answer.
         """
@@ -167,7 +167,7 @@ class Queue:
         return [replace(Job.from_ad(ad), in_queue=False) for ad in ads]
 
     def output_records(self, job: JobId) -> list[ClassAd]:
-        """The stock OUTPUT records of a job's epoch history, oldest run first.
+        """Return the stock OUTPUT records of a job's epoch history, oldest run first.
 
         :raises Unavailable: the schedd does not answer.
         """
@@ -237,7 +237,7 @@ class Queue:
         return []
 
     def name(self) -> str:
-        """Name of the schedd, as in the collector and in GlobalJobId.
+        """Return the name of the schedd, as in the collector and in GlobalJobId.
 
         :raises Unavailable: it cannot be found.
         """
@@ -359,7 +359,7 @@ class Pool:
         return {ad.text("StageOutManager") for ad in found}
 
     def _ads_of(self, managers: set[str], wanted: str, projection: Sequence[str] = ()) -> list[ClassAd]:
-        """Ads in the collector, and for managers that have none there in those of the pools to which jobs flock.
+        """Return ads in the collector, and for managers without an ad there those in the pools to which jobs flock.
 
         :raises Unavailable: the collector does not answer.
         """
@@ -409,7 +409,7 @@ class Pool:
         )
 
     def ads(self, wanted: str, projection: Sequence[str] = ()) -> list[ClassAd]:
-        """Ads of any type in the collector.
+        """Return ads of any type in the collector.
 
         :raises Unavailable: the collector does not answer.
         """

@@ -69,7 +69,7 @@ def _plain(value: Any) -> Any:
 
 
 def shown(ad: ClassAd) -> str:
-    """An ad with one attribute a line."""
+    """Write an ad with one attribute in each line."""
     return "[\n" + ";\n".join(f"  {name} = {unparse(value)}" for name, value in ad.items()) + "\n]"
 
 

@@ -60,7 +60,7 @@ class Unavailable(CommandError):
 
 @contextlib.contextmanager
 def signals_end_it() -> Iterator[None]:
-    """SIGTERM, and SIGHUP of a terminal that is closed, end a command as Ctrl-C does: nothing half is left behind."""
+    """Let SIGTERM, and SIGHUP of a closed terminal, end a command as Ctrl-C does: nothing half is left behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

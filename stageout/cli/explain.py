@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _subject(text: str, settings: Settings, queue: Queue) -> Subject:
-    """:raises CommandError: there is no such file or job."""
+    """Find the submit file or job of the command line. :raises CommandError: there is no such file or job."""
     if "://" in text and not Path(text).is_file():
         raise url_problem(text)
     if Path(text).is_file() or not re.fullmatch(r"[0-9.]+", text):
@@ -192,7 +192,7 @@ def _job(subject: Subject) -> Job:
 
 
 def _story_lines(known: Story) -> list[Line]:
-    """The lines about output that was handed off or is being sent."""
+    """Yield lines about output that was handed off or is being sent."""
     kind, _, reason = known.delivery
     state = Line("output", PROBLEM if known.failed else OK, known.state)
     facts = [Line(name, PROBLEM if name == "note" else OK, text) for name, text in known.facts]
@@ -200,14 +200,14 @@ def _story_lines(known: Story) -> list[Line]:
 
 
 def _dag_lines(subject: Subject, kind: str) -> Iterator[Line]:
-    """The delivery of a node of a DAG: a submit file does not know who submits it."""
+    """Explain the delivery of a node of a DAG: a submit file does not know who submits it."""
     if kind == "hand-off" and subject.is_file and not subject.asks:
         text = f"if DAGMan submits the file: synchronous (DagNode): {sentence_of('DagNode')}"
         yield Line("dag", OK, text)
 
 
 def fallback_lines(ad: ClassAd, kind: str) -> Iterator[Line]:
-    """The use of the job's fallback. :param kind: as of :func:`decision`."""
+    """Explain how the job's fallback is used. :param kind: as of :func:`decision`."""
     if ad.get("StageOutFallback") is None:
         return
     text, url = "not used: the output is not handed off", _fallback_url(ad)
@@ -230,7 +230,7 @@ def _fallback_of(ad: ClassAd, kind: str) -> list[Output]:
 
 
 def _pool_lines(outputs: Sequence[Output], queue: Queue, pool: Pool, own: Mapping[str, str]) -> Iterator[Line]:
-    """Plugins and managers of the pool's nodes, and the agent. :param own: plugins that the job brings, by method."""
+    """Explain plugins and managers of the pool's nodes, and the agent. :param own: plugins of the job, by method."""
     try:
         constraint = 'MyType == "Machine" && DynamicSlot =!= true'
         slots = pool.ads(constraint, ["Machine", "HasFileTransferPluginMethods", "StageOutManager"])
@@ -292,7 +292,7 @@ def _server_lines(outputs: Sequence[Output]) -> Iterator[Line]:
 
 
 def _credential_lines(ad: ClassAd, outputs: Sequence[Output], settings: Settings) -> Iterator[Line]:
-    """Tokens that URLs name, and the job's proxy."""
+    """Explain the tokens that URLs name, and the job's proxy."""
     services = [name.strip().replace("*", "_") for name in ad.text("OAuthServicesNeeded").split(",")]
     names = {service_of(output.url): output.url.partition("+")[0].partition(".")[0] for output in outputs}
     for service, name in names.items():
@@ -325,7 +325,7 @@ def _end_line(name: str, expires_at: int) -> Line:
 
 
 def _node_lines(outputs: Sequence[Output], pool: Pool) -> Iterator[Line]:
-    """Reports of the sandbox managers about the servers: who cannot reach them, and how much moves at once."""
+    """Yield what sandbox managers report about the servers: who cannot reach them, and how much moves at once."""
     wanted = {server_of(output.url) for output in outputs}
     try:
         reports = pool.reports()
@@ -348,7 +348,7 @@ def _node_lines(outputs: Sequence[Output], pool: Pool) -> Iterator[Line]:
 
 
 def _time_line(outputs: Sequence[Output], queue: Queue) -> Line:
-    """Time that output of earlier jobs took to the first server."""
+    """Tell how long output of earlier jobs took to the first server."""
     place = re.match(r"[^/]*://[^/]*/", outputs[0].url)
     try:
         since_at = int(time.time()) - _DAYS * 86400

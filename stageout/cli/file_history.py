@@ -116,7 +116,7 @@ def _is_of(ad: Ad, wanted: Sequence[JobId]) -> bool:
 
 
 def overview(ads: Iterable[Ad], width: int) -> list[str]:
-    """One line for each record."""
+    """Write one line for each record."""
     header = ("JOB", "OWNER", "STATE", "SIZE", "TOOK", "ENDED", "FILE", "TO", "ERROR")
     rows = [
         (

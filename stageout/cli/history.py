@@ -171,12 +171,12 @@ def _jobs(queue: Queue, wanted: Sequence[JobId]) -> list[Job]:
 
 
 def _records(queue: Queue, job: Job) -> list[ClassAd]:
-    """The job's own OUTPUT records: cluster ids start again when a queue is made anew, so the global id decides."""
+    """Select the job's own OUTPUT records by the global id: cluster ids start again when a queue is made anew."""
     return [ad for ad in queue.output_records(job.id) if ad.text("GlobalJobId", job.global_id) == job.global_id]
 
 
 def entry(job: Job, records: Iterable[ClassAd], late: Failure | None = None) -> dict[str, Any]:
-    """One job as ``--json`` prints it (``docs/reference/json.md`` says what each field means).
+    """Make the entry of one job for ``--json`` (``docs/reference/json.md`` describes each field).
 
     :param late: the agent's record that its output failed after the job had left the queue.
     """
@@ -252,7 +252,7 @@ def _end(item: Mapping[str, Any]) -> str:
 
 
 def overview(entries: Sequence[Mapping[str, Any]], width: int) -> list[str]:
-    """One line per job, as condor_history prints them."""
+    """Write one line per job, as condor_history does."""
     header = ("JOB", "OWNER", "END", "FILES", "SIZE", "COMPLETED", "RERUNS", "REASON")
     rows = [
         (
@@ -271,7 +271,7 @@ def overview(entries: Sequence[Mapping[str, Any]], width: int) -> list[str]:
 
 
 def details(item: Mapping[str, Any]) -> list[str]:
-    """One job with its runs and their files."""
+    """Write one job with its runs and their files."""
     lines = [f"Job {item['job']} of {item['owner']}: {_end(item)}, completed {_when(item['completed_at'])}"]
     if item["synchronous_code"]:
         lines.append(f"  code      {render.clean(item['synchronous_code'])}")

@@ -50,7 +50,7 @@ class JobId(NamedTuple):
         return str(self.cluster) if self.proc is None else f"{self.cluster}.{self.proc}"
 
     def covers(self, other: JobId) -> bool:
-        """True when ``other`` is this job or belongs to this cluster."""
+        """Tell whether ``other`` is this job or belongs to this cluster."""
         return self.cluster == other.cluster and self.proc in (None, other.proc)
 
 
@@ -73,7 +73,7 @@ def parse_job_ids(texts: Iterable[str]) -> list[JobId]:
 
 
 def constraint(wanted: Sequence[JobId], with_clusters: bool = False) -> str:
-    """A ClassAd constraint for the jobs.
+    """Write the ClassAd constraint that selects the jobs.
 
     :param with_clusters: let the ads of the clusters themselves through, which have no ProcId.
     """
@@ -235,10 +235,10 @@ def _optional(ad: ClassAd, name: str) -> int | None:
 
 
 def is_cluster_ad(ad: ClassAd) -> bool:
-    """True for the ad of a cluster, which is no job."""
+    """Tell whether an ad is that of a cluster, which is no job."""
     return ad.integer("ProcId", -1) < 0
 
 
 def makes_more_jobs(ad: ClassAd) -> bool:
-    """True for the cluster ad of a job factory that has not made all of its jobs."""
+    """Tell whether an ad is the cluster ad of a job factory that has not made all of its jobs."""
     return "JobMaterializeLimit" in ad and ad.integer("JobMaterializePaused") not in _FACTORY_DONE

@@ -193,7 +193,7 @@ def _say(problem: StageoutError | TransferFailure, is_json: bool) -> None:
 
 
 def _protect_job_ids(arguments: list[str]) -> list[str]:
-    """DAGMan gives a node that was never submitted a negative job id, which must not be taken for an option."""
+    """Protect a negative number from being read as an option: DAGMan gives it to nodes that were never submitted."""
     return [f" {word}" if word[:1] == "-" and word[1:2].isdigit() and "." in word else word for word in arguments]
 
 

@@ -25,7 +25,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def spool_directory(settings: Settings) -> str:
-    """STAGEOUT_SPOOL, its default included, without symbolic links."""
+    """Return STAGEOUT_SPOOL or its default, without symbolic links."""
     return os.path.realpath(settings.path("STAGEOUT_SPOOL"))
 
 
@@ -71,7 +71,7 @@ def _asked(question: Callable[[Path], T]) -> T:
 
 
 def read_status(path: Path, now: float) -> LocalReport:
-    """Everything that the manager tells this user.
+    """Ask the manager for everything that it tells this user.
 
     :param now: wall clock, seconds: the time of the report.
     :raises OSError: nobody listens there. :raises BadMessage: it is no manager of this version.
@@ -124,7 +124,7 @@ def _list(cls: Callable[..., T], items: object) -> list[T]:
 
 
 def manager_facts(settings: Settings) -> ClassAd:
-    """All figures of the manager, with its name, its Uid (as the kernel says) and the bytes at risk.
+    """Ask for all figures of the manager, with its name, its uid (as the kernel says) and the bytes at risk.
 
     :raises OSError: no socket, or nobody listens.
     """
@@ -142,7 +142,7 @@ def manager_facts(settings: Settings) -> ClassAd:
 
 
 def _ask(path: Path, question: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Frames of the answer, each with the uid of who answers; "end", "metrics" and "streams" are the last ones."""
+    """Yield the frames of the answer, each with the uid of the sender; "end", "metrics" and "streams" are the last."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(_TIMEOUT_S)
         connect_to(sock, path)

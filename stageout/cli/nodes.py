@@ -35,7 +35,7 @@ class Answers:
         self._directory = directory
 
     def asked(self) -> set[JobId]:
-        """Jobs whose POST scripts have no answer yet."""
+        """Return the jobs whose POST scripts have no answer yet."""
         found = set()
         with contextlib.suppress(OSError):  # the script that took the last answer removes the directory
             for entry in os.scandir(self._directory):
@@ -175,7 +175,7 @@ def lead(
 
 
 def _end(watcher: Watcher) -> Verdict | None:
-    """The verdict on a node, which may have several jobs; None while one of them waits."""
+    """Judge a node, which may have several jobs. Return None while one of them waits."""
     try:
         verdicts, more = watcher.look()
     except UnknownJob as problem:

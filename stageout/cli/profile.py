@@ -97,7 +97,7 @@ def _measure(options: argparse.Namespace, plugin: Plugin) -> Outcome:
 
 
 def _server(options: argparse.Namespace) -> int:
-    """Pid of the server when it runs on this machine."""
+    """Find the pid of the server when it runs on this machine."""
     parts = urlsplit(options.url)
     if options.server_pid or parts.hostname not in ("localhost", "127.0.0.1", "::1"):
         return int(options.server_pid or 0)

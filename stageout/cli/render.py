@@ -87,12 +87,12 @@ def attempt(item: Row | FileReport, limit: int) -> str:
 
 
 def clean(text: str) -> str:
-    """Text from elsewhere without anything that could move a terminal's cursor, in one line."""
+    """Remove from foreign text all that could move a terminal's cursor, and put it into one line."""
     return " ".join(_CONTROL.sub(" ", text).split())
 
 
 def server_notes(reports: Iterable[Report], now: float) -> list[str]:
-    """A sentence for each server that cannot be reached, by manager. :param now: wall clock, seconds."""
+    """Write a sentence for each server that cannot be reached, by manager. :param now: wall clock, seconds."""
     return [
         f"{clean(one.server)} cannot be reached from {clean(report.manager)} for {duration(now - one.since_at)} "
         f"({one.circuit}, {_probe(one.probe_at, now)}): {clean(one.reason)}"
@@ -108,7 +108,7 @@ def awaited_managers(rows: Iterable[Row]) -> set[str]:
 
 
 def silence_note(manager: str) -> str:
-    """A sentence about one of them of which the collector has no report that is news."""
+    """Write the sentence about a manager without a recent report in the collector."""
     return (
         f"nothing was heard of {clean(manager)} for {duration(AD_LIFETIME_S)} or more: is its node up? Its output "
         "waits there; what stays unheard of for STAGEOUT_LEASE seconds is taken for lost, and the jobs run again ("
@@ -117,7 +117,7 @@ def silence_note(manager: str) -> str:
 
 
 def agent_note(schedd: str, silence_s: float) -> str:
-    """A sentence about a schedd agent that is away. :param silence_s: infinite when the collector knows none."""
+    """Write the sentence about a schedd agent that is away. :param silence_s: infinite without an ad of it."""
     since = "the collector knows none" if silence_s == float("inf") else f"last heard of {duration(silence_s)} ago"
     return (
         f"the schedd agent of {clean(schedd)} does not answer ({since}): nothing is confirmed, and requests wait until "
@@ -266,7 +266,7 @@ def _sending(row: Row, now: float) -> str:
 def jobs_table(
     rows: Sequence[Row], now: float, width: int = 0, ledger: bool = False, colour: bool = False
 ) -> list[str]:
-    """The overview: one line per job, and a line with the sums. :param ledger: see :func:`state_word`."""
+    """Write the overview: one line per job, and a line with the sums. :param ledger: see :func:`state_word`."""
     header = ("JOB", "OWNER", "STATE", "FILES", "SIZE", "ATTEMPT", "NEXT", "ETA", "REASON")
     cells = [
         (
@@ -292,7 +292,7 @@ def total_line(rows: Sequence[Row]) -> str:
 
 
 def job_details(row: Row, now: float, width: int = 0, ledger: bool = False, colour: bool = False) -> list[str]:
-    """One job, then its files one by one. :param ledger: see :func:`state_word`."""
+    """Write one job, then its files one by one. :param ledger: see :func:`state_word`."""
     word = state_word(row, ledger)
     lines = [f"Job {row.job} of {clean(row.owner)}: {painted(word, _COLOURS.get(word, '') * colour)}"]
     lines += [f"  {name:<10}{text}" for name, text in facts(row, now) if text]
@@ -355,7 +355,7 @@ def held(one: Holding, now: float) -> str:
 def files_table(
     files: Sequence[FileReport], limit: int, now: float, width: int = 0, ledger: bool = False, colour: bool = False
 ) -> list[str]:
-    """One line per file: where it goes, by which plugin, how far it is and what went wrong last."""
+    """Write one line per file: its destination, plugin and progress, and what went wrong last."""
     header = ("FILE", "SIZE", "STATE", "PLUGIN", "ATTEMPT", "NEXT", "VERIFIED", "TO", "LAST ERROR")
     cells = [
         (
@@ -377,7 +377,7 @@ def files_table(
 def streams_table(
     streams: Iterable[StreamsReport], destinations: Iterable[Destination] = (), width: int = 0
 ) -> list[str]:  # fmt: skip
-    """One line per server: the transfers at once, what waits, when it should have arrived, and the reasons."""
+    """Write one line per server: the transfers at once, what waits, when it should have arrived, and the reasons."""
     header = ("SERVER", "AT ONCE", "STREAMS", "RATE", "WAITING", "ETA", "WHY")
     places = {one.server: one for one in destinations}
     cells = [
@@ -396,7 +396,7 @@ def streams_table(
 
 
 def servers_table(places: Iterable[Destination], width: int = 0) -> list[str]:
-    """One line per server: what all nodes still have for it, and when that should have arrived."""
+    """Write one line per server: what all nodes still have for it, and when that should have arrived."""
     header = ("SERVER", "NODES", "FILES", "SIZE", "RATE", "ETA")
     cells = [
         (
@@ -413,7 +413,7 @@ def servers_table(places: Iterable[Destination], width: int = 0) -> list[str]:
 
 
 def bar(done: int, total: int, columns: int) -> str:
-    """A progress bar of so many columns: full only when all is done."""
+    """Draw a progress bar of this many columns. It is full only when all is done."""
     if total <= 0:
         return "." * columns
     full = columns if done >= total else min(columns - 1, columns * max(done, 0) // total)
@@ -421,7 +421,7 @@ def bar(done: int, total: int, columns: int) -> str:
 
 
 def progress_lines(rows: Sequence[Row], now: float, width: int) -> list[str]:
-    """For ``--watch`` on a terminal: a bar per job, with the reason below it where it has no room beside it."""
+    """Draw a bar per job for ``--watch`` on a terminal, with the reason below it where it has no room beside it."""
     columns = max(10, min(40, width - 90))
     lines = [total_line(rows)]
     for row in rows:
@@ -445,7 +445,7 @@ def progress_lines(rows: Sequence[Row], now: float, width: int) -> list[str]:
 
 
 def fit(lines: Sequence[str], columns: int, rows: int) -> list[str]:
-    """The lines cut to a terminal's size, so that they can be drawn over: what has no room is counted."""
+    """Cut the lines to a terminal's size, so that they can be drawn over, and count those that have no room."""
     room = max(rows - 1, 2)
     kept = list(lines) if len(lines) <= room else [*lines[: room - 1], f"... and {len(lines) - room + 1} more lines"]
     return [line if _columns(line) <= columns else _cut(line, columns) for line in kept]

@@ -340,7 +340,7 @@ def _refusal(job: Job | None, asked: OwnerRequest) -> str:
 
 
 def _still_failed(job: Job | None, verb: str) -> bool:
-    """After an accepted retry the ad says Failed until the agent has seen the manager try: a wait would end at once."""
+    """Tell whether the ad still says Failed after an accepted retry, until the agent has seen the manager try."""
     return job is not None and verb in ("retry", "redirect") and job.state in GAVE_UP
 
 
@@ -362,7 +362,7 @@ def _state_word(job: Job) -> str:
 
 
 def agent_silence_s(queue: Queue, pool: Pool, now: float) -> float:
-    """For how long the collector has not heard the schedd's agent, in seconds; infinite when it knows none.
+    """Return for how long the collector has not heard the schedd's agent, in seconds; infinite when it knows none.
 
     :param now: wall clock, seconds.
     """

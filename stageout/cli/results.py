@@ -41,7 +41,7 @@ def ending(problem: StageoutError | TransferFailure | None = None, outcome: str 
 
 @contextlib.contextmanager
 def item(is_wanted: bool, **about: Any) -> Iterator[dict[str, Any]]:
-    """Something that is done: what is known of it is put into the dictionary, and printed when it has ended.
+    """Collect the facts of an item that is being done in the dictionary, and print them when it has ended.
 
     :param is_wanted: else nothing is printed. :param about: what is known before.
     :raises Told: it has failed, and was printed.

@@ -159,7 +159,7 @@ def _destination(manager: str, flow: FlowReport, eta: Eta | None) -> Destination
 
 
 def explained(rows: Iterable[Row], found: Mapping[str, Why]) -> list[Row]:
-    """The rows with why their transfers are synchronous. :param found: by ``cluster.proc``."""
+    """Add the reasons of synchronous transfers to the rows. :param found: by ``cluster.proc``."""
     return [
         replace(row, synchronous_code=known.code, reason=row.reason or known.reason)
         if (known := found.get(row.job, Why())).code
@@ -169,7 +169,7 @@ def explained(rows: Iterable[Row], found: Mapping[str, Why]) -> list[Row]:
 
 
 def merge(jobs: Iterable[Job], reports: Iterable[Report], now: float | None = None) -> list[Row]:
-    """The rows of the jobs, in the order of their ids.
+    """Merge jobs and reports into rows, in the order of the jobs' ids.
 
     The report is newer than the job's ad, which the agent edits at intervals; an end, though, is true only
     when the job's ad says so. Only managers count whose key the access point's record of the run named.
@@ -347,7 +347,7 @@ def _after_probe(file: FileReport, probes: Mapping[str, int]) -> FileReport:
 
 
 def about(rows: Sequence[Row], reports: Iterable[Report]) -> list[Report]:
-    """The reports of who has the output of these rows, each with servers and flows that something of it still goes to.
+    """Return the reports of managers that hold output of these rows, with the servers and flows that it still goes to.
 
     Of output of which not all files are known here every server may be one.
     """
@@ -395,7 +395,7 @@ def as_json(
 
 
 def rows_of_report(report: Report, now: float | None = None) -> list[Row]:
-    """The rows of a node's own sandboxes, known from its manager alone. :param now: as of :func:`merge`."""
+    """Return the rows of a node's own sandboxes, known from its manager alone. :param now: as of :func:`merge`."""
     said = [(box, report) for box in report.sandboxes]
     etas = {} if now is None else _etas(said, now)
     rows = [_expecting(_row_of_box(*one), one, etas) for one in said]

@@ -132,7 +132,7 @@ def _state(text: str) -> str:
 
 
 def _check_formats(options: argparse.Namespace) -> None:
-    """:raises UsageError: a field is none, or two formats are asked for."""
+    """Check the options for formats. :raises UsageError: a field does not exist, or two formats are asked for."""
     if not options.autoformat:
         return
     if options.json:
@@ -198,7 +198,7 @@ def look(
 
 
 def _with_left(seen: Snapshot, queue: Queue, pool: Pool, jobs: list[Job], owner: str | None) -> Snapshot:
-    """With output whose jobs have left the queue, of this user or of all."""
+    """Add output whose jobs have left the queue, of this user or of all."""
     now = time.time()
     try:
         rows, reports = left_output(queue, pool, {job.key for job in jobs}, owner, now)
@@ -211,7 +211,7 @@ def _with_left(seen: Snapshot, queue: Queue, pool: Pool, jobs: list[Job], owner:
 
 
 def _explained(seen: Snapshot, queue: Queue, jobs: list[Job], causes: dict[tuple[JobId, int], Why]) -> Snapshot:
-    """With why transfers are synchronous. Records are read once for each cluster."""
+    """Add why transfers are synchronous. Records are read once for each cluster."""
     unread = [job for job in jobs if job.synchronous and not job.left_out and (job.id, job.run) not in causes]
     clusters = {job.id.cluster for job in unread}
     try:
@@ -255,14 +255,14 @@ def reported(jobs: list[Job], queue: Queue, pool: Pool) -> Snapshot:
 
 
 def _with_agent(seen: Snapshot, schedd: str, heard_at: int, now: float) -> Snapshot:
-    """With a note when the schedd's agent is away: without it nothing is confirmed. :param now: wall clock, seconds."""
+    """Add a note when the schedd's agent is away: without it nothing is confirmed. :param now: wall clock, seconds."""
     silence_s = now - heard_at if heard_at else float("inf")
     away = [render.agent_note(schedd, silence_s)] if silence_s > NOTICE_FRESH_S else []
     return seen._replace(notes=[*away, *seen.notes], agent_heard_at=heard_at)
 
 
 def _with_reports(jobs: list[Job], pool: Pool, managers: set[str] | None) -> Snapshot:
-    """:raises Unavailable: the collector does not answer."""
+    """Query the collector for the reports of these jobs. :raises Unavailable: the collector does not answer."""
     reports = pool.reports(managers)
     now = time.time()
     rows = merge(jobs, reports, now)
@@ -274,7 +274,7 @@ def _with_reports(jobs: list[Job], pool: Pool, managers: set[str] | None) -> Sna
 
 
 def _wanted_jobs(queue: Queue, wanted: list[JobId]) -> list[Job]:
-    """The jobs by id; those that have left the queue come from the history."""
+    """Find the jobs by their ids; those that have left the queue come from the history."""
     found, _ = queue.jobs(wanted)
     missing = [one for one in wanted if not any(one.covers(job.id) for job in found)]
     found += queue.history(missing) if missing else []
@@ -338,14 +338,14 @@ def _formatted(value: object) -> str:
 
 
 def terminal_width() -> int:
-    """Columns of the terminal; 0 when the output is no terminal and nothing is to be cut."""
+    """Return the columns of the terminal; 0 when the output is no terminal and nothing is to be cut."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
 def lines(
     seen: Snapshot, now: float, width: int, in_detail: bool, live: bool = False, colour: bool = False
 ) -> list[str]:
-    """The text for a person.
+    """Write the text for a person.
 
     :param now: wall clock, seconds. :param width: columns, 0: never cut.
     :param in_detail: file by file. :param live: bars, for a terminal that is redrawn.

@@ -32,7 +32,7 @@ GAVE_UP = frozenset({State.FAILED.value, State.LOST.value, State.CANCELLED.value
 
 
 def judge_queued(job: Job) -> Verdict:
-    """The verdict on a job that is in the queue."""
+    """Judge a job that is in the queue."""
     if job.status == REMOVED:
         return Verdict(Outcome.FAILED, f"removed from the queue: {job.remove_reason or 'no reason given'}")
     if job.status == HELD:
@@ -75,7 +75,7 @@ def _detail(reason: str) -> str:
 
 
 def judge_history(job: Job) -> Verdict:
-    """The verdict on a job that has left the queue."""
+    """Judge a job that has left the queue."""
     if job.status == REMOVED:
         return Verdict(Outcome.FAILED, f"removed from the queue: {job.remove_reason or 'no reason given'}")
     if not job.handed_off:
@@ -97,7 +97,7 @@ def _last(job: Job) -> str:
 
 
 def wait_status(outcomes: list[Outcome], returned: int) -> int:
-    """Exit status of ``stageout wait`` for the outcomes at its end.
+    """Choose the exit status of ``stageout wait`` for the outcomes at its end.
 
     :param returned: exit status of the job itself, as DAGMan's ``$RETURN`` gives it (0: succeeded).
     :returns: TIMED_OUT when nothing failed and something still waits; the job's own status when it failed.
@@ -110,7 +110,7 @@ def wait_status(outcomes: list[Outcome], returned: int) -> int:
 
 
 def own_status(returned: int) -> int:
-    """A job's exit status as one of ours: 1 for signals, DAGMan's own codes, and for 2, which means timed out."""
+    """Map a job's exit status to one of the command's: 1 for signals, DAGMan's own codes, and for 2 (timed out)."""
     if returned == 0:
         return Exit.OK
     return returned if 0 < returned < 256 and returned != Exit.TIMED_OUT else Exit.FAILED

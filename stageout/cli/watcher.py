@@ -22,10 +22,10 @@ class Source(Protocol):
     """The source of job ads."""
 
     def jobs(self, wanted: Sequence[JobId]) -> tuple[list[Job], list[ClassAd]]:
-        """Jobs in the queue, and ads of their clusters."""
+        """Return jobs in the queue, and ads of their clusters."""
 
     def history(self, wanted: Sequence[JobId]) -> list[Job]:
-        """Jobs that have left the queue."""
+        """Return jobs that have left the queue."""
 
 
 class Watcher:
@@ -44,7 +44,7 @@ class Watcher:
         self._looked_back = False
 
     def look(self) -> tuple[dict[JobId, Verdict], bool]:
-        """The verdict on every job known by now, and whether more jobs are to come (from a factory).
+        """Judge every job known by now, and tell whether more jobs are to come (from a factory).
 
         :raises Unavailable: the schedd does not answer; look again later.
         :raises UnknownJob: neither queue nor history has it.

@@ -34,7 +34,7 @@ def why(job: Job, records: Iterable[ClassAd]) -> Why:
 
 
 def results(record: ClassAd) -> Sequence[ClassAd]:
-    """The result ads of the plugins in an OUTPUT record."""
+    """Return the result ads of the plugins in an OUTPUT record."""
     found = record.get("OutputPluginResultList")
     return [item for item in found if isinstance(item, ClassAd)] if isinstance(found, list) else []
 

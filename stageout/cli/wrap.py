@@ -83,7 +83,7 @@ def _ask(plugin: str, environment: Mapping[str, str]) -> str:
 
 
 def _listed() -> list[str]:
-    """FILETRANSFER_PLUGINS of this machine; none where there are no bindings."""
+    """Return FILETRANSFER_PLUGINS of this machine; none where there are no bindings."""
     from stageout.condor.bindings import BindingsMissing
     from stageout.condor.configuration import condor_settings
 

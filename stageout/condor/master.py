@@ -26,7 +26,7 @@ _TIMEOUT = "NOT_RESPONDING_TIMEOUT"
 
 
 def silence_s(settings: Settings, subsystem: str) -> int:
-    """Seconds of silence after which the master kills a daemon.
+    """Return the seconds of silence after which the master kills a daemon.
 
     A time of this daemon counts as it is; one of all daemons counts as five minutes at least. HTCondor also takes an
     expression there; then its default counts, because no daemon may fail to start for this.

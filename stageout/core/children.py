@@ -15,7 +15,7 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Command line that runs ``module`` with this Python, from where this process has the product.
+    """Make the command line that runs ``module`` with this Python, from where this process has the product.
 
     ``python -m`` would look where Python is installed; the single file for pilots has its modules elsewhere.
     """
@@ -37,7 +37,7 @@ def answer_lines(answer: Callable[[dict[str, Any]], object]) -> int:
 
 
 def having(variable: str, denied: Callable[[int], None] = lambda pid: None) -> Iterator[tuple[int, str]]:
-    """Other processes that were given an environment variable, as far as this user may see: number and value.
+    """Find other processes that were given an environment variable, as far as this user may see: number and value.
 
     :param denied: called with the number of each that this user may not look at.
     """

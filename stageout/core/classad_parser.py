@@ -93,7 +93,7 @@ def parse_old(source: str) -> ClassAd:
 
 
 def _ad(source: str, at: int, depth: int) -> tuple[ClassAd, int]:
-    """The ad whose ``[`` stands at ``at``, and where it ends."""
+    """Read the ad whose ``[`` stands at ``at``. Return it and the position behind it."""
     if depth > _MAX_DEPTH:
         raise ClassAdSyntaxError(f"ClassAd broken at character {at}: nested more than {_MAX_DEPTH} deep")
     ad = ClassAd()
@@ -132,7 +132,7 @@ def _attribute(source: str, at: int, depth: int, ad: ClassAd) -> int:
 
 
 def _value(source: str, at: int, depth: int) -> tuple[Any, int]:
-    """The value at ``at`` and where it ends: a literal when it is one up to the next end, else an expression."""
+    """Read the value at ``at``: a literal when it reaches to the next end, else an expression. Return its end, too."""
     start = at
     value: Any = None
     head = source[at : at + 1]
@@ -189,7 +189,7 @@ def _list(source: str, at: int, depth: int) -> tuple[list[Any], int]:
 
 
 def _expression(source: str, start: int) -> tuple[Expr, int]:
-    """The text from ``start`` up to the first ``;``, ``,``, ``]`` or ``}`` that is not inside brackets or quotes."""
+    """Read the text from ``start`` up to the first ``;``, ``,``, ``]`` or ``}`` outside brackets and quotes."""
     closing = {"[": "]", "(": ")", "{": "}"}
     open_: list[str] = []
     at = start
@@ -214,7 +214,7 @@ def _expression(source: str, start: int) -> tuple[Expr, int]:
 
 
 def unescape(text: str) -> str:
-    """The text of a string literal without its quotes: escapes, and octal bytes that make up UTF-8."""
+    """Resolve the escapes in a string literal without its quotes, also octal bytes that make up UTF-8."""
     if "\\" not in text:
         return text
     plain = _ESCAPE.sub(_unescape_one, text)

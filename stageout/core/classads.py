@@ -85,23 +85,23 @@ class ClassAd(MutableMapping[str, "Any"]):
         return f"ClassAd({dict(self)!r})"
 
     def text(self, name: str, default: str = "") -> str:
-        """The attribute when it is a string, else ``default``."""
+        """Return the attribute when it is a string, else ``default``."""
         value = self.get(name)
         return value if isinstance(value, str) else default
 
     def integer(self, name: str, default: int = 0) -> int:
-        """The attribute when it is an integer, else ``default``."""
+        """Return the attribute when it is an integer, else ``default``."""
         value = self.get(name)
         return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
 def decode(data: bytes) -> str:
-    """Bytes of a file with ClassAds as text; bytes that are not UTF-8 survive."""
+    """Decode the bytes of a file with ClassAds; bytes that are not UTF-8 survive."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def quote(text: str) -> str:
-    """A string literal in ASCII without newline; NUL, which a ClassAd cannot hold, becomes a blank."""
+    """Write a string literal in ASCII without newline. NUL, which a ClassAd cannot hold, becomes a blank."""
     if text.isascii() and text.isprintable():
         return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return '"' + "".join(map(_escape, text)) + '"'
@@ -122,7 +122,7 @@ def _escape(char: str) -> str:
 
 
 def unparse(value: object, quoted: Callable[[str], str] = quote) -> str:
-    """The literal for a value, in one line of the new syntax.
+    """Write the literal for a value, in one line of the new syntax.
 
     :param quoted: makes the literals of strings.
     :raises TypeError: for a type that ClassAds do not have.
@@ -147,7 +147,7 @@ def unparse(value: object, quoted: Callable[[str], str] = quote) -> str:
 
 
 def unparse_ad(ad: Mapping[str, Any], quoted: Callable[[str], str] = quote) -> str:
-    """An ad in one line of the new syntax.
+    """Write an ad in one line of the new syntax.
 
     :param quoted: makes the literals of strings.
     """
@@ -155,7 +155,7 @@ def unparse_ad(ad: Mapping[str, Any], quoted: Callable[[str], str] = quote) -> s
 
 
 def unparse_old(ad: Mapping[str, Any]) -> str:
-    """An ad in the old syntax, one attribute per line. Strings lose what that syntax cannot say (newlines)."""
+    """Write an ad in the old syntax, one attribute per line. Strings lose what that syntax cannot say (newlines)."""
     return "".join(f"{name} = {_old(value)}\n" for name, value in ad.items())
 
 

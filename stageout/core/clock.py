@@ -14,26 +14,26 @@ class Clock(Protocol):
     """The clocks of a daemon; tests replace them by their own."""
 
     def monotonic_s(self) -> float:
-        """Seconds since an arbitrary start; never steps back."""
+        """Return the seconds since an arbitrary start; they never step back."""
 
     def wall_s(self) -> float:
-        """Seconds since the epoch; may jump."""
+        """Return the seconds since the epoch; they may jump."""
 
 
 class SystemClock:
     """The machine's clocks."""
 
     def monotonic_s(self) -> float:
-        """Seconds since an arbitrary start; never steps back."""
+        """Return the seconds since an arbitrary start; they never step back."""
         return time.monotonic()
 
     def wall_s(self) -> float:
-        """Seconds since the epoch; may jump."""
+        """Return the seconds since the epoch; they may jump."""
         return time.time()
 
 
 def boot_clock_s() -> float:
-    """Seconds since the machine was started, also those for which it was suspended (clock_gettime(2), CLOCK_BOOTTIME).
+    """Return the seconds since the machine started, suspended ones included (clock_gettime(2), CLOCK_BOOTTIME).
 
     All processes of a machine share it. The monotonic clock, which stands still meanwhile, where there is none.
     """
@@ -42,12 +42,12 @@ def boot_clock_s() -> float:
 
 
 def asleep_s() -> float:
-    """Seconds for which this machine was suspended since its start."""
+    """Return the seconds for which this machine was suspended since its start."""
     return boot_clock_s() - time.monotonic()
 
 
 def boot_id() -> str:
-    """Identity of the running kernel's boot; "" where the kernel does not tell (proc(5), random/boot_id)."""
+    """Identify the running kernel's boot; "" where the kernel does not tell (proc(5), random/boot_id)."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

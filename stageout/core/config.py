@@ -862,11 +862,11 @@ class Settings:
         self._source, self.names = source, names
 
     def text(self, name: str) -> str:
-        """Value of a text knob."""
+        """Read a text knob."""
         return str(self._value(name))
 
     def path(self, name: str) -> str:
-        """Value of a path knob, which may begin with a parameter of HTCondor that nobody has expanded.
+        """Read a path knob, which may begin with a parameter of HTCondor that nobody has expanded.
 
         :raises ConfigError: that parameter is not set, or relative.
         """
@@ -881,19 +881,19 @@ class Settings:
         return checked_path(name, above + rest, KNOBS[name].doc)
 
     def number(self, name: str) -> float:
-        """Value of a numeric knob, in the unit that the table names."""
+        """Read a numeric knob, in the unit that the table names."""
         return float(self._value(name))
 
     def count(self, name: str) -> int:
-        """Value of an integer knob."""
+        """Read an integer knob."""
         return int(self._value(name))
 
     def flag(self, name: str) -> bool:
-        """Value of a boolean knob."""
+        """Read a boolean knob."""
         return bool(self._value(name))
 
     def condor(self, name: str, default: str = "") -> str:
-        """A parameter of HTCondor itself, such as LOG or EXECUTE."""
+        """Look up a parameter of HTCondor itself, such as LOG or EXECUTE."""
         found = self._source(name)
         return default if found is None else found
 
@@ -911,7 +911,7 @@ class Settings:
 
 
 def condor_ids(settings: Settings) -> tuple[int, int]:
-    """Uid and gid of the user condor, as whom HTCondor's daemons work below a root master.
+    """Find uid and gid of the user condor, as whom HTCondor's daemons work below a root master.
 
     :raises ConfigError: ``CONDOR_IDS`` does not say it, and there is no such user.
     """
@@ -927,7 +927,7 @@ def condor_ids(settings: Settings) -> tuple[int, int]:
 
 
 def checked_path(name: str, text: str, doc: str = "") -> str:
-    """The path, when it is absolute. :raises ConfigError: it is relative to whatever directory a process runs in."""
+    """Return the path when it is absolute. :raises ConfigError: it is relative, and to no fixed directory."""
     if text.startswith("/"):
         return text
     what = f" ({doc})" if doc else ""
@@ -962,13 +962,13 @@ def _parse(knob: Knob, text: str) -> Value:
 
 
 def flocked_to(settings: Settings) -> list[str]:
-    """Collectors of the pools to which the schedd's jobs flock."""
+    """List the collectors of the pools to which the schedd's jobs flock."""
     found = settings.condor("FLOCK_COLLECTOR_HOSTS") or settings.condor("FLOCK_TO")
     return list(dict.fromkeys(found.replace(",", " ").split()))
 
 
 def tool_settings(prefix: str) -> Settings:
-    """Settings of the HTCondor configuration for programs that must do without the bindings (plugins).
+    """Read settings of the HTCondor configuration for programs that must do without the bindings (plugins).
 
     ``condor_config_val`` is asked once, about 20 ms. Where it is not installed or finds no configuration, the
     environment counts, in HTCondor's ``_CONDOR_NAME`` form.
@@ -993,12 +993,12 @@ def tool_settings(prefix: str) -> Settings:
 
 
 def mapping_settings(values: Mapping[str, str]) -> Settings:
-    """Settings of a plain mapping (tests, single-file pilots without bindings)."""
+    """Read settings from a mapping (tests, single-file pilots without bindings)."""
     return Settings(values.get)
 
 
 def file_settings(path: Path) -> Settings:
-    """Settings of a file with one NAME=VALUE a line, as systemd reads it (``EnvironmentFile``), else the environment.
+    """Read settings from a file with one NAME=VALUE a line, as systemd's ``EnvironmentFile``, else the environment.
 
     :raises ConfigError: it cannot be read, or a line is none.
     """
@@ -1018,7 +1018,7 @@ def file_settings(path: Path) -> Settings:
 
 
 def misspelt(settings: Settings) -> list[str]:
-    """A sentence for each name that looks like a setting of a daemon without HTCondor and is none."""
+    """Write a sentence for each name that looks like a setting of a daemon without HTCondor and is none."""
     import difflib
 
     ours = {name for name in settings.names if name.startswith(("STAGEOUT_ROUTER_", "STAGEOUT_POLICY_"))}
@@ -1042,7 +1042,7 @@ def former_names(settings: Settings) -> list[str]:
 
 
 def environment_settings(*prefixes: str) -> Settings:
-    """Settings of the environment.
+    """Read settings from the environment.
 
     :param prefixes: of the variables, the first that is set counts; HTCondor's ``_CONDOR_`` without any.
     """

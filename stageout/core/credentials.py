@@ -60,7 +60,7 @@ def _seconds(value: object) -> int:
 
 
 def _proxy_end(content: bytes) -> int:
-    """The first end in the proxy's chain; 0 where no library reads certificates."""
+    """Return the first end in the proxy's chain; 0 where no library reads certificates."""
     if b"-----BEGIN CERTIFICATE-----" not in content:
         raise BadCredential("the X.509 proxy's file holds no certificate")
     try:

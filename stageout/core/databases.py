@@ -23,7 +23,7 @@ _CODES = {
 
 
 def code_of(problem: sqlite3.Error) -> int:
-    """SQLite's primary result code of an error, 0 where it is not known: before Python 3.11, and not found out."""
+    """Return SQLite's primary result code of an error, 0 where it is unknown (before Python 3.11)."""
     return int(getattr(problem, "sqlite_errorcode", 0)) & 0xFF
 
 

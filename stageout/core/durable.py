@@ -106,7 +106,7 @@ def _fires(fault: Fault) -> bool:
 
 
 def read_file(path: AnyPath) -> bytes:
-    """Content of a file. :raises FileNotFoundError: there is none."""
+    """Read a file. :raises FileNotFoundError: there is none."""
     descriptor = disk.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []

@@ -115,7 +115,7 @@ _FOREIGN: dict[tuple[str, str | None], ErrorClass] = {
 
 
 def classify_foreign(error_type: str | None, failure_type: str | None, retryable: int | None) -> ErrorClass:
-    """Class of a failure reported by a plugin that is not built on this framework.
+    """Classify a failure that a plugin reports which is not built on this framework.
 
     :param error_type: ``ErrorType`` of its newest TransferErrorData element, None when it gave none.
     :param failure_type: ``FailureType`` of the same element.

@@ -39,7 +39,7 @@ class Failure:
 
 
 def read_failures(path: Path) -> list[Failure]:
-    """Records in the file, oldest first; none where there is no file.
+    """Read the records in a file, oldest first; none where there is no file.
 
     :raises OSError: it cannot be read. :raises ValueError: it is not such a file.
     """

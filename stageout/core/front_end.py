@@ -58,7 +58,7 @@ exec "$plugin" "$@"
 
 
 def wrapped(text: str) -> str:
-    """Path of the plugin that a front end stands for; "" when this is not the text of a front end."""
+    """Find the path of the plugin behind a front end; "" when this is not the text of a front end."""
     lines = text.splitlines()
     if len(lines) < 3 or lines[1] != _MARK or not lines[2].startswith("plugin="):
         return ""
@@ -71,7 +71,7 @@ def is_ours(text: str) -> bool:
 
 
 def plugin_of(path: Path) -> str:
-    """As :func:`wrapped`, of a file; "" also when it cannot be read."""
+    """Find the plugin behind a front end's file, as :func:`wrapped`; "" also when it cannot be read."""
     try:
         with open(path, "rb") as stream:
             return wrapped(stream.read(HEAD_BYTES).decode("utf-8", "surrogateescape"))
@@ -85,7 +85,7 @@ def is_fresh(text: str, plugin: os.stat_result) -> bool:
 
 
 def signature(status: os.stat_result) -> str:
-    """Size and times of a file, as the script asks ``stat`` for them. Nobody can set back the last one."""
+    """Return size and times of a file, as the script asks ``stat`` for them. Nobody can set back the last one."""
     times = (f"{time_ns // 10**9}.{time_ns % 10**9:09d}" for time_ns in (status.st_mtime_ns, status.st_ctime_ns))
     return " ".join([str(status.st_size), *times])
 
@@ -119,6 +119,6 @@ def write(target: Path, plugin: str, ask: Ask) -> bool:
 
 
 def replaced(plugins: Sequence[str], front_ends: Mapping[str, str]) -> str:
-    """The line of configuration that names these front ends, by plugin, in the place of their plugins or at its end."""
+    """Write the line of configuration with front ends in the place of their plugins, or at its end."""
     kept = [front_ends.get(path, path) for path in plugins]
     return "FILETRANSFER_PLUGINS = " + ", ".join([*kept, *(path for path in front_ends.values() if path not in kept)])

@@ -7,5 +7,5 @@ _DOUBLINGS = 30
 
 
 def growing_s(first_s: float, longest_s: float, failures: int) -> float:
-    """The pause behind so many failures in a row, from one on: doubled each time, at most the longest."""
+    """Compute the pause after some failures in a row, at least one: doubled each time, up to the longest."""
     return min(longest_s, first_s * 2.0 ** min(failures - 1, _DOUBLINGS))

@@ -20,7 +20,7 @@ class Pool(ThreadPoolExecutor):
     """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """As of the base. :raises NoThread: none is to be had now."""
+        """Submit a call, as the base class does. :raises NoThread: no thread can be started now."""
         answer = Future[T]()
 
         def work() -> None:

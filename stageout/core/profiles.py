@@ -74,11 +74,11 @@ class Profile:
     runs: Sequence[Run] = ()
 
     def fresh(self, now_s: float | None = None) -> bool:
-        """Not older than 30 days."""
+        """Tell whether the profile is at most 30 days old."""
         return 0 <= (time.time() if now_s is None else now_s) - self.at <= _FRESH_S
 
     def as_json(self) -> dict[str, Any]:
-        """The stored form."""
+        """Convert the profile to the stored form."""
         return {"schema": SCHEMA, **asdict(self)}
 
 
@@ -99,7 +99,7 @@ def save(folder: Path, profile: Profile) -> Path:
 
 
 def load(folder: Path, server: str) -> Profile | None:
-    """The profile of a server; None when there is none that can be read."""
+    """Load the profile of a server. Return None when there is none that can be read."""
     try:
         content = json.loads(file_of(folder, server).read_text())
         if content.pop("schema") != SCHEMA:

@@ -57,11 +57,11 @@ class SigningKey:
         return _text(self._private)
 
     def sign(self, kind: str, text: str) -> str:
-        """Signature over a message. :param kind: of message, such as the MyType of its ad."""
+        """Sign a message. :param kind: of message, such as the MyType of its ad."""
         return _text(self._key.sign(_signed_bytes(kind, text)))
 
     def successor(self) -> SigningKey:
-        """A new key for which this one vouches."""
+        """Make a new key, and vouch for it with this one."""
         new = _new_private()
         vouch = Vouch(self.public, SigningKey(new).public, "")
         vouch = vouch._replace(signature=self.sign(_VOUCH, vouch.new))
@@ -76,7 +76,7 @@ class SigningKey:
 
 
 def new_key() -> SigningKey:
-    """A new key that is kept nowhere. :raises KeyUnusable: ``cryptography`` is not installed."""
+    """Make a key that is kept nowhere. :raises KeyUnusable: ``cryptography`` is not installed."""
     try:
         return SigningKey(_new_private())
     except ImportError:
@@ -84,7 +84,7 @@ def new_key() -> SigningKey:
 
 
 def key_of(private: str) -> SigningKey:
-    """The key that a text of :attr:`SigningKey.private` names. :raises KeyUnusable: it is none."""
+    """Read the key in a text of :attr:`SigningKey.private`. :raises KeyUnusable: the text is none."""
     try:
         return SigningKey(_bytes(private))
     except ImportError:
@@ -94,7 +94,7 @@ def key_of(private: str) -> SigningKey:
 
 
 def load_key(path: Path) -> SigningKey | None:
-    """The key in a file; None where there is no file.
+    """Load the key in a file. Return None where there is no file.
 
     :raises KeyUnusable: it cannot be read, is readable by others, or is no key.
     """
@@ -121,7 +121,7 @@ def load_key(path: Path) -> SigningKey | None:
 
 
 def load_or_make_key(label: str, path: Path) -> SigningKey:
-    """The key in a file, made at the first start. On return it is on the disk.
+    """Load the key in a file, or make it at the first start. On return it is on the disk.
 
     :param label: of the durable step. :raises KeyUnusable: it cannot be read, made or stored.
     """

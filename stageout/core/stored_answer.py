@@ -92,7 +92,7 @@ def _check(directory: Path) -> None:
 
 
 def _seen(plugin: Path, sources: Sequence[str]) -> str:
-    """Status of the files, as the plugin asks ``stat`` for it. :raises OSError: one is missing."""
+    """Ask for the status of the files, as the plugin asks ``stat`` for it. :raises OSError: one is missing."""
     return "\n".join(_status(Path(path).stat()) for path in (str(plugin), *sources))
 
 

@@ -15,7 +15,7 @@ class NoThread(OSError):
 
 
 def started(target: Callable[..., object], *arguments: object) -> threading.Thread:
-    """A thread that runs this, and does not keep the process from ending. :raises NoThread: none is to be had now."""
+    """Start a thread that does not keep the process from ending. :raises NoThread: no thread can be started now."""
     thread = threading.Thread(target=target, args=arguments, daemon=True)
     try:
         thread.start()

@@ -8,7 +8,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def size(count_bytes: float) -> str:
-    """A size as people read it, powers of 1000: ``0 B``, ``1.0 MB``, ``312 GB``."""
+    """Format a size for people, in powers of 1000: ``0 B``, ``1.0 MB``, ``312 GB``."""
     value = float(count_bytes)
     for unit in _UNITS:
         if value < 999.5 or unit == _UNITS[-1]:
@@ -18,17 +18,17 @@ def size(count_bytes: float) -> str:
 
 
 def rate(bytes_per_s: float) -> str:
-    """A rate as people read it: ``1.0 MB/s``."""
+    """Format a rate for people: ``1.0 MB/s``."""
     return f"{size(bytes_per_s)}/s"
 
 
 def count(number: int, what: str) -> str:
-    """``1 file``, ``2 files``."""
+    """Format a number of things: ``1 file``, ``2 files``."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def duration(seconds: float) -> str:
-    """A duration in at most two units: ``0s``, ``45s``, ``3m20s``, ``2h05m``, ``4d03h``."""
+    """Format a duration in at most two units: ``0s``, ``45s``, ``3m20s``, ``2h05m``, ``4d03h``."""
     whole = max(0, int(seconds))
     if whole < 60:
         return f"{whole}s"

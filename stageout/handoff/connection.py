@@ -58,7 +58,7 @@ class ManagerConnection:
             os.close(directory)
 
     def _check_listener(self, where: Place) -> None:
-        """The files go only to root, to the startd's user, or to ourselves, as whom the listener was started."""
+        """Check that root, the startd's user, or our own user (as whom it was started) listens: only they get files."""
         raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         listener = _CREDENTIALS.unpack(raw)[1]
         if listener not in (0, os.geteuid(), os.stat(where.execute).st_uid):

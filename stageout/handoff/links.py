@@ -230,7 +230,7 @@ def _no_step(label: str) -> Iterator[None]:
 
 
 def _step() -> Callable[[str], AbstractContextManager[None]]:
-    """The fault injection of tests, loaded only when a fault is planned."""
+    """Load the fault injection of tests, only when a fault is planned."""
     if "STAGEOUT_FAULTS" not in os.environ:
         return _no_step
     from stageout.core.durable import step

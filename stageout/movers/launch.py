@@ -65,7 +65,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _dies_with(parent: int) -> bool:
-    """The kernel kills this process with its parent from now on. False when that has already died."""
+    """Let the kernel kill this process with its parent from now on. Return False when the parent has already died."""
     _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
     return os.getppid() == parent
 
@@ -162,7 +162,7 @@ def children_of(parent: int) -> list[int]:
 
 
 def _facts(pid: int | str) -> tuple[str, str, str]:
-    """A process's number, its parent's and its state, as proc(5) says them; "" when it has ended."""
+    """Read a process's number, its parent's and its state, as proc(5) has them; "" when it has ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             text = file.read()
@@ -173,7 +173,7 @@ def _facts(pid: int | str) -> tuple[str, str, str]:
 
 
 def _kill_group(leader: int, how: int) -> None:
-    """The plugin with its group; before it has made that, itself: it is a child that is not reaped yet."""
+    """Kill the plugin with its group; before it has made one, itself: it is a child that is not reaped yet."""
     for kill in (os.killpg, os.kill):
         try:
             kill(leader, how)

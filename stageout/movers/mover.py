@@ -214,7 +214,7 @@ class Mover:
         self._give_away(home)
 
     def _requests(self) -> str:
-        """The in-file; data of the whole call goes before it (protocol 4) or into each request, as HTCondor does."""
+        """Write the in-file. Data of the whole call goes before it (protocol 4) or into a request, as HTCondor does."""
         data = self._batch.equipment.plugin_data
         several = self._batch.plugin.protocol >= 4
         ads = [
@@ -296,7 +296,7 @@ class Mover:
             return 0
 
     def _kept(self, answer: Answer, item: SentFile, name: str) -> Answer:
-        """A file that was fetched leaves the work directory, if it is one."""
+        """Move a fetched file out of the work directory, if it is one."""
         fetched = self._batch.directory / name
         if not isinstance(answer, Delivered):
             return answer
@@ -334,7 +334,7 @@ class Mover:
             log.error("plugin-kill-failed", plugin=self._batch.plugin.path, pids=rest, advice=_OUTLIVED)
 
     def _start(self, arguments: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
-        """The process, and a descriptor for what it could not end. :raises OSError: it cannot be started."""
+        """Start the process, with a descriptor for what it could not end. :raises OSError: it cannot be started."""
         note, written = os.pipe()
         try:
             return self._popen(arguments, written), note
@@ -445,7 +445,7 @@ class _Tail:
 
 @contextlib.contextmanager
 def _exit_descriptor(pid: int) -> Iterator[int]:
-    """A descriptor that becomes readable when the process ends; -1 where the kernel has none."""
+    """Open a descriptor that becomes readable when the process ends; -1 where the kernel has none."""
     try:
         descriptor = os.pidfd_open(pid)
     except (OSError, AttributeError):
@@ -458,7 +458,7 @@ def _exit_descriptor(pid: int) -> Iterator[int]:
 
 
 def _has_ended(pid: int) -> bool:
-    """True when the child has ended; it is not reaped."""
+    """Tell whether the child has ended, without reaping it."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
@@ -491,7 +491,7 @@ def _beginning(name: str) -> str:
 
 
 def plugin_environment(ours: Mapping[str, str], batch: Batch) -> dict[str, str]:
-    """The little environment of a plugin: paths, proxies, certificates and STAGEOUT settings of the manager's own."""
+    """Select the environment of a plugin: paths, proxies, certificates and STAGEOUT settings of the manager's own."""
     kept = {
         name: value
         for name, value in ours.items()
@@ -568,6 +568,6 @@ def kill_all(directory: Path) -> int:
 
 
 def _marked(movers: Path, name: str = "") -> Iterator[int]:
-    """Processes of the plugins of one batch, or (without a name) of all batches whose directories are there."""
+    """Find the processes of the plugins of one batch, or (without a name) of all batches whose directories exist."""
     place = f"{movers}/{name}"
     return (pid for pid, value in having(MOVER_MARK) if value == place or (not name and value.startswith(place)))

@@ -69,11 +69,11 @@ class PluginsTable:
         self._by_path, self._by_method = by_path, by_method
 
     def registered(self, path: str) -> Plugin | None:
-        """The registered plugin at this path, None when the administrator has not named it."""
+        """Return the registered plugin at this path, None when the administrator has not named it."""
         return self._by_path.get(path) or self._by_path.get(os.path.realpath(path))
 
     def find(self, path: str, scheme: str) -> Plugin | None:
-        """The plugin for a scheme: the starter's choice, at ``path``, while it is registered, else the table's."""
+        """Find the plugin for a scheme: the starter's choice, at ``path``, while it is registered, else the table's."""
         method = method_of(scheme)
         first = self.registered(path)
         return first if first is not None and method in first.methods else self._by_method.get(method)
@@ -145,7 +145,7 @@ def printed(
 
 
 def read_abilities(path: str, output: str) -> Plugin | None:
-    """A plugin's ``-classad`` output, read as HTCondor does."""
+    """Read a plugin's ``-classad`` output as HTCondor does."""
     ad = parse_old(output)
     methods = _names(ad.text("SupportedMethods"))
     if not methods:

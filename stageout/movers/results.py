@@ -144,7 +144,7 @@ def only_delivered(answers: Sequence[Answer]) -> dict[int, Gone]:
 
 
 def read_single(item: SentFile, stdout: str, ending: Ending) -> Answer:
-    """The answer of a call with protocol 1, whose stdout is one ad in the old syntax, or nothing."""
+    """Read the answer of a call with protocol 1, whose stdout is one ad in the old syntax, or nothing."""
     try:
         return _single(item, parse_old(stdout), ending)
     except Exception as problem:

@@ -14,7 +14,7 @@ NODE_PATH = "a file URL names a path of the node that runs the job"
 
 
 def method_of(scheme: str) -> str:
-    """The part of a scheme that selects a plugin: behind the last ``+``, ``-`` or ``.``."""
+    """Return the part of a scheme that selects a plugin: behind the last ``+``, ``-`` or ``.``."""
     for mark in "+-.":
         scheme = scheme.rpartition(mark)[2]
     return scheme.lower()
@@ -31,7 +31,7 @@ def is_node_path(url: str) -> bool:
 
 
 def shown_url(url: str) -> str:
-    """A URL without userinfo, query and fragment, for people."""
+    """Remove userinfo, query and fragment from a URL, to show it to people."""
     scheme, mark, rest = url.partition("://")
     host, slash, path = rest.partition("#")[0].partition("?")[0].partition("/")
     return f"{scheme}{mark}{host.rpartition('@')[2]}{slash}{path}"

@@ -26,7 +26,7 @@ class Secrets:
         self._words = sorted((word for word in words if len(word) >= _LEAST_SECRET_CHARS), key=len, reverse=True)
 
     def scrub(self, text: str) -> str:
-        """The text with ``***`` for each word of a credential."""
+        """Replace each word of a credential in the text by ``***``."""
         for word in self._before_hosts:
             text = text.replace(f"{word}@", "***@")
         for word in self._words:

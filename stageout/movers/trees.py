@@ -20,7 +20,7 @@ MOVED = ".stray-"
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """A descriptor of a directory; a symbolic link in its place is an error."""
+    """Open a directory; a symbolic link in its place is an error."""
     descriptor = durable.disk.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield descriptor
@@ -83,7 +83,7 @@ def _empty(top: int, name: str) -> list[str]:
 
 
 def _some(directory: int) -> list[tuple[str, bool]]:
-    """The next entries of a directory, and which are directories; however many there are, memory is bounded."""
+    """Read the next entries of a directory, and which are directories. Memory is bounded, however many there are."""
     with durable.disk.scandir(directory) as entries:
         return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in itertools.islice(entries, _AT_ONCE)]
 

@@ -94,7 +94,7 @@ class Context(Protocol):
         """Value of an attribute of the machine's ad, None when absent."""
 
     def setting(self, name: str, default: str) -> str:
-        """A knob for this plugin (``STAGEOUT_<name>`` in the starter's environment, or the machine ad)."""
+        """Look up a knob for this plugin (``STAGEOUT_<name>`` in the starter's environment, or the machine ad)."""
 
     @property
     def parallelism(self) -> int:
@@ -140,7 +140,7 @@ class TransferProtocol(abc.ABC):
         raise TransferFailure(ErrorClass.NOT_SUPPORTED, "this plugin cannot delete files")
 
     def close(self) -> None:  # noqa: B027 - most protocols have nothing to close
-        """Called once after the last file."""
+        """Release resources. The framework calls it once after the last file."""
 
 
 class Transfer:

@@ -89,7 +89,7 @@ class Batch:
                     self._end(record, self._deadline.stopped)
 
     def _let_end(self, workers: Sequence[threading.Thread]) -> None:
-        """A protocol that moves all files together may have something to put away behind the last of them."""
+        """Let a protocol that moves all files together put something away behind the last of them."""
         if isinstance(self._protocol, BatchProtocol) and not self._deadline.stopped:
             end_s = time.monotonic() + _STOP_GRACE_S
             for worker in workers:

@@ -60,14 +60,14 @@ class PluginEnvironment:
         self._lock = threading.Lock()
 
     def ad(self, variable: str) -> ClassAd:
-        """The ad whose file an environment variable names; empty when there is none."""
+        """Read the ad whose file an environment variable names; empty when there is none."""
         with self._lock:
             if variable not in self._ads:
                 self._ads[variable] = _read_ad(os.environ.get(variable, ""))
             return self._ads[variable]
 
     def destination(self, url: str, upload: bool) -> str:
-        """The destination of the job behind which HTCondor has put a raw file name; "" where a person wrote the URL."""
+        """Find the job's destination behind which HTCondor has put a raw file name; "" where a person wrote the URL."""
         ad = self.ad("_CONDOR_JOB_AD")
         checkpoints = ad.text("CheckpointDestination")
         if is_checkpoint(url, checkpoints, ad.text("GlobalJobId")):
@@ -88,7 +88,7 @@ class PluginEnvironment:
         return default if found is None else found
 
     def count(self, name: str, default: int) -> int:
-        """A setting that is a number of 1 at least; the default where it is none."""
+        """Look up a setting that is a number of 1 at least; the default where it is none."""
         try:
             value = int(self.setting(name, str(default)))
         except ValueError:
@@ -96,7 +96,7 @@ class PluginEnvironment:
         return value if value >= 1 else default
 
     def credential(self, service: str, handle: str) -> str:
-        """The token in ``$_CONDOR_CREDS/service[_handle].use``: JSON with ``access_token``, or the token itself.
+        """Read the token in ``$_CONDOR_CREDS/service[_handle].use``: JSON with ``access_token``, or the token itself.
 
         :raises TransferFailure: CREDENTIAL_MISSING, there is none that can be read.
         """
@@ -119,7 +119,7 @@ class PluginEnvironment:
 
 
 def credential_name(service: str, handle: str) -> str:
-    """The name, without ``.use``, of the file of a ``service.handle+`` URL's token."""
+    """Return the name, without ``.use``, of the file of a ``service.handle+`` URL's token."""
     return "_".join(part for part in (service, handle) if part).replace(".", "_")
 
 
@@ -134,7 +134,7 @@ def _read_ad(path: str) -> ClassAd:
 
 
 def _token_in(content: str) -> str:
-    """The token, read as HTCondor's own plugin does: lines with # are comments, a plain token is one line."""
+    """Read the token as HTCondor's own plugin does: lines with # are comments, a plain token is one line."""
     lines = [line for line in content.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     text = "\n".join(lines).strip()
     if not text.startswith("{"):
@@ -207,7 +207,7 @@ class FileContext:
         return self._environment.ad("_CONDOR_MACHINE_AD").get(name)
 
     def setting(self, name: str, default: str) -> str:
-        """A knob."""
+        """Look up a knob."""
         return self._environment.setting(name, default)
 
     @property

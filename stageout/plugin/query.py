@@ -12,7 +12,7 @@ _STDOUT = 1
 
 
 def query_ad(abilities: Abilities) -> dict[str, object]:
-    """The attributes that HTCondor reads, and those of ``StartdAttrs``, which it copies into the slot ads.
+    """Make the attributes that HTCondor reads, and those of ``StartdAttrs``, which it copies into the slot ads.
 
     ``StartdAttrs`` is left out when there are none: anything but a list of names there makes the slot advertise no
     file transfer at all.
@@ -54,7 +54,7 @@ def answer(abilities: Abilities, sources: bool = False) -> int:
 
 
 def _sources(abilities: Abilities) -> list[str]:
-    """The interpreter, what chooses it, all modules beside the interpreter's own, and what the abilities name."""
+    """List the interpreter, what chooses it, all modules beside the interpreter's own, and what the abilities name."""
     own = os.path.dirname(os.__file__) + "/"
     files = {getattr(module, "__file__", None) for name, module in sys.modules.items() if name != "__main__"}
     modules = {path for path in files if path and ("-packages/" in path or not path.startswith(own))}

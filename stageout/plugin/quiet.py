@@ -38,7 +38,7 @@ class Quiet:
             self._tail.append(piece)
 
     def printed(self) -> str:
-        """The tail of what was printed. Ends the quiet: what is printed from now on goes to HTCondor."""
+        """Return the tail of what was printed. Ends the quiet: what is printed from now on goes to HTCondor."""
         os.dup2(self._stdout, _STDOUT)
         os.dup2(self._stderr, _STDERR)
         self._drainer.join(_DRAIN_S)  # not for ever: a child may hold the pipe

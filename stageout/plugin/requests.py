@@ -100,7 +100,7 @@ class Reader:
         self._taken: dict[str, str] = {}
 
     def items(self, ads: Iterable[ClassAd]) -> Iterator[Item]:
-        """The requested files; ads without ``Url`` hold data for the files behind them."""
+        """Read the requested files; ads without ``Url`` hold data for the files behind them."""
         index = 0
         for ad in ads:
             if "Url" not in ad and "LocalFileName" not in ad:
@@ -122,7 +122,7 @@ class Reader:
         return Item(request, file_name, method or "none", safe_url(encoded), refused, given)
 
     def _given(self, ad: ClassAd, method: str) -> ClassAd:
-        """Data of the whole call (protocol 4), or of the file (protocol 2)."""
+        """Merge data of the whole call (protocol 4) with that of the file (protocol 2)."""
         given = ClassAd()
         for source in (self._shared, ad):
             for name in ("PluginData", f"{method}_PluginData"):
@@ -226,5 +226,5 @@ def _all_refused(items: list[Item], problem: str) -> list[Item]:
 
 
 def refused_item(problem: str, index: int = 0) -> Item:
-    """An item that stands for a request that could not be read."""
+    """Make an item that stands for a request that could not be read."""
     return Item(Request("", "", index), "", "none", "", TransferFailure(ErrorClass.BAD_REQUEST, problem))

@@ -75,7 +75,7 @@ class AdWriter:
         self.facts: dict[str, Any] = {}
 
     def ad(self, record: Record) -> Ad:
-        """The whole result ad of one file."""
+        """Make the whole result ad of one file."""
         ad = self._head(record.item, record.failure is None, record.item.method)
         ad["TransferStartTime"] = int(record.start_s)
         ad["TransferEndTime"] = int(record.end_s)
@@ -96,7 +96,7 @@ class AdWriter:
         return ad
 
     def taken_over(self, item: Item, size_bytes: int, receipt: Mapping[str, Any], when_s: float) -> Ad:
-        """The result ad of a file that the node's sandbox manager has accepted."""
+        """Make the result ad of a file that the node's sandbox manager has accepted."""
         ad = self._head(item, True, "stageout")
         ad.update(TransferStartTime=int(when_s), TransferEndTime=int(when_s), ConnectionTimeSeconds=0.0)
         ad.update(TransferFileBytes=size_bytes, TransferTotalBytes=size_bytes)
@@ -168,7 +168,7 @@ def exit_status(failures: Sequence[TransferFailure]) -> int:
 
 
 def fitted(ad: Ad, limit_bytes: int) -> str:
-    """The ad as text of at most ``limit_bytes``: what helps least is left out first, the receipt of a custodian never.
+    """Write the ad in at most ``limit_bytes``: what helps least is left out first, the receipt of a custodian never.
 
     :raises ValueError: not even the least ad fits.
     """

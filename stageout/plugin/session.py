@@ -103,7 +103,7 @@ class Session:
         return items
 
     def _nothing_to_send(self, item: Item) -> Outcome | None:
-        """The result of a directory: HTCondor before 24 names directories beside each of the files in them."""
+        """Return the result of a directory: HTCondor before 24 names directories beside each of the files in them."""
         if self._call.upload and os.path.isdir(item.file_name):
             return Outcome(0, developer={"Directory": True})
         return None
@@ -214,7 +214,7 @@ class Session:
         return status
 
     def _known_status(self, status: int) -> int:
-        """The exit status as the access point reads it: policies that know HTCondor's own plugin test its status only.
+        """Map the exit status for the access point: policies that know HTCondor's own plugin test its status only.
 
         ``StageOutRetryDelay`` shows that this access point retries the job after the status 11.
         """

@@ -47,13 +47,13 @@ class Scrubber:
             self.learn(item.partition("=")[2])
 
     def scrub(self, text: str) -> str:
-        """The text without secrets."""
+        """Remove secrets from the text."""
         for secret in sorted(self._secrets, key=len, reverse=True):
             text = text.replace(secret, HIDDEN)
         return _SECRET_SHAPES.sub(_hide, safe_urls_in(text))
 
     def message(self, text: str, limit: int = MESSAGE_CHARS) -> str:
-        """The text fit for a result ad: scrubbed, one line, at most ``limit`` characters, never empty."""
+        """Make the text fit for a result ad: scrubbed, one line, at most ``limit`` characters, never empty."""
         return one_line(self.scrub(text), limit)
 
 
@@ -67,7 +67,7 @@ def recordable(text: str) -> str:
 
 
 def recorded(text: str) -> str:
-    """The literal of a text in a result ad, after :func:`recordable`."""
+    """Write the literal of a text in a result ad, after :func:`recordable`."""
     return quote(text if text.isprintable() and "\\" not in text else recordable(text))
 
 

@@ -52,7 +52,7 @@ def split_scheme(url: str) -> Scheme:
 
 
 def bare_url(url: str) -> str:
-    """The URL without its credential prefix: ``service+https://h/p`` becomes ``https://h/p``."""
+    """Remove the credential prefix of a URL: ``service+https://h/p`` becomes ``https://h/p``."""
     scheme, mark, rest = url.partition("://")
     return split_scheme(url).method + mark + rest if mark else scheme
 
@@ -69,7 +69,7 @@ def host_of(url: str) -> str:
 
 
 def safe_url(url: str) -> str:
-    """The URL without userinfo, query and fragment: fit for logs, result ads and messages.
+    """Remove userinfo, query and fragment from a URL, so that it is fit for logs, result ads and messages.
 
     Of one in which a password may end behind the host (``user:pass#word@host``) only the scheme is left.
     """
@@ -96,12 +96,12 @@ def may_split_password(url: str) -> bool:
 
 
 def safe_urls_in(text: str) -> str:
-    """The text with every URL in it made safe."""
+    """Make every URL in a text safe."""
     return _IN_TEXT.sub(lambda found: safe_url(found[0]), text) if "://" in text else text
 
 
 def encode_url(url: str, destination: str = "") -> str:
-    """The URL to use on the wire.
+    """Encode the URL for use on the wire.
 
     :param url: as HTCondor gave it.
     :param destination: a URL of the job behind which HTCondor has put the raw name of a file, of which every character
@@ -128,7 +128,7 @@ def is_checkpoint(url: str, destination: str, job: str) -> bool:
 
 
 def as_written(url: str) -> str:
-    """A URL written by a person, with blanks, control characters, bytes above 127 and stray ``%`` encoded."""
+    """Encode blanks, control characters, bytes above 127 and stray ``%`` of a URL that a person wrote."""
     repaired = _STRAY_PERCENT.sub("%25", url)
     return _quoted(repaired, _AS_WRITTEN)
 

@@ -92,7 +92,7 @@ class Carrier:
         return self.plugin.multi_stream(self.method, self.upload)
 
     def streams(self, count: int, all_bytes: int) -> Setting:
-        """The setting that uses so many streams at once to move so many bytes in all."""
+        """Find the setting that uses this many streams at once to move this many bytes in all."""
         if self.multi_stream:
             return Setting(max(1, all_bytes), 1, count, 1)
         return Setting(max(1, all_bytes // count), count, 1, count)
@@ -127,7 +127,7 @@ class Carrier:
         return self._measured(setting, ads, seconds, client, before, server)
 
     def _results_of(self, setting: Setting) -> tuple[list[ClassAd], float, Usage, Usage, Usage]:
-        """Result ads, wall time, usage of the plugin, and of the server before and after."""
+        """Run the plugin. Return its result ads, the wall time, its usage, and the server's usage before and after."""
         with tempfile.TemporaryDirectory(prefix="stageout-sample-", dir=self.folder) as name:
             place = Path(name)
             if self.upload:

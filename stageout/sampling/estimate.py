@@ -142,7 +142,7 @@ def _local_folder(url: str) -> Path:
 
 
 def memory_folder() -> Path:
-    """A directory in memory where there is one."""
+    """Find a directory in memory where there is one."""
     shared = Path("/dev/shm")
     return shared if shared.is_dir() and os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
 
@@ -171,7 +171,7 @@ def _sample(carrier: Carrier, leg: Leg, asked: Estimation, means: Means) -> None
 
 
 def _first(carrier: Carrier, leg: Leg, asked: Estimation) -> None:
-    """The first sample; where it was short it only tells how large it must be."""
+    """Take the first sample; a short one only tells how large it must be."""
     budget_bytes = carrier.most_bytes
     most = asked.sample_bytes or budget_bytes
     size_bytes = max(1, min(budget_bytes // _PROBES, most))
@@ -311,5 +311,5 @@ def _add_plan(answer: ClassAd, asked: Estimation, leg: Leg) -> None:
 
 
 def refused(problem: Exception, dap_id: int = 0) -> ClassAd:
-    """The answer to an ad that could not be answered."""
+    """Make the answer to an ad that could not be answered."""
     return ClassAd({"status": "request_failed", "dap_id": dap_id, "error": str(problem), "timestamp": stamp()})

@@ -52,7 +52,7 @@ def ask(path: Path) -> Plugin | None:
 
 
 def find(method: str, candidates: Sequence[Path]) -> Plugin:
-    """The plugin for a URL scheme; of several the later one, as in HTCondor.
+    """Find the plugin for a URL scheme; of several the later one, as in HTCondor.
 
     :raises StageoutError: there is none.
     """

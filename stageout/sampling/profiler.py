@@ -263,7 +263,7 @@ def reservation_cost(runs: Sequence[Run]) -> Comparison | None:
 
 
 def writer(carrier: Carrier) -> Carrier:
-    """The same, for uploads into the directory of its URL.
+    """Make the same carrier for uploads into the directory of its URL.
 
     :raises StageoutError: the URL names no directory.
     """

@@ -89,7 +89,7 @@ def _cost(compared: Comparison) -> str:
 
 
 def picture(profile: Profile) -> bytes:
-    """Plots as PNG.
+    """Draw the plots as PNG.
 
     :raises StageoutError: matplotlib is not installed.
     """
@@ -122,7 +122,7 @@ def picture(profile: Profile) -> bytes:
 
 
 def _series(runs: Sequence[Run], name: str) -> dict[str, list[tuple[int, float]]]:
-    """A line for each value of an attribute: streams -> rate."""
+    """Group the runs into one line for each value of an attribute: streams -> rate."""
     found: dict[str, list[tuple[int, float]]] = {}
     for run in runs:
         if name == "concurrency" and (run.block_bytes or not run.all_at_once):

@@ -68,7 +68,7 @@ def check(
 
 
 def local_endpoint(plugin: Path, folder: Path, environment: Mapping[str, str] | None = None) -> Endpoint | None:
-    """A place on this machine that the plugin can reach, None when it supports neither ``http`` nor ``file``."""
+    """Make a destination on this machine for the plugin, None when it supports neither ``http`` nor ``file``."""
     try:
         methods = listed(query(plugin.absolute(), environment).text("SupportedMethods").lower())
     except PluginError:
@@ -89,12 +89,12 @@ def _apply(rule: Rule, examination: Examination) -> Finding:
 
 
 def failures(findings: Sequence[Finding], level: str = "should") -> list[Finding]:
-    """The failed ones; with level "must" only those that lose something."""
+    """Select the failed findings; with level "must" only those that lose something."""
     return [item for item in findings if item.outcome == "fail" and level in ("should", item.level)]
 
 
 def table(findings: Sequence[Finding]) -> str:
-    """Findings as text for a person."""
+    """Write findings as text for a person."""
     lines: list[str] = []
     told: set[str] = set()
     for item in findings:

@@ -53,7 +53,7 @@ RULES: list[Rule] = []
 
 
 def _scaled(exam: Examination, limit_s: float) -> float:
-    """The limit on this machine.
+    """Scale the limit to this machine.
 
     :raises NotApplicable: it is too slow to judge.
     """

@@ -79,7 +79,7 @@ class _Server(ThreadingHTTPServer):
     closing: threading.Event
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A plugin that hangs up, or is killed, is no news."""
+        """Ignore the error: a plugin that hangs up, or is killed, is no news."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -82,7 +82,7 @@ class Examination:
         return self._endpoint
 
     def starter(self, plugin: Path | None = None, lifetime_s: float = 120, bare: bool = False) -> EmbeddedStarter:
-        """A starter with a new scratch directory."""
+        """Make a starter with a new scratch directory."""
         self._count += 1
         scratch = self._folder / f"scratch-{self._count}"
         scratch.mkdir()
@@ -129,7 +129,7 @@ class Examination:
         return starter.upload(wanted)[0]
 
     def wrapped(self, name: str, code: str) -> Path:
-        """An executable that runs Python code and then becomes the plugin."""
+        """Write an executable that runs Python code and then becomes the plugin."""
         self._count += 1
         wrapper = self._folder / f"wrapper-{self._count}" / self.plugin.name
         wrapper.parent.mkdir()

@@ -83,7 +83,7 @@ class PluginError(Exception):
 
 
 def installed(plugin: Path, folder: Path, python: str = sys.executable) -> Path:
-    """A copy of a Python plugin in ``folder`` that runs under ``python``, as pip installs scripts."""
+    """Copy a Python plugin into ``folder`` so that it runs under ``python``, as pip installs scripts."""
     lines = plugin.read_text().split("\n")
     copy = folder / plugin.name
     copy.write_text("\n".join([f"#!{python}", *lines[1:]]))
@@ -92,13 +92,13 @@ def installed(plugin: Path, folder: Path, python: str = sys.executable) -> Path:
 
 
 def method_of(url: str) -> str:
-    """The method that HTCondor looks up: behind the last ``+``, ``-`` or ``.`` of the scheme; "" for no URL."""
+    """Return the method that HTCondor looks up: behind the last ``+``, ``-`` or ``.`` of the scheme; "" for no URL."""
     found = _SCHEME.match(url)
     return re.split(r"[+.-]", found[1])[-1].lower() if found else ""
 
 
 def plugin_name(plugin: Path) -> str:
-    """The name whose variables (``NAME_*``) of the job's environment reach the plugin."""
+    """Return the name whose variables (``NAME_*``) of the job's environment reach the plugin."""
     base = plugin.name
     head, found, _ = base.partition("_plugin")
     return (head if found else base.split(".")[0]).upper()
@@ -131,7 +131,7 @@ class PluginTable:
         return sorted(self._methods)
 
     def find(self, url: str) -> Path:
-        """The plugin for a URL.
+        """Find the plugin for a URL.
 
         :raises PluginError: there is none.
         """
@@ -141,7 +141,7 @@ class PluginTable:
         return plugin
 
     def protocol(self, plugin: Path) -> int:
-        """The version that HTCondor speaks to it.
+        """Return the version of the protocol that HTCondor uses with the plugin.
 
         :raises PluginError: it gave no usable answer.
         """
@@ -364,7 +364,7 @@ def _judge_ads(run: PluginRun) -> None:
 
 
 def read_results(text: str) -> tuple[list[ClassAd], str]:
-    """Result ads as HTCondor reads them: it stops at the first that is broken or empty. Also what is left unread."""
+    """Read result ads as HTCondor does, up to the first that is broken or empty. Return also what is left unread."""
     ads: list[ClassAd] = []
     try:
         for ad in parse_ads(text):

@@ -72,7 +72,7 @@ def _shape(streams: float, bend: float, sharpness: float) -> float:
 
 
 def fit_filling(samples: Mapping[int, float], weights: Mapping[int, float] | None = None) -> Filling:
-    """The curve with the least sum of squares of relative differences.
+    """Fit the curve with the least sum of squares of relative differences.
 
     :param samples: streams -> rate above 0; at least one. :param weights: streams -> how much the sample counts, such
         as the bytes that were moved for it; None: all the same.
@@ -101,7 +101,7 @@ def _fitted(samples: Mapping[int, tuple[float, float]], bend: float, sharpness: 
 
 
 def next_sample(samples: Mapping[int, float], most: int, within: float = WITHIN) -> int | None:
-    """Number of streams to sample next; None when the samples decide.
+    """Choose the number of streams to sample next. Return None when the samples decide.
 
     :param samples: streams -> rate. :param most: never more streams than this.
     """
@@ -126,7 +126,7 @@ def _flat(powers: Mapping[int, float]) -> bool:
 
 
 def sample_again(samples: Mapping[int, float], weights: Mapping[int, float], spread: float = 0.0) -> int:
-    """Number of streams to sample, maybe once more, after :func:`next_sample` has said None and bytes are left.
+    """Choose the number of streams to sample once more, after :func:`next_sample` has said None and bytes are left.
 
     :param samples: streams -> rate, at least one. :param weights: streams -> bytes moved for it.
     :param spread: as for :func:`choose`.
@@ -142,7 +142,7 @@ def sample_again(samples: Mapping[int, float], weights: Mapping[int, float], spr
 
 
 def _odd(samples: Mapping[int, float], weights: Mapping[int, float], answer: int) -> int | None:
-    """The sample near the answer or beyond it that the curve explains least, while little was moved for it."""
+    """Find the sample near the answer or beyond it that the curve explains least, while little was moved for it."""
     curve = fit_filling(samples, weights)
     usual = 1.5 * sorted(weights.values())[len(weights) // 2]
     near = [streams for streams in samples if 2 * streams >= answer and weights[streams] < usual]
@@ -195,7 +195,7 @@ def spread_of(runs: Iterable[tuple[int, float, float]]) -> float:
 
 
 def _doubt(samples: Mapping[int, float], weights: Mapping[int, float] | None, spread: float) -> float:
-    """A part of the error of the difference between the fewest good streams and the other good ones, as a fraction."""
+    """Estimate how uncertain the difference between the fewest good streams and the others is, as a fraction."""
     good = max(samples.values()) * (1 - _FALLEN)
     near_best = sorted(streams for streams, rate in samples.items() if rate >= good)
     if weights is None or len(near_best) < 2:
@@ -205,7 +205,7 @@ def _doubt(samples: Mapping[int, float], weights: Mapping[int, float] | None, sp
 
 
 def choose_as_printed(samples: Mapping[int, float]) -> Choice:
-    """The peak of the printed curve; where no curve fits, the best sample."""
+    """Return the peak of the printed curve; where no curve fits, the best sample."""
     try:
         model = fit(samples)
     except NoModelError:

@@ -31,12 +31,12 @@ class Controller:
         self.reason = f"Start with {self._start}."
 
     def now(self, streams: int) -> Step:
-        """The present choice within a grant."""
+        """Return the present choice within a grant."""
         concurrency, parallelism = within_grant(self._level, streams, self.knobs)
         return Step(concurrency, parallelism, self.reason)
 
     def step(self, rate: float, streams: int) -> Step:
-        """The next choice, to be taken after ``knobs.delay`` finished transfers.
+        """Make the next choice, which holds after ``knobs.delay`` finished transfers.
 
         :param rate: of all transfers together since the last step. :param streams: granted now.
         """

@@ -58,7 +58,7 @@ class Crowding:
 
 
 def begin(concurrency: int) -> Crowding:
-    """The state to begin with at some number of transfers, such as one that was good before.
+    """Make the state to begin with at some number of transfers, such as one that was good before.
 
     The first measurements are taken there and with half of it, then it goes back if that makes no difference.
     """

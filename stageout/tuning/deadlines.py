@@ -62,7 +62,7 @@ class Observed:
         return self.spread + _DAY_SPREAD * max(0.0, now - self.at) / _DAY_S
 
     def slow_bytes_s(self, now: float) -> float:
-        """The rate of a slow call; the older the knowledge, the lower. :param now: wall clock, s."""
+        """Return the rate of a slow call; the older the knowledge, the lower. :param now: wall clock, s."""
         return max(_LEAST_RATE, math.exp(self.log_rate - 2 * self.spread_now(now)))
 
 

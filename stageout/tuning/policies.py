@@ -93,7 +93,7 @@ def greedy(asker: Grant, grants: Sequence[Grant], limits: Limits) -> int:
 
 
 def fair_share(asker: Grant, grants: Sequence[Grant], limits: Limits) -> int:
-    """The same for all who want it; what one does not want is shared by the others.
+    """Give the same to all who want it; the others share what a client does not want.
 
     With more clients than streams they take turns: who waits longest comes first, who holds longest gives way at its
     next renewal. So nobody starves as long as holders renew or their leases end.
@@ -128,7 +128,7 @@ def reserved(asker: Grant, grants: Sequence[Grant], limits: Limits) -> int:
 
 
 def _towards(asker: Grant, grants: Sequence[Grant], limits: Limits, shares: Mapping[str, int]) -> int:
-    """The asker's share, or as much of it as others have left so far."""
+    """Return the asker's share, or as much of it as others have left so far."""
     share = shares[asker.client]
     return min(share, asker.streams + available(asker, grants, limits))
 

@@ -41,7 +41,7 @@ class StreamModel:
 
 
 def next_level(samples: Mapping[int, float], most: int, slow: float = 0.02) -> int | None:
-    """Number of streams to sample next; None when sampling is over.
+    """Choose the number of streams to sample next. Return None when sampling is over.
 
     1, 2, 4, ... until the rate falls, or rises by less than the fraction ``slow``.
 
@@ -57,7 +57,7 @@ def next_level(samples: Mapping[int, float], most: int, slow: float = 0.02) -> i
 
 
 def solve(samples: Mapping[int, float]) -> StreamModel:
-    """The curve through exactly three samples.
+    """Compute the curve through exactly three samples.
 
     :raises NoModelError: no curve of this form goes through them.
     """
@@ -97,7 +97,7 @@ def _exponent(n1: int, n2: int, n3: int, ratio: float) -> float:
 
 
 def fit(samples: Mapping[int, float]) -> StreamModel:
-    """The curve of that triple of samples which is nearest to all samples (least sum of absolute differences).
+    """Fit the curve of that triple of samples which is nearest to all samples (least sum of absolute differences).
 
     :param samples: streams -> rate; at least three.
     :raises NoModelError: there are fewer, or no triple gives a curve.

@@ -491,14 +491,14 @@ class EncodedSandbox(NamedTuple):
 
 
 def encoded(box: SandboxReport) -> EncodedSandbox:
-    """A sandbox for :func:`report_ad`: one that has not changed need not be encoded again."""
+    """Encode a sandbox for :func:`report_ad`: one that has not changed need not be encoded again."""
     return EncodedSandbox(_text(box), box.state not in (State.RELEASED, State.SUPERSEDED, State.CANCELLED))
 
 
 def report_ad(
     report: Report, key: SigningKey | None = None, more: Iterable[EncodedSandbox] = ()
 ) -> dict[str, Any]:  # fmt: skip
-    """The manager's ad.
+    """Make the manager's ad.
 
     :param key: signs it; None only where signing is not the matter. :param more: sandboxes beside those of the report.
     """
@@ -516,18 +516,18 @@ def report_ad(
 
 
 def orders_ad(sheet: OrderSheet, key: SigningKey | None = None) -> dict[str, Any]:
-    """The ad with one agent's orders for one manager, named after its key too: others can take a name, not a key."""
+    """Make the ad with an agent's orders for a manager, named after its key too: others can take a name, not a key."""
     name = "/".join(part for part in (sheet.agent, sheet.manager, sheet.manager_key) if part)
     return {**_envelope(ORDERS_AD, name, _text(sheet), sheet.sent_at, key), "StageOutManager": sheet.manager}
 
 
 def bucket_of(manager: str) -> int:
-    """The bucket that holds the order sheets for a manager of this name."""
+    """Compute the bucket that holds the order sheets for a manager of this name."""
     return int.from_bytes(hashlib.sha256(manager.encode("utf-8")).digest()[:4], "big") % BUCKETS
 
 
 def bucket_ad(agent: str, bucket: int, sheets: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The ad with the order sheets of one agent for the managers of a bucket.
+    """Make the ad with the order sheets of one agent for the managers of a bucket.
 
     :param sheets: ads of :func:`orders_ad`; each keeps its own signature.
     """
@@ -539,7 +539,7 @@ def bucket_ad(agent: str, bucket: int, sheets: Iterable[Mapping[str, Any]]) -> d
 
 
 def sheets_for(manager: str, ad: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The order ads for a manager in a bucket's ad. :raises BadPayload: it holds something else."""
+    """Find the order ads for a manager in a bucket's ad. :raises BadPayload: it holds something else."""
     try:
         rows = [dict(zip(_IN_BUCKET, map(str, row))) for row in json.loads(payload_of(ad))]
     except (ValueError, TypeError, RecursionError) as problem:
@@ -548,7 +548,7 @@ def sheets_for(manager: str, ad: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def notice_ad(notice: AgentNotice, key: SigningKey | None = None) -> dict[str, Any]:
-    """The ad by which managers know that an agent is alive."""
+    """Make the ad by which managers know that an agent is alive."""
     ad = _envelope(AGENT_AD, notice.agent, _text(notice), notice.sent_at, key)
     return {**ad, "StageOutSchedd": notice.schedd}
 
@@ -585,7 +585,7 @@ def read_report(payload: str) -> Report:
 
 
 def sandbox_of(item: object) -> SandboxReport:
-    """A sandbox out of its fields. :raises ValueError: they are not those of one."""
+    """Make a sandbox out of its fields. :raises ValueError: they are not those of a sandbox."""
     found = built(SandboxReport, item)
     State(found.state)
     return found
@@ -672,7 +672,7 @@ def identities_in(notice: AgentNotice) -> list[RefusedIdentity]:
 
 
 def payload_of(ad: Mapping[str, Any]) -> str:
-    """The payload string of an ad. :raises BadPayload: there is none."""
+    """Return the payload string of an ad. :raises BadPayload: there is none."""
     payload: object | None = ad.get("StageOutPayload")
     if not isinstance(payload, str):
         raise BadPayload("the ad has no StageOutPayload")

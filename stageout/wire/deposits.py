@@ -62,7 +62,7 @@ class Receipt:
         return same and set(self.places) <= set(given.places)
 
     def names(self) -> Iterator[str]:
-        """The name of each deposit, for :func:`operation_of`."""
+        """Yield the name of each deposit, for :func:`operation_of`."""
         return (name_of(self.seed, number) for number in range(self.first, self.last + 1))
 
 
@@ -102,7 +102,7 @@ def holdings_of(files: Iterable[tuple[str, int]]) -> tuple[Holding, ...]:
 
 
 def read_holdings(texts: Iterable[str]) -> tuple[Holding, ...]:
-    """Holdings as they were written; a text that is none is left out."""
+    """Read holdings as they were written; a text that is none is left out."""
     words = (text.split(" ") for text in texts)
     return tuple(
         Holding(one[0], *map(int, one[1:]))
@@ -112,7 +112,7 @@ def read_holdings(texts: Iterable[str]) -> tuple[Holding, ...]:
 
 
 def new_seed(key: str) -> str:
-    """A random seed that counts only in reports of one manager. :param key: its public key.
+    """Make a random seed that counts only in reports of one manager. :param key: its public key.
 
     Reports can be read by everybody: without the key in it, whoever copies a seed could have the deposits cancelled.
     """
@@ -165,7 +165,7 @@ def written_numbers(numbers: Iterable[int]) -> str:
 
 
 def read_numbers(text: str) -> list[int]:
-    """The numbers in such a text. :raises BadReceipt: it is none."""
+    """Read the numbers in such a text. :raises BadReceipt: the text is none."""
     found: list[int] = []
     for word in filter(None, text.split(",")):
         first, _, last = word.partition("-")
@@ -177,7 +177,7 @@ def read_numbers(text: str) -> list[int]:
 
 
 def read_receipt(text: str) -> Receipt:
-    """The receipt in a text. :raises BadReceipt: it is none."""
+    """Read the receipt in a text. :raises BadReceipt: the text is none."""
     words = text.split(" ")
     numbers = words[2].split("-") if len(words) == 4 else []
     if len(numbers) != 2 or not all(word.isdecimal() and len(word) < 16 for word in (*numbers, words[3])):
@@ -190,7 +190,7 @@ def read_receipt(text: str) -> Receipt:
 
 
 def joined(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
-    """The same deposits in as few receipts as possible; each is good until the first of them expires."""
+    """Join the same deposits in as few receipts as possible; each is good until the first of them expires."""
     found: list[Receipt] = []
     for one in sorted(receipts, key=lambda item: (item.custodian, item.seed, item.first)):
         before = found[-1] if found else None

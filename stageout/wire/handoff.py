@@ -133,7 +133,7 @@ def socket_name(execute_dir: str) -> str:
 
 
 def _sha256(data: bytes) -> str:
-    """The digest by the interpreter's own module where it has one: hashlib loads OpenSSL, in every job's way."""
+    """Compute the digest by the interpreter's own module where it has one: hashlib loads OpenSSL while a job waits."""
     for name in ("_sha2", "_sha256"):  # from Python 3.12 on, and before
         try:
             return str(__import__(name).sha256(data).hexdigest())
@@ -145,7 +145,7 @@ def _sha256(data: bytes) -> str:
 
 
 def accepted_receipt(message: dict[str, Any]) -> Receipt:
-    """The receipt in an ``accepted`` frame.
+    """Read the receipt in an ``accepted`` frame.
 
     :raises BadMessage: wrong shape.
     """
@@ -159,7 +159,7 @@ def accepted_receipt(message: dict[str, Any]) -> Receipt:
 
 
 def accepted_message(receipt: Receipt) -> dict[str, Any]:
-    """The ``accepted`` frame."""
+    """Make the ``accepted`` frame."""
     row = {
         "ticket": receipt.ticket, "manager_name": receipt.manager_name, "manager_key": receipt.manager_key,
         "files": receipt.files, "size_bytes": receipt.size_bytes,
@@ -168,7 +168,7 @@ def accepted_message(receipt: Receipt) -> dict[str, Any]:
 
 
 def refusal(reason: str, code: str) -> dict[str, Any]:
-    """The ``refuse`` frame. :param code: of the reason (:mod:`stageout.core.synchronous`)."""
+    """Make the ``refuse`` frame. :param code: of the reason (:mod:`stageout.core.synchronous`)."""
     return {"op": "refuse", "reason": reason, "code": code}
 
 
@@ -184,7 +184,7 @@ def send_frame(sock: socket, message: dict[str, Any]) -> None:
 
 
 def encode_frame(message: dict[str, Any]) -> bytes:
-    """The bytes of one frame. :raises BadMessage: it is longer than a frame may be."""
+    """Encode one frame. :raises BadMessage: it is longer than a frame may be."""
     body = json.dumps(message, separators=(",", ":")).encode("ascii")
     if len(body) > MAX_FRAME_BYTES:
         raise BadMessage(f"a frame of {len(body)} bytes is above the limit of {MAX_FRAME_BYTES}")
@@ -208,7 +208,7 @@ def checked_length(length: int) -> int:
 
 
 def decode_body(body: bytes) -> dict[str, Any]:
-    """The message in a frame's body. :raises BadMessage: it is none."""
+    """Decode the message in a frame's body. :raises BadMessage: the body holds none."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as problem:
@@ -231,7 +231,7 @@ def _receive_exactly(sock: socket, count: int) -> bytes:
 def offer_frames(
     files: Sequence[OfferedFile], plugin: str, context: TransferContext = _NOTHING
 ) -> Iterator[dict[str, Any]]:
-    """The frames of an offer: a head with the totals, then the files in chunks.
+    """Make the frames of an offer: a head with the totals, then the files in chunks.
 
     :param plugin: absolute path of the plugin executable that the starter called.
     """
@@ -247,7 +247,7 @@ def offer_frames(
 
 
 def offered_files(message: dict[str, Any]) -> list[OfferedFile]:
-    """The files in one ``files`` frame.
+    """Read the files in one ``files`` frame.
 
     :raises BadMessage: wrong shape.
     """
@@ -266,7 +266,7 @@ def _offered_file(row: Any) -> OfferedFile:
 
 
 def offered_context(message: dict[str, Any]) -> TransferContext:
-    """The context in an ``offer`` frame.
+    """Read the context in an ``offer`` frame.
 
     :raises BadMessage: wrong shape, or too much.
     """

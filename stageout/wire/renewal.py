@@ -67,7 +67,7 @@ class Answer:
 def request_bytes(
     manager: str, agent: str, certificate: str, asks: Sequence[Ask], sign: Callable[[str, str], str]
 ) -> bytes:
-    """The body of a request. :param sign: (kind, text) -> signature."""
+    """Encode the body of a request. :param sign: (kind, text) -> signature."""
     facts = {"manager": manager, "agent": agent, "certificate": certificate, "asks": [asdict(item) for item in asks]}
     payload = json.dumps(facts, separators=(",", ":"), sort_keys=True)
     return json.dumps({"payload": payload, "signature": sign(KIND, payload)}).encode("ascii")
@@ -99,7 +99,7 @@ def _ask(row: Any) -> Ask:
 
 
 def answer_bytes(answers: Sequence[Answer]) -> bytes:
-    """The body of an answer."""
+    """Encode the body of an answer."""
     rows = [
         {"content": None if item.content is None else base64.b64encode(item.content).decode(), "reason": item.reason}
         for item in answers

@@ -24,7 +24,7 @@ class IllTyped(ValueError):
 
 
 def built(cls: Callable[..., T], row: object) -> T:
-    """The dataclass or the named tuple that a value out of JSON stands for.
+    """Build the dataclass or the named tuple that a value out of JSON stands for.
 
     :param row: an object with a value for each field that has no default; of a named tuple a list. Its objects are
         changed. Fields that are not declared are ignored: a newer version may have written them.

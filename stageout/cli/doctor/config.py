@@ -144,7 +144,7 @@ def _unknown(machine: Machine) -> Iterator[Finding]:
 
 
 def _of_daemons(machine: Machine) -> set[str]:
-    """Parameters that condor_master reads of daemons; an administrator may have named ours like a knob."""
+    """List the parameters that condor_master reads of daemons; an administrator may have named ours like a knob."""
     daemons = {
         "STAGEOUT_POLICY_SERVICE",
         "STAGEOUT_ROUTER",
@@ -489,7 +489,7 @@ def registered(machine: Machine, owners: dict[str, str]) -> Iterator[Finding]:
 
 
 def is_ours(machine: Machine, path: str) -> bool:
-    """True for a plugin that is built on our framework, and so can hand off."""
+    """Tell whether a plugin is built on our framework, and so can hand off."""
     try:
         return front_end.is_ours(machine.read(path))
     except OSError:

@@ -68,40 +68,40 @@ class Machine(Protocol):
         """HTCondor's configuration here."""
 
     def parameters(self) -> Iterable[str]:
-        """Names of all parameters of HTCondor's configuration here."""
+        """List the names of all parameters of HTCondor's configuration here."""
 
     def run(self, argv: Sequence[str], timeout_s: float, user: str = "") -> Ran:
         """Run a command, as another user where root asks for that; its standard output and error in one."""
 
     def stat(self, path: str) -> os.stat_result:
-        """As os.stat. :raises OSError: as that."""
+        """Call os.stat. :raises OSError: as os.stat."""
 
     def read(self, path: str) -> str:
-        """Beginning of a file as text, whatever it is. :raises OSError: as open."""
+        """Read the beginning of a file as text, whatever the file is. :raises OSError: as open."""
 
     def end_of(self, path: str) -> str:
-        """Last lines of a text file; "" when it cannot be read."""
+        """Read the last lines of a text file; "" when it cannot be read."""
 
     def free_bytes(self, path: str) -> tuple[int, int]:
-        """Size of a filesystem and what is free on it. :raises OSError: as os.statvfs."""
+        """Return the size of a filesystem and its free bytes. :raises OSError: as os.statvfs."""
 
     def real(self, path: str) -> str:
-        """The path without symbolic links."""
+        """Resolve the symbolic links of a path."""
 
     def user_id(self, name: str) -> int | None:
-        """Uid of an account, None when there is none of that name."""
+        """Look up the uid of an account, None when there is none of that name."""
 
     def ads(self, constraint: str, pool: str = "") -> list[ClassAd]:
-        """Ads in the collector, or in that of another pool. :raises Unseen: it does not answer."""
+        """Query the collector, or that of another pool, for ads. :raises Unseen: it does not answer."""
 
     def ask_daemon(self, kind: str, parameter: str) -> str | None:
-        """A parameter as the running daemon ("schedd", "startd") has it. :raises Unseen: it does not tell."""
+        """Ask a running daemon ("schedd", "startd") for a parameter. :raises Unseen: it does not tell."""
 
     def slots(self) -> list[ClassAd]:
-        """Slot ads, asked of this machine's startd itself. :raises Unseen: it does not answer."""
+        """Query this machine's startd for its slot ads. :raises Unseen: it does not answer."""
 
     def version(self) -> str:
-        """Version of the HTCondor that runs here, like ``25.14.1``. :raises Unseen: it is not known."""
+        """Return the version of the HTCondor that runs here, like ``25.14.1``. :raises Unseen: it is not known."""
 
     def manager_answer(self) -> ClassAd:
         """Ask this node's sandbox manager for its status. :raises Unseen: none answers."""
@@ -116,10 +116,10 @@ class Machine(Protocol):
         """Tell whether HTCondor can read a ClassAd expression."""
 
     def accepts_generic(self) -> bool:
-        """True when the collector takes a generic ad from this process. :raises Unseen: it does not answer."""
+        """Tell whether the collector accepts a generic ad from this process. :raises Unseen: it does not answer."""
 
     def http_status(self, url: str, token: str) -> int:
-        """Status of a GET with this bearer token. :raises OSError: nobody answers whose certificate counts."""
+        """Return the status of a GET with this bearer token. :raises OSError: no valid answer."""
 
     def http_text(self, url: str, certificate: str) -> str:
         """Return the content of a page. :param certificate: SHA-256 of the only one that counts, "": any trusted one.
@@ -140,7 +140,7 @@ class Machine(Protocol):
         """List the processes with an environment variable (number, value); and tell whether all could be looked at."""
 
     def now(self) -> float:
-        """Wall clock, seconds."""
+        """Return the wall clock, in seconds."""
 
 
 Check = Callable[[Machine], Iterable[Finding]]
@@ -163,7 +163,7 @@ def names_of(check: Check) -> tuple[str, ...]:
 
 
 def ok(name: str, text: str) -> Finding:
-    """All is well."""
+    """Make the finding that all is well."""
     return Finding(name, Level.OK, text)
 
 
@@ -183,5 +183,5 @@ def unchecked(name: str, text: str, remedy: str = "") -> Finding:
 
 
 def words(text: str) -> list[str]:
-    """The items of an HTCondor list: separated by commas and blanks."""
+    """Split a list of HTCondor, whose items are separated by commas and blanks."""
     return text.replace(",", " ").split()

@@ -17,7 +17,7 @@ def plugin_rest(machine: Machine) -> Iterator[Finding]:
 
 @reports_as("plugin-rest")
 def router_plugin_rest(machine: Machine) -> Iterator[Finding]:
-    """As :func:`plugin_rest`, of the router's plugins."""
+    """Check the leftovers of the router's plugins, as :func:`plugin_rest`."""
     yield _plugin_rest(machine, machine.settings.text("STAGEOUT_ROUTER_DIR"))
 
 
@@ -44,7 +44,7 @@ def _plugin_rest(machine: Machine, home: str) -> Finding:
 
 
 def _owner(machine: Machine, path: str) -> int:
-    """Uid of a directory's owner, 0 where that cannot be seen."""
+    """Return the uid of a directory's owner, 0 where that cannot be seen."""
     try:
         return machine.stat(path).st_uid
     except OSError:

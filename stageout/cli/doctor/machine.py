@@ -49,7 +49,7 @@ class ThisMachine:
         return self._settings
 
     def parameters(self) -> list[str]:
-        """Names of all parameters of HTCondor's configuration here."""
+        """List the names of all parameters of HTCondor's configuration here."""
         return parameter_names()
 
     def run(self, argv: Sequence[str], timeout_s: float, user: str = "") -> Ran:
@@ -71,16 +71,16 @@ class ThisMachine:
         return Ran(done.returncode, done.stdout, time.monotonic() - started)
 
     def stat(self, path: str) -> os.stat_result:
-        """As os.stat."""
+        """Call os.stat."""
         return Path(path).stat()
 
     def read(self, path: str) -> str:
-        """Beginning of a file as text, whatever it is."""
+        """Read the beginning of a file as text, whatever the file is."""
         with open(path, "rb") as stream:
             return stream.read(_READ_BYTES).decode(errors="replace")
 
     def end_of(self, path: str) -> str:
-        """Last lines of a text file; "" when it cannot be read."""
+        """Read the last lines of a text file; "" when it cannot be read."""
         try:
             with open(path, "rb") as stream:
                 stream.seek(max(0, os.fstat(stream.fileno()).st_size - _READ_BYTES))
@@ -89,23 +89,23 @@ class ThisMachine:
             return ""
 
     def free_bytes(self, path: str) -> tuple[int, int]:
-        """Size of a filesystem and what is free on it."""
+        """Return the size of a filesystem and its free bytes."""
         seen = os.statvfs(path)
         return seen.f_blocks * seen.f_frsize, seen.f_bavail * seen.f_frsize
 
     def real(self, path: str) -> str:
-        """The path without symbolic links."""
+        """Resolve the symbolic links of a path."""
         return os.path.realpath(path)
 
     def user_id(self, name: str) -> int | None:
-        """Uid of an account, None when there is none of that name."""
+        """Look up the uid of an account, None when there is none of that name."""
         try:
             return pwd.getpwnam(name).pw_uid
         except KeyError:
             return None
 
     def ads(self, constraint: str, pool: str = "") -> list[ClassAd]:
-        """Ads in a collector; one that does not answer is not asked again and again."""
+        """Query a collector for ads. A collector that does not answer is not queried again."""
         asked = ("collector", pool)
         if asked in self._seen:
             raise Unseen(self._seen[asked])
@@ -116,11 +116,11 @@ class ThisMachine:
             raise Unseen(str(problem)) from None
 
     def ask_daemon(self, kind: str, parameter: str) -> str | None:
-        """A parameter as the running daemon has it."""
+        """Ask the running daemon for a parameter."""
         return self._daemon(kind, lambda location: running_value(location, parameter))
 
     def slots(self) -> list[ClassAd]:
-        """Slot ads, asked of this machine's startd itself."""
+        """Query this machine's startd for its slot ads."""
         return self._daemon("startd", lambda location: [plain(ad) for ad in Collector(location).query("Startd")])
 
     def _daemon(self, kind: str, question: Callable[[Any], Result]) -> Result:
@@ -131,7 +131,7 @@ class ThisMachine:
             raise Unseen(f"the running {kind} does not tell ({str(problem).rstrip('.') or 'no answer'})") from None
 
     def version(self) -> str:
-        """Version of the HTCondor that runs here: not that of the bindings, which may come from elsewhere."""
+        """Return the version of the HTCondor that runs here, not that of the bindings: they may come from elsewhere."""
         ran = self.run(["condor_version"], _LATEST_S)
         found = _VERSION.search(ran.output)
         if not found:
@@ -155,7 +155,7 @@ class ThisMachine:
         return True
 
     def accepts_generic(self) -> bool:
-        """True when the collector takes a generic ad from this process."""
+        """Tell whether the collector accepts a generic ad from this process."""
         probe = {"MyType": "StageOutProbe", "Name": f"stageout-doctor-{os.getpid()}", "ClassAdLifetime": 1}
         try:
             Collector().advertise([probe], "UPDATE_AD_GENERIC")
@@ -164,7 +164,7 @@ class ThisMachine:
         return True
 
     def http_status(self, url: str, token: str) -> int:
-        """Status of a GET with this bearer token. :raises OSError: nobody answers whose certificate counts."""
+        """Return the status of a GET with this bearer token. :raises OSError: no valid answer."""
         return exchange("GET", url, token=token, timeout_s=_LATEST_S)[0]
 
     def http_text(self, url: str, certificate: str) -> str:
@@ -197,7 +197,7 @@ class ThisMachine:
         return found, not denied and Path("/proc/1").exists()
 
     def now(self) -> float:
-        """Wall clock, seconds."""
+        """Return the wall clock, in seconds."""
         return time.time()
 
 
@@ -208,5 +208,5 @@ class RouterMachine(ThisMachine):
         self._settings = settings
 
     def parameters(self) -> list[str]:
-        """Names of all that is set."""
+        """List the names of all settings."""
         return list(self._settings.names)

@@ -22,7 +22,7 @@ _REBOOT_SIGNS = {
 
 
 def spool_path(machine: Machine) -> str:
-    """STAGEOUT_SPOOL, its default included, without symbolic links."""
+    """Return STAGEOUT_SPOOL or its default, without symbolic links."""
     return machine.real(machine.settings.path("STAGEOUT_SPOOL"))
 
 
@@ -108,7 +108,7 @@ def spool_owner(machine: Machine) -> Iterator[Finding]:
 
 
 def _root_runs_jobs(machine: Machine) -> bool:
-    """True below a root master: EXECUTE then belongs to root or condor, else to the one user of a pilot."""
+    """Tell whether a root master runs jobs: EXECUTE then belongs to root or condor, else to the one user of a pilot."""
     owner = machine.stat(machine.settings.condor("EXECUTE")).st_uid
     return owner in (0, machine.user_id("condor"))
 
@@ -141,7 +141,7 @@ def space(machine: Machine) -> Iterator[Finding]:
 
 
 def _filesystem(machine: Machine) -> tuple[int, int]:
-    """Size and free bytes of the spool's filesystem; of EXECUTE's while there is no spool yet."""
+    """Return size and free bytes of the spool's filesystem; of EXECUTE's while there is no spool yet."""
     try:
         return machine.free_bytes(spool_path(machine))
     except FileNotFoundError:
@@ -149,7 +149,7 @@ def _filesystem(machine: Machine) -> tuple[int, int]:
 
 
 def _has_a_disk_of_its_own(machine: Machine) -> bool:
-    """True when jobs cannot fill the spool's disk, so that RESERVED_DISK says nothing about it."""
+    """Tell whether jobs cannot fill the spool's disk, so that RESERVED_DISK says nothing about it."""
     if _is_true(machine, "STARTD_ENFORCE_DISK_LIMITS"):
         return True  # HTCondor subtracts RESERVED_DISK from the space of the volume group.
     try:

@@ -36,7 +36,7 @@ def pilot_end(machine: Machine) -> Iterator[Finding]:
 
 
 def _sum(text: str) -> float | None:
-    """Value of ``90`` and of ``90 + 5``; None for what is neither."""
+    """Compute the value of ``90`` or of ``90 + 5``; None for other text."""
     try:
         return sum(float(part) for part in text.split("+"))
     except ValueError:

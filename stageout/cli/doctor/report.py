@@ -127,12 +127,12 @@ def _is_pilot(machine: Machine) -> bool:
 
 
 def examine(machine: Machine, roles: Iterable[Role]) -> list[Finding]:
-    """All findings of all checks of the roles, each check once."""
+    """Run all checks of the roles, each check once."""
     return run_checks(dict.fromkeys(check for role in roles for check in CHECKS[role]), machine)
 
 
 def run_checks(checks: Iterable[Check], machine: Machine) -> list[Finding]:
-    """All findings of these checks."""
+    """Run these checks."""
     return [finding for check in checks for finding in _examine_one(check, machine)]
 
 
@@ -175,7 +175,7 @@ _COLOURS = {Level.OK: "32", Level.UNCHECKED: "36", Level.WARN: "33", Level.FAIL:
 
 
 def as_text(roles: Sequence[Role], findings: Sequence[Finding], colour: bool) -> list[str]:
-    """One line per finding, a remedy below it, and a line with the counts."""
+    """Write one line per finding, a remedy below it, and a line with the counts."""
     lines = [f"Checked as {', '.join(role.value.upper() for role in roles)}:"]
     for item in findings:
         word = f"{item.level.name.lower():<9}"

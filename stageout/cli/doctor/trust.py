@@ -127,7 +127,7 @@ def refused_by_manager(machine: Machine) -> Iterator[Finding]:
 
 
 def _listed_wrongly(machine: Machine, keys: list[Mapping[str, object]]) -> list[str]:
-    """Schedds whose agents speak with another key than the configuration lists."""
+    """Find the schedds whose agents use another key than the configuration lists."""
     listed = {item.get("Schedd"): item.get("Key") for item in keys if item.get("Learnt") == "listed"}
     notices = [notice for notice in map(_notice, machine.ads(f'MyType == "{AGENT_AD}"')) if notice]
     return sorted({one.schedd for one in notices if listed.get(one.schedd, one.key) != one.key})

@@ -12,7 +12,7 @@ METHODS = ("http", "https", "ftp", "file", "dav", "davs")
 
 
 def proxies(environment: Mapping[str, str]) -> dict[str, object]:
-    """The ``<method>_proxy`` attributes for the slot ads; a proxy that needs a password is left out."""
+    """Make the ``<method>_proxy`` attributes for the slot ads; a proxy that needs a password is left out."""
     found = {f"{method}_proxy": environment.get(f"{method}_proxy", "") for method in METHODS}
     return {name: value for name, value in found.items() if value and "@" not in value}
 

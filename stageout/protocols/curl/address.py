@@ -83,13 +83,13 @@ class Address:
         return unquote(urlsplit(self.url).path.rpartition("/")[2], errors="surrogateescape")
 
     def beside(self, name: str) -> Address:
-        """The place with another name in the same collection; the query stays."""
+        """Replace the name of the destination by another one in the same collection; the query stays."""
         parts = urlsplit(self.url)
         path = parts.path.rpartition("/")[0] + "/" + quote(name, safe=_SAFE_IN_NAME, errors="surrogateescape")
         return replace(self, url=urlunsplit(parts._replace(path=path)))
 
     def parent(self) -> Address | None:
-        """The collection around it, with ``/`` at its end; None for the root."""
+        """Return the collection around the destination, with ``/`` at its end; None for the root."""
         parts = urlsplit(self.url)
         path = parts.path.rstrip("/").rpartition("/")[0] + "/"
         return (

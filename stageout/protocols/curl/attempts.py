@@ -49,7 +49,7 @@ class Movement(abc.ABC):
         """Remove what is left after a failure for good. Never raises."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing open
-        """Called at the end, after success too."""
+        """Release resources. It is called at the end, after success too."""
 
 
 def wait(task: Task, duration_s: float) -> None:

@@ -136,13 +136,13 @@ class Digests:
 
 
 def strongest(names: Iterable[str]) -> str | None:
-    """The one to compare when several are known; None of none."""
+    """Choose the digest to compare when several are known; None of none."""
     known = set(names)
     return next((name for name in LENGTHS_BYTES if name in known), None)
 
 
 def read_value(name: str, text: str) -> str | None:
-    """A value written in base64 or hexadecimal (servers mix them up) as hexadecimal; None when it is neither."""
+    """Convert a value in base64 or hexadecimal (servers mix them up) to hexadecimal; None when it is neither."""
     length_bytes = LENGTHS_BYTES[name]
     text = text.strip().strip('"').strip(":")
     if _HEX.fullmatch(text) and len(text) <= 2 * length_bytes and (length_bytes == 4 or len(text) == 2 * length_bytes):
@@ -182,7 +182,7 @@ def stated_by_user(text: str) -> dict[str, str]:
 def stated_by_server(
     headers: Mapping[str, str], whole_body: bool, about_upload: bool = False, amazon: bool = False
 ) -> Stated:
-    """The digests of a file that the headers of an answer state.
+    """Read the digests of a file that the headers of an answer state.
 
     :param headers: names in lower case.
     :param whole_body: the answer's own body is (or would be) the whole file; then headers about the body count too.

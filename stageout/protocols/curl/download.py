@@ -165,7 +165,7 @@ class HttpDownload(Download):
         return outcome
 
     def _check_refusal(self, http: Http, reply: Reply) -> None:
-        """A range is more than the download needs: where it is refused for good, the whole file is asked for.
+        """Ask for the whole file where a range is refused for good: a range is more than the download needs.
 
         :raises TransferFailure: it was refused for the first time, and may be given later.
         """
@@ -177,7 +177,7 @@ class HttpDownload(Download):
         self._task.context.log("no range is given; begun again without", status=reply.status)
 
     def begin(self, reply: Reply) -> None:
-        """The head of a successful answer, which brings the rest of the file or the whole."""
+        """Read the head of a successful answer, which brings the rest of the file or the whole."""
         if reply.status == 206 and self._part.size_bytes:
             self._continue(reply)
         elif reply.status in WHOLE:
@@ -255,7 +255,7 @@ class FtpDownload(Download):
         return outcome
 
     def begin(self, reply: Reply) -> None:
-        """Data comes."""
+        """Prepare for the data of an answer."""
         self._restart(Stated(), None)
 
 

@@ -223,7 +223,7 @@ def ftp_words(lines: list[str]) -> str:
 
 
 def local_failure(error: OSError, name: str) -> TransferFailure:
-    """A file of the sandbox could not be read or written.
+    """Make the failure of a file of the sandbox that could not be read or written.
 
     :param name: of the file, without its directory.
     """
@@ -233,13 +233,13 @@ def local_failure(error: OSError, name: str) -> TransferFailure:
 
 
 def remote_failure(error: OSError, path: str) -> TransferFailure:
-    """A file behind a ``file`` URL could not be read or written."""
+    """Make the failure of a file behind a ``file`` URL that could not be read or written."""
     kind = REMOTE_ERRNOS.get(error.errno or 0, _K.SERVER_ERROR)
     return TransferFailure(kind, f"{path}: {error.strerror or error}")
 
 
 def server_words(body: bytes, reason: str = "") -> str:
-    """The first whole sentences of an error page, as far as they say something that is not yet known.
+    """Extract the first whole sentences of an error page, as far as they say something that is not yet known.
 
     :param reason: of the status line, which the message already has.
     """
@@ -258,7 +258,7 @@ def server_words(body: bytes, reason: str = "") -> str:
 
 
 def _sentences(page: str) -> list[str]:
-    """The visible text of a page; where it has no tags, lines count as sentences."""
+    """Extract the visible text of a page; where it has no tags, lines count as sentences."""
     if _TAGS.search(page):
         page = _TAGS.sub(" ", _BLOCKS.sub("\0", " ".join(page.split()))).replace("\0", "\n")
     pieces = ("".join(char if char.isprintable() else " " for char in text) for text in _SENTENCE_END.split(page))

@@ -157,7 +157,7 @@ class Http:
         return [f"Authorization: Basic {_basic(self._home)}"] if self._home.user else []
 
     def _identity(self, address: Address) -> dict[int, Any]:
-        """The job's X.509 proxy, when there is one and no token speaks for the job."""
+        """Choose the job's X.509 proxy, when there is one and no token speaks for the job."""
         path = os.environ.get("X509_USER_PROXY", "")
         foreign = self._home.service or address.origin != self._home.origin
         if foreign or self._proxy_problem or not path or not Path(path).is_file():
@@ -176,7 +176,7 @@ class Http:
         self._context.log(f"{method} {reply.status}", place=address.shown, first_byte_s=round(reply.first_byte_s, 3))
 
     def failure(self, reply: Reply, deed: str, cause: str = "") -> TransferFailure:
-        """The failure that an unwelcome answer is.
+        """Make the failure for an unwelcome answer.
 
         :param deed: what was tried, as in "upload of NAME". :param cause: where it is known; else the server's words.
         """
@@ -208,7 +208,7 @@ class Http:
         return kind
 
     def _token_expired(self) -> bool:
-        """The token is a JWT whose own time is over."""
+        """Tell whether the token is a JWT whose own time is over."""
         import json
 
         try:
@@ -271,7 +271,7 @@ def _asks_first(source: SourceFile | None, repeated: bool) -> bool:
 
 
 def retry_after_s(headers: dict[str, str]) -> float | None:
-    """The wait that a server asks for, in seconds from now; None when it asks for none."""
+    """Read the wait that a server asks for, in seconds from now; None when it asks for none."""
     text = headers.get("retry-after", "").strip()
     if text.isdigit():
         return float(text)

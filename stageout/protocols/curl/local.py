@@ -23,7 +23,7 @@ _READ_BACK_DIGEST = "md5"
 
 
 def path_of(address: Address) -> Path:
-    """The path that a ``file`` URL names.
+    """Read the path in a ``file`` URL.
 
     :raises TransferFailure: BAD_URL when it is on another host, or none.
     """
@@ -77,7 +77,7 @@ class LocalDownload(Movement):
         return Outcome(size_bytes, self._task.progress.total_bytes, verified=verified, digests=self._part.digests())
 
     def _list(self) -> Outcome:
-        """The names in a directory, as libcurl gives them to HTCondor's own plugin."""
+        """List the names in a directory, as libcurl gives them to HTCondor's own plugin."""
         try:
             names = sorted(path.name for path in self._path.iterdir() if not path.name.startswith("."))
         except OSError as error:

@@ -20,7 +20,7 @@ _MOST_SENDINGS = 2  # of a file in one attempt
 
 
 def temporary_name(name: str) -> str:
-    """A name beside ``name`` that no other transfer uses."""
+    """Make a name beside ``name`` that no other transfer uses."""
     kept = os.fsdecode(os.fsencode(name)[:_NAME_BYTES])
     return f".{kept}.{os.urandom(4).hex()}.part"
 
@@ -139,7 +139,10 @@ class PartFile:
         self._digests = Digests(())
 
     def digest(self, name: str) -> str:
-        """A digest of what is there, computed on the way or by reading. :raises TransferFailure: it cannot be read."""
+        """Return a digest of what is there, computed on the way or by reading.
+
+        :raises TransferFailure: it cannot be read.
+        """
         try:
             return self._digests.values().get(name) or file_digest(self._part, name)
         except OSError as error:
@@ -210,7 +213,7 @@ class SourceFile:
         self._modified_ns = status.st_mtime_ns
 
     def read(self, most_bytes: int) -> bytes:
-        """The next piece, empty at the end.
+        """Read the next piece, empty at the end.
 
         :raises TransferFailure: SOURCE_CHANGED when the file has become shorter; REQUEST_REJECTED when the attempt has
             sent enough.
@@ -274,7 +277,7 @@ class SourceFile:
             raise self._changed()
 
     def digest(self, name: str) -> str:
-        """A digest of the file, computed on the way or by reading it again."""
+        """Return a digest of the file, computed on the way or by reading it again."""
         found: str | None = self._digests.values().get(name)
         if found is None:
             try:

@@ -193,7 +193,7 @@ class PartsUpload(HttpUpload):
         return self._tag_agrees(reply)
 
     def _tag_agrees(self, reply: Reply) -> bool:
-        """The object's tag is the digest of the parts' digests: then all parts are in it, in this order.
+        """Tell whether the object's tag is the digest of the parts' digests: then all parts are in it, in this order.
 
         :raises TransferFailure: CONTENT_MISMATCH when it is another one.
         """

@@ -37,6 +37,6 @@ def _excepted(host: str) -> bool:
 
 
 def _of_environment(scheme: str) -> str:
-    """The proxy as libcurl looks it up: HTTP_PROXY in capitals could be a header of a request to a CGI program."""
+    """Look up the proxy as libcurl does: HTTP_PROXY in capitals could be a header of a request to a CGI program."""
     own = [f"{scheme}_proxy"] if scheme == "http" else [f"{scheme}_proxy", f"{scheme.upper()}_PROXY"]
     return next((os.environ[name] for name in [*own, "all_proxy", "ALL_PROXY"] if os.environ.get(name)), "")

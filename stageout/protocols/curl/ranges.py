@@ -82,7 +82,7 @@ class RangedDownload(HttpDownload):
         return self._got_bytes if self._ranged else super().milestone
 
     def attempt(self) -> Outcome:
-        """The first request, or, when that was answered, all pieces that are still missing."""
+        """Send the first request, or, when that was answered, fetch all pieces that are still missing."""
         self._shared.stop = None
         try:
             if self._ranged:
@@ -100,7 +100,7 @@ class RangedDownload(HttpDownload):
         return self._ended() if self._ranged else self._outcome(self._finish())
 
     def begin(self, reply: Reply) -> None:
-        """The answer to the first request."""
+        """Read the head of the answer to the first request."""
         found = CONTENT_RANGE.fullmatch(reply.headers.get("content-range", "").strip())
         if reply.status != 206:
             if self._sample_bytes:
@@ -121,7 +121,7 @@ class RangedDownload(HttpDownload):
         self._help(self._streams - 1)
 
     def write(self, data: bytes) -> None:
-        """Data of the first request."""
+        """Store data of the first request."""
         if self._ranged:
             self.put(data, self._first.place)
             self._first.place += len(data)

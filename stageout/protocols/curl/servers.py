@@ -46,7 +46,7 @@ class Servers:
             return self._digests.get(origin, USUAL_DIGESTS)
 
     def learn_digest(self, origin: Origin, name: str) -> None:
-        """The next files to this server need this digest and no other."""
+        """Remember that the next files to this server need this digest and no other."""
         with self._lock:
             self._digests[origin] = (name,)
 

@@ -73,7 +73,7 @@ def for_test_url(settings: Settings) -> Settings:
 
 
 def in_data_slot() -> bool:
-    """The sandbox manager runs this plugin: no job waits for it, and further attempts are the manager's."""
+    """Tell whether the sandbox manager runs this plugin: no job waits then, and further attempts are the manager's."""
     return bool(os.environ.get("STAGEOUT_MOVER"))
 
 

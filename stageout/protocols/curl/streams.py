@@ -38,7 +38,7 @@ class StreamProgress(FileProgress):
         self._reported_bytes = 0
 
     def begin(self) -> None:
-        """A request begins."""
+        """Prepare for a request."""
         self._reported_bytes = 0
 
     def moved(self, request_bytes: int) -> None:

@@ -24,7 +24,7 @@ class FileProgress:
         self.connected_s = 0.0
 
     def begin(self) -> None:
-        """A request begins."""
+        """Prepare for a request."""
         self._before_bytes = self.total_bytes
 
     def moved(self, request_bytes: int) -> None:

@@ -134,7 +134,7 @@ class Watch:
         )
 
     def __call__(self, down_total: float, down_now: float, up_total: float, up_now: float) -> int:
-        """Callback of libcurl, at least once a second. Returns 1 to end the request."""
+        """Follow the progress. libcurl calls it at least once a second, and ends the request for an answer of 1."""
         now_s = time.monotonic()
         if now_s - self._looked_s < _LOOK_INTERVAL_S:
             return 0
@@ -433,7 +433,7 @@ def _proxy_stage(curl: pycurl.Curl) -> str:
 
 
 def _answer_timeout_s(query: Query, settings: Settings) -> float:
-    """A job that waits for a transfer gives a silent server no more time than one that stalls."""
+    """Limit the wait for an answer. A job that waits gives a silent server no more time than one that stalls."""
     patient = in_data_slot() or query.method not in _QUICK
     return settings.response_timeout_s if patient else min(settings.response_timeout_s, settings.stall_window_s)
 

@@ -68,7 +68,7 @@ class Servers:
         self._known: dict[str, str] = {}
 
     def base(self, service: Service, collection: str) -> str:
-        """The base URL.
+        """Find the base URL.
 
         :raises TransferFailure: there is none, or the service does not tell.
         """

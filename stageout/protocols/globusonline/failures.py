@@ -122,7 +122,7 @@ def retry_after_s(error: GlobusError) -> float | None:
 
 
 def request_failure(error: GlobusError, doing: str) -> TransferFailure:
-    """The failure that a refused or unanswered request is.
+    """Make the failure for a refused or unanswered request.
 
     :param doing: what was asked for, such as ``submitting the task``.
     """

@@ -90,7 +90,7 @@ class Journal:
         self._write("globus-task", entry)
 
     def settle(self, entry: Entry, pairs: Iterable[Pair]) -> None:
-        """The task is over, and this call has recorded its result for these files.
+        """Note that the task is over, and that this call has recorded its result for these files.
 
         The record stays until that holds for all files: a call after a crash may ask for some of them, and the next
         one for the rest.
@@ -103,7 +103,7 @@ class Journal:
         self.close(entry)
 
     def close(self, entry: Entry) -> None:
-        """The task is over and its result known, or it is about to be cancelled."""
+        """Remove the record of a task that is over and whose result is known, or that is about to be cancelled."""
         durable.unlink("globus-over", self._path(entry))
 
     def is_open(self, entry: Entry) -> bool:

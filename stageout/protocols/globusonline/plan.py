@@ -86,7 +86,7 @@ def _item(move: Move) -> dict[str, Any]:
 
 
 def label_of(jobs: str, upload: bool, pairs: Iterable[Pair]) -> str:
-    """A task's name for people, which two tasks share only when they move the same files.
+    """Write a task's name for people, which two tasks share only when they move the same files.
 
     :param jobs: whose files they are.
     """

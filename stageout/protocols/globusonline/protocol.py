@@ -107,7 +107,7 @@ class _Call:
         return self._services[key]
 
     def _make_endpoint(self, service: Service) -> None:
-        """A personal endpoint, where the administrator wants one and there is none yet.
+        """Make a personal endpoint, where the administrator wants one and there is none yet.
 
         :raises TransferFailure: it could not be made, for this file or for one before it.
         """
@@ -130,7 +130,7 @@ class _Call:
         return sorted({Path(transfer.request.local_path).resolve().parent for transfer in self._transfers})
 
     def _move(self, transfer: Transfer, address: Address) -> Move | None:
-        """The file as part of a task; None when no collection of this node sees it."""
+        """Plan the file as part of a task; None when no collection of this node sees it."""
         local = Path(transfer.request.local_path)
         here = local.resolve() if self._upload else self._arrival(transfer, local)
         there = self._local.there(here) if self._local else None

@@ -116,7 +116,7 @@ class Service:
         self._client = self._connect(_HTTP_TIMEOUT_S)
 
     def twin(self) -> Service:
-        """The same for another thread."""
+        """Make the same service for another thread."""
         return Service(self.tokens, self._base_url, self.time_limit, self._rate_limiter)
 
     def _connect(self, timeout_s: float) -> TransferClient:
@@ -212,5 +212,5 @@ def _page(name: str, task: str, query: dict[str, Any], client: TransferClient) -
 
 
 def _is_queue(error: GlobusError) -> bool:
-    """The user has as many tasks as may wait: one's turn will come."""
+    """Tell whether the user has the maximum number of queued tasks, and this one must wait for a free place."""
     return isinstance(error, GlobusAPIError) and error.code == failures.TOO_MANY

@@ -84,7 +84,7 @@ class TaskRun:
         return entry
 
     def _twin(self, entry: Entry) -> str:
-        """The running task that moves the same files for us, if there is one: our record of it was lost."""
+        """Find the running task that moves the same files for us, if there is one: our record of it was lost."""
         wanted: dict[str, str | list[str]] = {"status": "ACTIVE", "label": f"={entry.document['label']}"}
         tasks = self._service.ask("looking for the same task", lambda client: client.task_list(filter=wanted, limit=20))
         for task in tasks["DATA"]:
@@ -224,7 +224,7 @@ class _Lease:
         self._renew_s = 0.0
 
     def due(self, now_s: float, shown: Any) -> str | None:
-        """The new deadline when it is time to renew, else None."""
+        """Return the new deadline when it is time to renew, else None."""
         if self._start_s is None or shown["nice_status"] == "Queued":
             self._start_s = now_s
         if now_s < self._renew_s:
@@ -253,5 +253,5 @@ def _facts(entry: Entry, shown: Any) -> dict[str, Any]:
 
 
 def _iso(seconds: float) -> str:
-    """A time from now, as the service reads it: always with a zone."""
+    """Write a time from now as the service reads it: always with a zone."""
     return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")

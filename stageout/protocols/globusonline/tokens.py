@@ -29,7 +29,7 @@ class Tokens:
     handle: str = ""
 
     def bearer(self, resource_server: str) -> str:
-        """The access token for a resource server: Transfer, or the HTTPS side of a collection (its UUID).
+        """Return the access token for a resource server: Transfer, or the HTTPS side of a collection (its UUID).
 
         :raises TransferFailure: CREDENTIAL_MISSING; the text says what the submit file needs.
         """

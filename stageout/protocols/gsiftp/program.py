@@ -41,7 +41,7 @@ class Knobs:
 
 
 def read_knobs(context: Context, concurrency: int) -> Knobs:
-    """The settings, from the environment or the machine's ad; what is no number counts as not set."""
+    """Read the settings from the environment or the machine's ad; what is no number counts as not set."""
 
     def number(name: str, default: int, least: int) -> int:
         text = context.setting(name, str(default))

@@ -224,7 +224,7 @@ class _Batch:
 
 
 def _watch(moves: Sequence[Move]) -> Callable[[int], None]:
-    """Reporter of progress to the framework, which may ask the plugin to end."""
+    """Make the reporter of progress to the framework, which may ask the plugin to end."""
     only = moves[0] if len(moves) == 1 else None
 
     def watch(moved_bytes: int) -> None:

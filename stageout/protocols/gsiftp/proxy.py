@@ -32,7 +32,7 @@ class Proxy:
 
 
 def proxy_path(environment: Mapping[str, str]) -> Path | None:
-    """The credential that GSI would take: the named proxy, else the user's usual one; None without any."""
+    """Find the credential as GSI does: the named proxy, else the user's usual one; None without any."""
     named = environment.get("X509_USER_PROXY")
     path = Path(named) if named else Path(f"/tmp/x509up_u{os.geteuid()}")
     if path.is_file():
@@ -42,7 +42,7 @@ def proxy_path(environment: Mapping[str, str]) -> Path | None:
 
 
 def checked(environment: Mapping[str, str], host: str) -> Proxy:
-    """The credential for a GSI server.
+    """Check the credential for a GSI server.
 
     :raises TransferFailure: CREDENTIAL_MISSING, CREDENTIAL_EXPIRED, or CREDENTIAL_REFUSED for what is no certificate.
     """

@@ -254,7 +254,7 @@ def _give(deposit: _Deposit, custodians: Sequence[str]) -> None:
 
 
 def _connections(context: Context, routes: int = 1) -> tuple[int, int]:
-    """Connections of a file on each route, at first and at most: what was granted for all routes together, but one on
+    """Choose the connections of a file on each route, at first and at most: those granted for all routes, but one on
     each, else the node's own limit.
     """
     granted = str(max(1, context.parallelism // max(1, routes))) if context.setting("PARALLELISM", "") else ""
@@ -270,7 +270,7 @@ def _wishes(context: Context) -> tuple[int, int]:
 
 
 def _number(value: object, default: int) -> int:
-    """A number that somebody wrote, or the default where it is none."""
+    """Read a number that somebody wrote, or return the default where it is none."""
     try:
         return int(str(value))
     except ValueError:
@@ -291,12 +291,12 @@ def _finish(transfer: Transfer, result: Put | SmallPut | TransferFailure) -> Non
 
 
 def _expires_after_s(terminal: str, context: Context) -> float:
-    """A custodian need not try for longer than this plugin waits; clocks may differ."""
+    """Limit a custodian's attempts: it need not try for longer than this plugin waits. Clocks may differ."""
     return min(EXPIRES_AFTER_S, max(MAX_CLOCK_SKEW_S, context.remaining_s)) if terminal else EXPIRES_AFTER_S
 
 
 def _through(gateway: Gateway, custodian: str) -> tuple[Gateway, str]:
-    """The custodian that takes uploads, and the terminal behind it; without one the router itself and ""."""
+    """Find the custodian that takes uploads, and the terminal behind it; without one the router itself and ""."""
     if not custodian:
         return gateway, ""
     try:
@@ -319,7 +319,7 @@ def _place(url: str) -> tuple[str, int, str]:
 
 
 def _gateway(host: str, port: int, context: Context) -> Gateway:
-    """:raises TransferFailure: the key cannot be used."""
+    """Find the gateway and its key. :raises TransferFailure: the key cannot be used."""
     key = key_file_of(context.setting("OVERLAY_KEY", ""))
     gateway = gateway_of(host, port, key, max(_LEAST_S, min(_SILENCE_S, context.remaining_s)))
     return replace(gateway, congestion=congestion_of(context.setting("OVERLAY_CONGESTION", "")))
