@@ -32,7 +32,6 @@ from stageout.core.config import (
     checked_path,
     environment_settings,
     file_settings,
-    former_names,
     misspelt,
 )
 from stageout.core.ending import end
@@ -202,8 +201,6 @@ def run(
 def _warn_of_names(settings: Settings) -> None:
     for sentence in misspelt(settings):
         log.warn("setting-ignored", problem=sentence)
-    for sentence in former_names(settings):
-        log.warn("knob-renamed", problem=sentence)
 
 
 def _fail(program: Program, problem: Exception, on_terminal: bool) -> int:

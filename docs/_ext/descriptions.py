@@ -209,7 +209,6 @@ EVENTS: dict[str, str] = {
     "daemon-crashed": "The daemon has ended by an unexpected fault, and condor_master starts it again. Report the line as a bug.",
     "configuration-reloaded": "The daemon has read its settings again.",
     "configuration-refused": "A new setting is wrong, and the old one stays. Correct it and run `condor_reconfig`.",
-    "knob-renamed": "A former name of a knob is set. Write the new name, which the line gives.",
     "setting-ignored": "A setting has a name that nothing reads, or no effect before a restart. The text says which.",
     "master-lost": "condor_master has ended; the daemon ends, too.",
     "master-tell-failed": "The daemon cannot tell condor_master that it is alive, and tries again twice a minute. The daemon works, but `IsReady` of `condor_who` stays false, and after `NOT_RESPONDING_TIMEOUT` the master may start the daemon again. The line has the fault; the log of the master names a user whom `ALLOW_DAEMON` does not let in.",

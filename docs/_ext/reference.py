@@ -27,7 +27,7 @@ from programs import Argument, Command, command, parser_of, parsers_of_commands,
 from schedd_agent.model import HOLD_SUBCODE_BASE
 from stageout.cli.exits import Exit
 from stageout.cli.verdict import UNREPORTED
-from stageout.core.config import KNOBS, RENAMED, Knob, PathKnob
+from stageout.core.config import KNOBS, Knob, PathKnob
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.explanations import EXPLANATIONS
 from stageout.core.metrics import METRICS
@@ -138,11 +138,6 @@ def knobs(role: str) -> str:
     rows += [[_anchor(f"`{name}`", name), _default(default), "text", doc]
              for name, (where, default, doc) in EXTRA_KNOBS.items() if where == role]  # fmt: skip
     return _table(["knob", "default", "kind and bounds", "description"], rows)
-
-
-def former_knobs(_: str) -> str:
-    """Return the former names of knobs."""
-    return _table(["former name", "name now"], [[f"`{former}`", f"`{name}`"] for former, name in RENAMED.items()])
 
 
 def curl_knobs(_: str) -> str:
@@ -460,7 +455,6 @@ def _linked(text: str) -> str:
 TABLES: dict[str, Callable[[str], str]] = {
     "knobs": knobs,
     "curl-knobs": curl_knobs,
-    "former-knobs": former_knobs,
     "attributes": attributes,
     "file-record": file_record,
     "trust": trust,

@@ -9,7 +9,7 @@ import math
 import os
 import pwd
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
 from stageout.core.errors import StageoutError
@@ -837,16 +837,6 @@ KNOBS: dict[str, Knob] = {
 }
 
 
-#: Former name of a knob -> its name now. A former name counts for one release, where the new one is not set.
-RENAMED: dict[str, str] = {
-    "STAGEOUT_AGENT_FRESH": "STAGEOUT_AGENT_TIMEOUT",
-    "STAGEOUT_GIVE_UP": "STAGEOUT_DELIVERY_TIMEOUT",
-    "STAGEOUT_RETRY_FIRST": "STAGEOUT_RETRY_INITIAL_DELAY",
-    "STAGEOUT_URGENT": "STAGEOUT_URGENT_WINDOW",
-}
-_FORMER = {name: former for former, name in RENAMED.items()}
-
-
 class ConfigError(StageoutError):
     """A setting cannot be used; the text names it and says what is allowed."""
 
@@ -900,9 +890,6 @@ class Settings:
     def _value(self, name: str) -> Value:
         knob = KNOBS[name]
         text = self._source(name)
-        if name in _FORMER and (text is None or not text.strip()):
-            text = self._source(_FORMER[name])
-            knob = replace(knob, name=_FORMER[name])  # errors give the name that the administrator wrote
         if text is None or not text.strip():
             return knob.default
         value = _parse(knob, text.strip())
@@ -1025,20 +1012,6 @@ def misspelt(settings: Settings) -> list[str]:
     wrong = sorted(name for name in ours - _OF_DAEMONS if name not in KNOBS)
     near = {name: difflib.get_close_matches(name, KNOBS, 1) for name in wrong}
     return [f"there is no setting {name}{': is it ' + near[name][0] + '?' if near[name] else ''}" for name in wrong]
-
-
-def former_names(settings: Settings) -> list[str]:
-    """Return a sentence for each former name of a knob that is set: it gives the new name and what to do."""
-    found = []
-    for former, name in RENAMED.items():
-        if settings.condor(name).strip() and settings.condor(former).strip():
-            found.append(
-                f"{former} has no effect because {name} is set: "
-                f"give its value to {name}, with the same prefix, or delete {former}"
-            )
-        elif settings.condor(former).strip():
-            found.append(f"{former} is now {name}: rename it, because the next release ignores the former name")
-    return found
 
 
 def environment_settings(*prefixes: str) -> Settings:

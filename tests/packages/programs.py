@@ -10,7 +10,7 @@ from stageout import __version__
 
 PROGRAMS = (
     "stageout", "stageout-sandbox-manager", "stageout-startd-cron", "stageout-schedd-agent", "stageout-policy-service",
-    "stageout-router", "stageout-web", "stageout_curl_plugin", "curl_plugin", "gsiftp_plugin", "globusonline_plugin",
+    "stageout-router", "stageout-web", "stageout_curl_plugin", "gsiftp_plugin", "globusonline_plugin",
     "overlay_router_plugin", "stageout_dag_post",
 )  # fmt: skip
 FRAGMENTS = {path.name for path in (Path(__file__).resolve().parents[2] / "condor_config.d").iterdir()}

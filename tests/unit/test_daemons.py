@@ -335,26 +335,6 @@ def test_before_a_daemon_has_its_user_it_makes_no_log(run: Any, tmp_path: Path) 
     assert not file.exists()
 
 
-def test_former_names_of_knobs_are_logged_at_the_start_and_at_a_reload(
-    run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    said = 'knob-renamed problem="STAGEOUT_GIVE_UP is now STAGEOUT_DELIVERY_TIMEOUT: rename it'
-    status, text = run(lambda: None, STAGEOUT_GIVE_UP="5000")
-    assert status == 0
-    assert text.index(f"WARNING {said}") < text.index("daemon-started")
-
-    class Reloaded(Work):
-        async def reload(self) -> Settings:
-            return mapping_settings({"STAGEOUT_GIVE_UP": "6000"})
-
-    monkeypatch.setattr(logging.getLogger("stageout"), "propagate", True)
-    caplog.clear()
-    asyncio.run(daemon._reload(Reloaded(lambda: None), lambda settings: None))
-    warned, reloaded = caplog.messages
-    assert warned.startswith(said)
-    assert reloaded == "configuration-reloaded"
-
-
 def test_without_htcondor_both_forms_of_names_count(monkeypatch: pytest.MonkeyPatch) -> None:
     read = daemon.reader_of(PROGRAM, argparse.Namespace(alone=True, settings=None))
     monkeypatch.setenv("_CONDOR_STAGEOUT_ROUTER_PORT", "1")

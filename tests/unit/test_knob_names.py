@@ -1,4 +1,4 @@
-"""Former names of knobs count for one release; the daemon's log and the doctor name the new ones."""
+"""Names of knobs: the prefix of a daemon comes first, and names that are none count for nothing."""
 
 from __future__ import annotations
 
@@ -12,37 +12,16 @@ from doctor_machine import Fake
 
 from stageout.cli.doctor import config
 from stageout.cli.doctor.findings import Level
-from stageout.core.config import KNOBS, RENAMED, ConfigError, former_names, mapping_settings
+from stageout.core.config import KNOBS, mapping_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_former_names_are_no_knobs_any_more() -> None:
-    assert set(RENAMED.values()) <= set(KNOBS)
-    assert not set(RENAMED) & set(KNOBS)
-
-
-@pytest.mark.parametrize(("former", "name"), RENAMED.items())
-def test_a_former_name_counts_unless_the_new_one_is_set(former: str, name: str) -> None:
-    assert mapping_settings({former: "77"}).count(name) == 77
-    assert mapping_settings({former: "77", name: ""}).count(name) == 77
-    assert mapping_settings({former: "77", name: "88"}).count(name) == 88
-    assert mapping_settings({former: ""}).count(name) == KNOBS[name].default
-
-
-def test_an_error_gives_the_name_that_is_set() -> None:
-    with pytest.raises(ConfigError, match=r"^STAGEOUT_GIVE_UP = soon: write a number"):
-        mapping_settings({"STAGEOUT_GIVE_UP": "soon"}).number("STAGEOUT_DELIVERY_TIMEOUT")
-    with pytest.raises(ConfigError, match=r"^STAGEOUT_DELIVERY_TIMEOUT = 1: must be at least 60"):
-        mapping_settings({"STAGEOUT_DELIVERY_TIMEOUT": "1"}).number("STAGEOUT_DELIVERY_TIMEOUT")
-
-
-def test_the_prefix_of_a_local_name_works_for_both(tmp_path: Path) -> None:
+def test_the_prefix_of_a_local_name_comes_first(tmp_path: Path) -> None:
     pytest.importorskip("htcondor2")
     file = tmp_path / "condor_config"
     file.write_text(
-        "STAGEOUT_GIVE_UP = 100\nEP2.STAGEOUT_GIVE_UP = 200\n"
-        "STAGEOUT_URGENT_WINDOW = 300\nEP2.STAGEOUT_URGENT_WINDOW = 400\nEP2.STAGEOUT_URGENT = 500\n"
+        "STAGEOUT_DELIVERY_TIMEOUT = 100\nEP2.STAGEOUT_DELIVERY_TIMEOUT = 200\nSTAGEOUT_URGENT_WINDOW = 300\n"
     )
     code = (
         "from stageout.condor.configuration import condor_settings\n"
@@ -55,22 +34,16 @@ def test_the_prefix_of_a_local_name_works_for_both(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env={**environment, "CONDOR_CONFIG": str(file)}, cwd=ROOT,
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert done.stdout.split() == ["100", "300", "200", "400"]
+    assert done.stdout.split() == ["100", "300", "200", "300"]
 
 
-def test_the_sentences_say_what_to_do() -> None:
-    assert former_names(mapping_settings({"STAGEOUT_AGENT_TIMEOUT": "9"})) == []
-    (renamed,) = former_names(mapping_settings({"STAGEOUT_AGENT_FRESH": "9"}))
-    assert renamed.startswith("STAGEOUT_AGENT_FRESH is now STAGEOUT_AGENT_TIMEOUT: rename it")
-    (idle,) = former_names(mapping_settings({"STAGEOUT_AGENT_FRESH": "9", "STAGEOUT_AGENT_TIMEOUT": "9"}))
-    advice = "give its value to STAGEOUT_AGENT_TIMEOUT, with the same prefix, or delete STAGEOUT_AGENT_FRESH"
-    assert idle.endswith(f"because STAGEOUT_AGENT_TIMEOUT is set: {advice}")
-
-
-def test_the_doctor_names_old_and_new() -> None:
+@pytest.mark.parametrize(
+    "name", ["STAGEOUT_GIVE_UP", "STAGEOUT_RETRY_FIRST", "STAGEOUT_URGENT", "STAGEOUT_AGENT_FRESH"]
+)
+def test_a_name_that_is_no_knob_has_no_effect_and_the_doctor_says_so(name: str) -> None:
+    read = mapping_settings({name: "77"})
+    assert all(read.text(knob.name) == str(knob.default) for knob in KNOBS.values())
     machine = Fake()
-    machine.values.update({"STAGEOUT_GIVE_UP": "5000", "EP2.STAGEOUT_RETRY_FIRST": "5"})
-    plain, local = (item for item in config.settings(machine) if item.level is not Level.OK)
-    assert (plain.level, local.level) == (Level.WARN, Level.WARN)
-    assert plain.text == "STAGEOUT_GIVE_UP is now STAGEOUT_DELIVERY_TIMEOUT"
-    assert local.remedy.startswith("rename it to EP2.STAGEOUT_RETRY_INITIAL_DELAY")
+    machine.values[name] = "77"
+    (finding,) = (item for item in config.settings(machine) if item.level is not Level.OK)
+    assert finding.text == f"{name} is set, but nothing reads it"

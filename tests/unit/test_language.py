@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from stageout.core.config import KNOBS, RENAMED
+from stageout.core.config import KNOBS
 from stageout.core.explanations import EXPLANATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -267,7 +267,7 @@ _NO_KNOBS = re.compile(
 
 def unknown_knobs(text: str) -> set[str]:
     """Return names in a page that look like knobs and are none."""
-    known = {*KNOBS, *RENAMED, *descriptions.EXTRA_KNOBS}
+    known = {*KNOBS, *descriptions.EXTRA_KNOBS}
     known |= {f"STAGEOUT_{name.upper()}" for name in reference.curl.Settings.__dataclass_fields__}
     names = set(re.findall(r"\bSTAGEOUT_[A-Z][A-Z0-9_]*[A-Z0-9](?![A-Z0-9_*])", text))
     return {name for name in names - known if not _NO_KNOBS.fullmatch(name)}
@@ -432,7 +432,7 @@ def test_wrong_help_is_found(text: str) -> None:
 
 
 def test_knobs_that_do_not_exist_are_found() -> None:
-    text = "`STAGEOUT_LEASE`, `STAGEOUT_LEASES`, `STAGEOUT_GIVE_UP`, `STAGEOUT_ROUTER_LOG`, `STAGEOUT_GLOBUS_*`"
+    text = "`STAGEOUT_LEASE`, `STAGEOUT_LEASES`, `STAGEOUT_SPOOL`, `STAGEOUT_ROUTER_LOG`, `STAGEOUT_GLOBUS_*`"
     assert unknown_knobs(text) == {"STAGEOUT_LEASES"}
 
 

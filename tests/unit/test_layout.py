@@ -252,12 +252,6 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
     return found
 
 
-def test_former_name_of_the_curl_plugin() -> None:
-    """Configurations that name it go on working: it differs in its docstring only."""
-    former, present = ((ROOT / "plugins" / name).read_text() for name in ("curl_plugin", "stageout_curl_plugin"))
-    assert former.split('"""')[::2] == present.split('"""')[::2]
-
-
 def test_plugins_do_not_pay_for_signatures() -> None:
     """Every job waits for the plugin's start: what only daemons need is not loaded there."""
     code = (

@@ -12,7 +12,7 @@ from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, rep
 from stageout.core import front_end
 from stageout.core.classad_parser import parse_old
 from stageout.core.classads import ClassAd, ClassAdSyntaxError
-from stageout.core.config import KNOBS, RENAMED, ConfigError, former_names
+from stageout.core.config import KNOBS, ConfigError
 from stageout.core.trust import Kind, matching, names_of
 
 AGENT_PROGRAM = "stageout-schedd-agent"
@@ -106,7 +106,7 @@ def version(machine: Machine) -> Iterator[Finding]:
 
 
 def settings(machine: Machine) -> Iterator[Finding]:
-    """Check that every knob can be read, and that no former name is in use."""
+    """Check that every knob can be read, and that every name that looks like a knob is one."""
     bad = 0
     for knob in KNOBS.values():
         try:
@@ -116,27 +116,14 @@ def settings(machine: Machine) -> Iterator[Finding]:
             yield fail("settings", str(problem), f"correct {knob.name} and run condor_reconfig")
     if not bad:
         yield ok("settings", f"all {len(KNOBS)} knobs can be read")
-    yield from _renamed(machine)
     yield from _unknown(machine)
-
-
-def _renamed(machine: Machine) -> Iterator[Finding]:
-    """Report former names of knobs, also those with the prefix of a daemon (``EP2.STAGEOUT_...``)."""
-    for sentence in former_names(machine.settings):
-        text, _, remedy = sentence.partition(": ")
-        yield warn("settings", text, f"{remedy}, and run condor_reconfig")
-    for name in sorted(map(str.upper, machine.parameters())):
-        prefix, dot, former = name.rpartition(".")
-        if dot and former in RENAMED:
-            remedy = f"rename it to {prefix}.{RENAMED[former]}, and run condor_reconfig"
-            yield warn("settings", f"{name} is set, whose knob is now {RENAMED[former]}", remedy)
 
 
 def _unknown(machine: Machine) -> Iterator[Finding]:
     """Report parameters that look like knobs but that no program reads: HTCondor ignores a misspelt name."""
     known = {*KNOBS, *MACROS}
     alike = {name for name in map(str.upper, machine.parameters()) if name.startswith(_BEGINNING)}
-    for name in sorted(alike - known - {*RENAMED} - _of_daemons(machine)):
+    for name in sorted(alike - known - _of_daemons(machine)):
         meant = difflib.get_close_matches(name, known, 1, _ALIKE)
         remedy = f"did you mean {meant[0]}?" if meant else "condor_config.d/ has all names, each in its role's file"
         if meant or name.startswith("STAGEOUT_"):
