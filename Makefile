@@ -2,7 +2,7 @@
 # make check   style, types, unit tests            make bench  benchmarks (QUICK=1: short)
 # make figures published figures of papers, measured again: one report in out/figures (QUICK=1: ten minutes)
 # make reference  the tables of docs/ and the golden listing, which are read from the code, anew
-# make docs    this site in out/docs/html, man pages in out/docs/man
+# make docs    the books of users and developers in out/docs/html, man pages in out/docs/man
 # make pythons  what differs between versions of Python, on 3.9 and 3.14 where they are installed (ALL=1: those between, too)
 # make pools   all tests but the unit tests, most of them on real pools
 # make pilot   dist/stageout-pilot.pyz: all that a pilot needs beside Python

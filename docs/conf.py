@@ -1,4 +1,4 @@
-"""Configuration of Sphinx: ``make docs`` builds the site into ``out/docs/html``."""
+"""Configuration of Sphinx for both books (``_ext/books.py``): ``make docs`` builds them into ``out/docs/html``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE / "_ext"), str(_HERE.parent)]
 
+from books import DEVELOPERS
 from stageout_docs import SCHEME
 
 from stageout import __version__
@@ -18,7 +19,7 @@ copyright = author
 version = release = __version__
 
 extensions = ["myst_parser", "stageout_docs"]
-exclude_patterns = ["_ext", "changes"]
+exclude_patterns = ["_ext", "changes", DEVELOPERS.folder]
 nitpicky = True
 highlight_language = "text"
 
@@ -29,6 +30,5 @@ smartquotes = False  # an option begins with two hyphens
 
 
 html_theme = "furo"
-html_title = f"stageout {release}"
 html_static_path = [str(_HERE / "_static")]
 html_copy_source = False

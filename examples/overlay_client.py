@@ -1,4 +1,4 @@
-"""A client of the overlay made from docs/reference/wire.md and its pages alone: one file to a router and back.
+"""A client of the overlay made from docs/developer/wire.md and its pages alone: one file to a router and back.
 
     overlay_client.py put FILE HOST PORT KEYFILE PATH
     overlay_client.py get FILE HOST PORT KEYFILE PATH

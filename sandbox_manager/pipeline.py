@@ -7,7 +7,7 @@
 4. Deliver: :meth:`Pipeline.deliver` sends a batch and records the outcome; ``transfer/runner.py`` has its steps.
 5. Release: ``custody/releases.py`` frees the bytes of what has ended.
 
-Each change is in the ledger before anything is built on it (``docs/reference/durable-steps.md``); the sandboxes in
+Each change is in the ledger before anything is built on it (``docs/developer/durable-steps.md``); the sandboxes in
 memory are a picture of the ledger (``custody/store.py``).
 """
 
@@ -127,7 +127,7 @@ class Pipeline:
     async def deliver(self, plan: BatchPlan, transfer: ActiveTransfer) -> None:
         """Send one batch, from its lease to its record. Whatever goes wrong, its places are given back.
 
-        The durable steps are those of "Moving" in ``docs/reference/durable-steps.md``, in the same order.
+        The durable steps are those of "Moving" in ``docs/developer/durable-steps.md``, in the same order.
         """
         write, batch, is_recorded = self.store.write, Delivery(self.runner, plan, transfer), False
         try:

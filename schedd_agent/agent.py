@@ -626,7 +626,7 @@ class Agent:
         """Store new orders. Return False when that fails: then no manager gets a lease without them."""
         forgets = any(send.action is Action.FORGET for _, send in sends)
         try:
-            # The end is in the job's ad before a manager may forget its record (docs/reference/durable-steps.md).
+            # The end is in the job's ad before a manager may forget its record (docs/developer/durable-steps.md).
             with step("orders-forget") if forgets else nullcontext():
                 new = self.order_outbox.add(sends)
         except OSError as problem:

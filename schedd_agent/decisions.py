@@ -1,6 +1,6 @@
 """The decision on one job: a pure function of :class:`schedd_agent.model.DecisionInput`. No clock, no I/O.
 
-A decision depends on nothing else, so it is the same again after a crash. ``docs/explanation/agent.md`` has the
+A decision depends on nothing else, so it is the same again after a crash. ``docs/developer/agent.md`` has the
 rules.
 """
 

@@ -29,7 +29,9 @@ from stageout.core import log
 from stageout.wire.custody import LETTERS, ORDERS_AD, REPORTS
 
 _PAUSE_MAX_S = 60.0
-_REFUSED_ADVICE = "its administrator must let this access point write there: docs/administrator/flocking.md"
+_REFUSED_ADVICE = (
+    "its administrator must let this access point write there: docs/administrator/access-point.md#flocking"
+)
 
 
 class CollectorConnection(Protocol):

@@ -3,7 +3,7 @@
 A shadow appends one OUTPUT record per run before the job becomes Completed. HTCondor writes strings raw: it escapes the
 quote and nothing else, so a text of the job's own plugin can look like records of other jobs. Receipts are therefore
 read from JOB_EPOCH_HISTORY_DIR, where each job has a file of its own: a text there can speak of its own job only.
-``docs/decisions/0042-a-file-of-records-for-each-job.md`` has the reason and the price.
+``docs/developer/decisions/0042-a-file-of-records-for-each-job.md`` has the reason and the price.
 """
 
 from __future__ import annotations

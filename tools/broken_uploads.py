@@ -2,7 +2,8 @@
 
 Each URL is a directory of a running server (http or ftp). Half of a file is sent to a new name and over an older file;
 then the connection is reset. A line shows how many of the uploads left a part of the file under its name, during the
-upload and behind it, and how many kept the older file. ``docs/decisions/0048-plain-uploads.md`` has the figures.
+upload and behind it, and how many kept the older file. ``docs/developer/decisions/0048-plain-uploads.md`` has the
+figures.
 """
 
 from __future__ import annotations

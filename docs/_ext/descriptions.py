@@ -94,7 +94,7 @@ COMMAND_FILES: dict[str, tuple[tuple[str, str], ...]] = {
 ATTRIBUTES: dict[str, tuple[str, str, str]] = {
     # The owner's wishes, and what the access point adds to the job.
     "StageOutAsync": ("job", "boolean", "Wish of the owner: hand the output off (`true`) or transfer it before the job ends (`false`)."),
-    "StageOutFallback": ("job", "string", "URL of a directory to which the sandbox manager sends output that its destination does not take. See [A second destination](../user/fallback.md)."),
+    "StageOutFallback": ("job", "string", "URL of a directory to which the sandbox manager sends output that its destination does not take. See [A second destination](../user/redirect.md#a-second-destination)."),
     "StageOutPriority": ("job", "integer", "Priority of the job's `overlay://` transfers, 0 to 10. Each step doubles the share. Default: `JobPrio`."),
     "StageOutDeadline": ("job", "time", "Time, in seconds since 1970, by which `overlay://` output should arrive."),
     "StageOutRequest": ("job", "string", "Request of the owner for the run RUN: `retry run=RUN`, the same with `cancel`, `pause` or `resume`, or `redirect run=RUN ID URL FILE`. Without `run=RUN` it is for the last run. `stageout` writes it; the agent clears it."),
@@ -118,7 +118,7 @@ ATTRIBUTES: dict[str, tuple[str, str, str]] = {
     "StageOutKeptUntil": ("job", "time", "Time until which the agent keeps the completed job in the queue."),
     "StageOutUntold": ("job", "integer", "Number of the run that the agent has put on hold, until the job's log shows the hold; then 0."),
     "StageOutRetryDelay": ("job", "integer", "Seconds that the job waits before it runs again after a transfer that may succeed later."),
-    "StageOutSynchronousCode": ("job", "string", "[Reason](reasons.md) for which the access point left the job out. In result ads of plugins: the node's reason."),
+    "StageOutSynchronousCode": ("job", "string", "[Reason](../user/synchronous.md#codes) for which the access point left the job out. In result ads of plugins: the node's reason."),
     # Attributes of slots.
     "StageOutManager": ("slot", "string", "Name of the sandbox manager. In job ads: the manager, or managers, that hold the job's output."),
     "StageOutAccept": ("slot", "boolean", "Whether the node takes new jobs. `START` uses it. False while the spool is above its high-water mark or the disk is nearly full."),
@@ -129,7 +129,7 @@ ATTRIBUTES: dict[str, tuple[str, str, str]] = {
     "StageOutSpoolFreeMB": ("slot", "integer", "MB (10^6 bytes) that the spool can still take."),
     "StageOutBytesAtRisk": ("slot", "integer", "Bytes that were accepted and are not delivered."),
     "StageOutHandoffs": ("slot", "integer", "Hand-offs that plugins asked for within the last hour."),
-    "StageOutSynchronous": ("slot", "ad", "Hand-offs of the last hour that were refused, by [reason](reasons.md). In result ads of plugins: the reason as a sentence."),
+    "StageOutSynchronous": ("slot", "ad", "Hand-offs of the last hour that were refused, by [reason](../user/synchronous.md#codes). In result ads of plugins: the reason as a sentence."),
     "StageOutHeartbeat": ("slot", "time", "Time of the manager's last figures, to half a minute."),
     "StageOutDraining": ("slot", "boolean", "Only in pilots: the pilot is ending."),
     "StageOutJobsAtRisk": ("slot", "string", "Only in pilots: jobs whose output is on the node."),
@@ -166,7 +166,7 @@ ATTRIBUTES: dict[str, tuple[str, str, str]] = {
     "StageOutBytesPerSecond": ("result", "integer", "Steady rate of the file."),
     "StageOutVerified": ("result", "string", "Confirmation of the destination: empty, `size`, or the name of a digest."),
     "StageOutDigests": ("result", "string", "Digests of the file, as `NAME:VALUE` separated by spaces."),
-    "StageOutErrorCode": ("result", "integer", "[Class of the error](error-codes.md) of the last attempt."),
+    "StageOutErrorCode": ("result", "integer", "[Class of the error](hold-codes.md#error-codes) of the last attempt."),
     "StageOutReceipt": ("result", "ad", "Receipt of a hand-off: `Ticket`, `ManagerName`, `ManagerKey`, `Files`, `Bytes`."),
     "StageOutDestination": ("result", "string", "In the `PluginData` of an upload: destination URL of the file."),
 }  # fmt: skip
@@ -192,7 +192,7 @@ FILE_RECORD: dict[str, tuple[str, str]] = {
     "StageOutState": ("string", "`Delivered`, `Failed`, `Cancelled` or `Lost`."),
     "StageOutReason": ("string", "Reason why the file was not delivered."),
     "StageOutAttempts": ("integer", "Attempts of the file."),
-    "StageOutErrorCode": ("integer", "[Class of the error](error-codes.md) of the last attempt that failed."),
+    "StageOutErrorCode": ("integer", "[Class of the error](hold-codes.md#error-codes) of the last attempt that failed."),
     "StageOutManager": ("string", "Sandbox manager, whose name contains the node."),
     "StageOutVerified": ("string", "Confirmation of the destination: `size`, or the name of a digest."),
     "StageOutDigests": ("string", "Digests that the plugin computed, as `NAME:VALUE` separated by spaces."),
@@ -363,7 +363,7 @@ EVENTS: dict[str, str] = {
     "flock-pool-added": "The agent now follows another pool in `FLOCK_TO`.",
     "flock-pool-lost": "The collector of a pool in `FLOCK_TO` does not answer. Jobs there do not count as lost.",
     "flock-pool-recovered": "That collector answers again.",
-    "flock-notice-refused": "That collector refuses the agent's ads, so jobs that flock there transfer synchronously. Grant the agent DAEMON there, see [Flocking](../administrator/flocking.md).",
+    "flock-notice-refused": "That collector refuses the agent's ads, so jobs that flock there transfer synchronously. Grant the agent DAEMON there, see [Flocking](../administrator/access-point.md#flocking).",
     "flock-notice-recovered": "That collector takes the agent's ads again.",
     # Policy service.
     "ad-published": "The collector took the ad of the service.",

@@ -1,4 +1,4 @@
-"""Reference tables in Markdown, read from the code: knobs, attributes, log events, codes, reasons, programs.
+"""Reference tables in Markdown, read from the code: knobs, attributes, log events, codes, programs.
 
 The table of decisions is read from their pages.
 
@@ -32,7 +32,6 @@ from stageout.core.errors import Advice, ErrorClass
 from stageout.core.explanations import EXPLANATIONS
 from stageout.core.metrics import METRICS
 from stageout.core.states import PLAIN, State
-from stageout.core.synchronous import CAUSES
 from stageout.core.trust import SOURCES, AtSubmission
 from stageout.protocols.curl import settings as curl
 from stageout.testing.conformance_rules import RULES
@@ -310,13 +309,6 @@ def error_codes(_: str) -> str:
     return _table(["code", "name", "`ErrorType`", "`FailureType`", "next step", "hold sub-code"], rows)
 
 
-def reasons(_: str) -> str:
-    """Return the reasons for which output is transferred before the job ends."""
-    rows = [[_anchor(f"`{cause.code}`", f"reason-{cause.code}"), cause.sentence[:1].upper() + cause.sentence[1:] + "."]
-            for cause in CAUSES]  # fmt: skip
-    return _table(["code", "meaning"], rows)
-
-
 def states(_: str) -> str:
     """Return the words for the states of output: those for job owners, and those of the ledger."""
     ledger: dict[str, list[State]] = {}
@@ -370,13 +362,13 @@ def operations(_: str) -> str:
 
 
 def decisions(_: str) -> str:
-    """Return number, title, status and date of each decision, for a page in a folder beside theirs."""
+    """Return number, title, status and date of each decision, for the page beside their folder."""
     rows = []
-    for page in sorted((ROOT / "docs/decisions").glob("*.md")):
+    for page in sorted((ROOT / "docs/developer/decisions").glob("*.md")):
         head = re.match(r"# (\d{4})\. (.+)\n\nStatus: (.+)\nDate: (\d{4}-\d\d-\d\d)\n\n", page.read_text())
         if not head:
             raise ValueError(f"{page}: begin with '# NNNN. Title', 'Status: accepted' and 'Date: YYYY-MM-DD'")
-        rows.append([f"[{head[1]}](../decisions/{page.name})", *head.groups()[1:]])
+        rows.append([f"[{head[1]}](decisions/{page.name})", *head.groups()[1:]])
     return _table(["number", "title", "status", "date"], rows)
 
 
@@ -461,7 +453,6 @@ TABLES: dict[str, Callable[[str], str]] = {
     "events": events,
     "hold-codes": hold_codes,
     "error-codes": error_codes,
-    "reasons": reasons,
     "states": states,
     "exit-statuses": exit_statuses,
     "conformance-rules": conformance_rules,

@@ -2,7 +2,8 @@
 
 The pages have no directives and no roles, because code hosts show them as they are. This extension adds three things
 from what the pages have anyway: tables of contents from lists of links, anchors from ``<a id="...">``, and copies of
-the files of the repository to which pages link. The site then needs no file beside it.
+the files of the repository to which pages link. The site then needs no file beside it. Links to pages of the other book
+(``books.py``) are resolved here, because Sphinx knows the pages of one book only.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
+from books import USERS, Book, book_of
 from docutils import nodes
 from markdown_it import MarkdownIt
 from pygments.lexers.special import TextLexer
 from sphinx.util import logging
 from sphinx.util.osutil import relative_uri
 
-#: Scheme of links to files of the repository, until the address of each page is known.
+#: Scheme of links to files of the repository and to pages of the other book, until the address of each page is known.
 SCHEME = "repository"
 #: Folder of the site with copies of these files.
 FILES = "files"
 #: Pages whose lists of links are the tables of contents.
-CONTENTS = ("index", "developer/decisions")
+CONTENTS = ("index", "decisions")
 
 #: Languages of code blocks that Pygments does not know.
 _PLAIN = ("dag", "mermaid")
@@ -61,13 +63,28 @@ def outside(page: Path, target: str, docs: Path) -> Path | None:
     return path.parent if path.name == "README.md" and docs.parent in path.parent.parents else path
 
 
+def _folders(app: Any) -> tuple[Book, Path, Path]:
+    """Return the book that is built, the folder of all pages, and the folder of the whole site."""
+    docs = Path(app.confdir)
+    book = book_of(Path(app.srcdir) / "index.md", docs)
+    return book, docs, Path(app.outdir) if book is USERS else Path(app.outdir).parent
+
+
+def _name_book(app: Any, config: Any) -> None:
+    """Give the site the title of its book."""
+    config.html_title = f"{_folders(app)[0].title} {config.release}"
+
+
 def _prepare(app: Any, name: str, source: list[str]) -> None:
     """Prepare the text of one page for MyST."""
-    page, docs, text = Path(app.env.doc2path(name)), Path(app.srcdir), source[0]
+    book, docs, _ = _folders(app)
+    page, text = Path(app.env.doc2path(name)), source[0]
     for link in reversed(list(links(text))):
         path = outside(page, link[1], docs)
         if path is None:
-            continue
+            path = (page.parent / unquote(link[1])).resolve()
+            if book_of(path, docs) is book:
+                continue
         if not path.exists():
             _LOG.warning("%s: no such file", link[1], location=name)
         elif docs.parent not in path.parents:
@@ -100,15 +117,25 @@ def _name_anchors(app: Any, tree: nodes.document) -> None:
 
 
 def _resolve(app: Any, tree: nodes.document, name: str) -> None:
-    """Point links to the copies, and label the cells of wide tables for narrow screens."""
-    here = app.builder.get_target_uri(name)
+    """Point links to the copies and to the other book, and label the cells of wide tables for narrow screens."""
+    book, docs, _ = _folders(app)
+    here = f"{book.folder}/{app.builder.get_target_uri(name)}".lstrip("/")
     for link in tree.findall(nodes.reference):
-        scheme, _, path = link.get("refuri", "").partition(":")
+        scheme, _, rest = link.get("refuri", "").partition(":")
         if scheme == SCHEME:
-            link["refuri"] = relative_uri(here, f"{FILES}/{path}" + ("index.html" if path.endswith("/") else ""))
+            path, mark, anchor = rest.partition("#")
+            link["refuri"] = relative_uri(here, _address(docs.parent / path, docs, is_folder=path.endswith("/")))
+            link["refuri"] += mark + anchor
             link["internal"] = True
     for table in tree.findall(nodes.table):
         _label(table)
+
+
+def _address(path: Path, docs: Path, *, is_folder: bool) -> str:
+    """Return where the site has a page, or a file or folder of the repository."""
+    if path.suffix == ".md" and docs in path.parents:
+        return path.relative_to(docs).with_suffix(".html").as_posix()
+    return f"{FILES}/{path.relative_to(docs.parent)}" + ("/index.html" if is_folder else "")
 
 
 def _label(table: nodes.table) -> None:
@@ -128,11 +155,10 @@ def _finish(app: Any, problem: Exception | None) -> None:
     """Copy the files to which pages link, and name each link of the site that leads nowhere."""
     if problem or app.builder.format != "html":
         return
-    docs, site = Path(app.srcdir), Path(app.outdir)
-    shutil.rmtree(site / FILES, ignore_errors=True)
+    book, docs, site = _folders(app)
     for path in linked_files(docs, [Path(app.env.doc2path(name)) for name in app.env.found_docs]):
         _copy(path, site, docs)
-    for page, address in dead_links(site):
+    for page, address in dead_links(site) if book is USERS else ():  # its links lead to the other book, too
         _LOG.warning("%s: its link to %s leads nowhere", page.relative_to(site), address)
 
 
@@ -171,10 +197,8 @@ def _for_site(readme: Path, site: Path, docs: Path) -> str:
     text, here = readme.read_text(), site / FILES / readme.parent.relative_to(docs.parent)
     for link in reversed(list(links(text))):
         path = outside(readme, link[1], docs)
-        if path is None:
-            there = (site / (readme.parent / link[1]).resolve().relative_to(docs)).with_suffix(".html")
-        else:
-            there = site / FILES / path.relative_to(docs.parent) / ("index.html" if path.is_dir() else "")
+        path = path or (readme.parent / link[1]).resolve()
+        there = site / _address(path, docs, is_folder=path.is_dir())
         text = text[: link.start()] + os.path.relpath(there, here) + text[link.end() :]
     return text
 
@@ -197,6 +221,7 @@ def dead_links(site: Path) -> Iterator[tuple[Path, str]]:
 
 def setup(app: Any) -> dict[str, bool]:
     """Register with Sphinx."""
+    app.connect("config-inited", _name_book)
     app.connect("source-read", _prepare)
     app.connect("doctree-read", _name_anchors)
     app.connect("doctree-resolved", _resolve)

@@ -1,7 +1,7 @@
 """Blocks of a published file whose digests are known: they leave with these checksums, and nobody looks at them.
 
 A receiver of a rotten digest finds that it does not fit, and asks again from there. The first block of each answer is
-looked at, so it is found here then (docs/decisions/0027-digests-kept.md).
+looked at, so it is found here then (docs/developer/decisions/0027-digests-kept.md).
 """
 
 from __future__ import annotations

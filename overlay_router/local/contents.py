@@ -1,7 +1,8 @@
 """Files as they were when they were published: their digests, by inode, and whether they are still these files.
 
 Used inside the store's transactions, and in its thread. A row is of use as long as its inode has the size and the time
-of modification that it had then; the path beside it is only for the way out (docs/decisions/0027-digests-kept.md).
+of modification that it had then; the path beside it is only for the way out
+(docs/developer/decisions/0027-digests-kept.md).
 """
 
 from __future__ import annotations

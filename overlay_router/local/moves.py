@@ -2,7 +2,7 @@
 
 A directory gets another name in one system call, whatever is below it. Where a record's file is follows from the path
 that it has, the number of the last change that this path counts in, and the changes that were noted since
-(docs/decisions/0033-records-follow.md).
+(docs/developer/decisions/0033-records-follow.md).
 """
 
 from __future__ import annotations

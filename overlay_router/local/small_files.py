@@ -2,7 +2,7 @@
 
 The way of a batch, top to bottom, is :meth:`SmallFiles.execute`: data written out of sight and synced in one, INTENT
 of all in one record, names one after the other, their directories synced in one, DONE of all in one record. The order
-is in docs/reference/durable-steps.md. No sockets and no threads.
+is in docs/developer/durable-steps.md. No sockets and no threads.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class Book:
 
 
 def _signed_text(links: Links) -> str:
-    """The text that a signature covers (docs/reference/wire.md)."""
+    """The text that a signature covers (docs/developer/wire.md)."""
     return json.dumps([links.router, links.incarnation, links.number, links.links], separators=(",", ":"))
 
 

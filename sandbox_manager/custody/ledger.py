@@ -83,7 +83,7 @@ class Ledger:
     async def write(self, change: Callable[[sqlite3.Connection], T], *labels: str) -> T:
         """Run one change in the writer's thread; once more when the disk was full. On return it is on the disk.
 
-        :param labels: its steps in ``docs/reference/durable-steps.md``; none for what may be lost.
+        :param labels: its steps in ``docs/developer/durable-steps.md``; none for what may be lost.
         :raises Exception: what ``change`` raised (nothing of it is kept), or the commit's sqlite3.Error or OSError.
         """
         loop = asyncio.get_running_loop()

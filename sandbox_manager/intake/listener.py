@@ -1,6 +1,6 @@
 """The manager's side of a hand-off, from the plugin's offer to the receipt.
 
-The order of steps is in ``docs/reference/durable-steps.md``. A plugin that does not get as far as its receipt uploads
+The order of steps is in ``docs/developer/durable-steps.md``. A plugin that does not get as far as its receipt uploads
 itself, so whatever goes wrong here before ``record-accepted`` leaves nothing behind.
 """
 

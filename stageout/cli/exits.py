@@ -13,7 +13,7 @@ from stageout.core.errors import ErrorClass, StageoutError
 
 
 class Exit(enum.IntEnum):
-    """The exit statuses; documented in ``docs/reference/exit-statuses.md``."""
+    """The exit statuses; documented in ``docs/reference/stageout.md``."""
 
     OK = 0
     FAILED = 1

@@ -1,8 +1,8 @@
 """ClassAds, read and written without HTCondor's bindings.
 
 Plugins start in the way of every job: importing ``classad2`` costs more than the rest of a plugin, and some input
-derails it (``docs/decisions/0001-classads-in-plugins.md``). Importing this module loads nothing. The parser is in
-:mod:`stageout.core.classad_parser`, which loads regular expressions.
+derails it (``docs/developer/decisions/0001-classads-in-plugins.md``). Importing this module loads nothing. The parser
+is in :mod:`stageout.core.classad_parser`, which loads regular expressions.
 
 Values in an ad: str, int, float, bool, None (UNDEFINED), list, :class:`ClassAd`, and :class:`Expr` for everything
 that is not a literal. Names are case-insensitive. Bytes that are not UTF-8 are kept as surrogate escapes (PEP 383).

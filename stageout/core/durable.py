@@ -1,6 +1,6 @@
 """Every step that must survive a crash goes through here, under a label.
 
-A label names one place in ``docs/reference/durable-steps.md``. It appears in the log when the step fails, and tests
+A label names one place in ``docs/developer/durable-steps.md``. It appears in the log when the step fails, and tests
 make the process fail or die exactly there: the environment variable ``STAGEOUT_FAULTS`` holds ``label=what`` items
 separated by blanks. ``what`` is ``kill-before``, ``kill-after``, or an errno name such as ``EIO``; ``@FILE`` behind it
 makes the fault happen only while FILE exists, and then removes FILE. So it happens once although the daemon is

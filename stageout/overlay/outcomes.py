@@ -15,7 +15,7 @@ RESUMABLE = frozenset(
         ErrorClass.NO_SPACE_REMOTE,
     }
 )
-#: Words that a router's refusal begins with, as far as they are part of the protocol (docs/reference/wire.md).
+#: Words that a router's refusal begins with, as far as they are part of the protocol (docs/developer/wire.md).
 _REASONS = {
     "precondition": ErrorClass.CONFLICT,
     "conflict": ErrorClass.CONFLICT,

@@ -1,4 +1,4 @@
 """Stream counts: policies, adaptive controllers, stream and flow models. Pure: no sockets, no files, no clock.
 
-``docs/explanation/tuning.md`` explains which to choose.
+``docs/developer/tuning.md`` explains which to choose.
 """

@@ -447,7 +447,8 @@ class _Survey:
                 if one.what == "output":
                     title = f"Output was handed off in the name of jobs that are not its owner's: {jobs}."
                     action = (
-                        "docs/administrator/security-notes.md says how to look for abuse. The node deletes it in time."
+                        "docs/administrator/upgrade.md#security-notes says how to look for abuse. "
+                        "The node deletes it in time."
                     )
                 else:
                     title = f"GlobalJobId of {count(one.number, 'job')} is another job's: {jobs}. They are refused."

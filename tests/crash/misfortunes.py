@@ -475,7 +475,7 @@ class Misfortunes:
         """The ledger is damaged; the administrator moves it aside, as the error says.
 
         Not while the clock is behind what it was: a manager without memory and with a clock that was set back is not
-        heard (docs/explanation/crash.md).
+        heard (docs/developer/crash.md).
         """
         if node.machine.wall_offset_s < node.machine.most_offset_s:
             return

@@ -58,7 +58,7 @@ class Destination:
     :param down: hosts that do not answer; :param refusing: that refuse.
     :param unreachable_from: nodes that reach none of them. :param unknown: runs that a restored queue does not know
     and that no node holds output of. :param overtaken: (run, such a run after it) where nobody can keep the first from
-    counting again: docs/explanation/crash.md."""
+    counting again: docs/developer/crash.md."""
 
     world: World
     content: dict[str, tuple[int, bytes]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The walk: every label of docs/reference/durable-steps.md of manager, agent and hand-off, with every fault.
+"""The walk: every label of docs/developer/durable-steps.md of manager, agent and hand-off, with every fault.
 
 Beside it: each order of an access point in each state of a run.
 """
@@ -14,7 +14,7 @@ from stageout.wire.custody import Action
 from tests.crash.meetings import WAYS, Meeting
 from tests.crash.simulation import FAULTS, Fault, Simulation
 
-ORDERING = Path(__file__).resolve().parents[2] / "docs/reference/durable-steps.md"
+ORDERING = Path(__file__).resolve().parents[2] / "docs/developer/durable-steps.md"
 
 #: Quiet schedules in which one thing goes wrong; together they pass all the labels.
 SCENARIOS = (
@@ -33,7 +33,7 @@ ELSEWHERE = re.compile(
 
 
 def labels_of_the_table() -> list[str]:
-    """All labels of docs/reference/durable-steps.md."""
+    """All labels of docs/developer/durable-steps.md."""
     return re.findall(r"^\| `([a-z-]+)` \|", ORDERING.read_text(), re.M)
 
 

@@ -1,4 +1,4 @@
-"""Print docs/reference/curl-compared.md: all cases, HTCondor's own curl_plugin beside ours.
+"""Print docs/developer/curl-compared.md: all cases, HTCondor's own curl_plugin beside ours.
 
 Run ``python -m tests.curl.beside_stock [WORD...]``.
 

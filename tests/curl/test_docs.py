@@ -73,7 +73,7 @@ def test_schemes():
 
 def test_comparison():
     """The page shows every case of today, and none in which the plugin is worse."""
-    page = (DOCS / "reference/curl-compared.md").read_text()
+    page = (DOCS / "developer/curl-compared.md").read_text()
     page = page.partition("## Real servers")[0]
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
     assert [row[0] for row in rows] == [case.name for case in CASES], "run python -m tests.curl.beside_stock"

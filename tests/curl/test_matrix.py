@@ -10,7 +10,7 @@ from tests.curl.matrix import EVERY_EXTRA, Matrix, rows
 from tests.curl.matrix_worlds import WORLDS
 
 pytestmark = pytest.mark.pool
-PAGE = Path(__file__).resolve().parents[2] / "docs/reference/curl-compared.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/developer/curl-compared.md"
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tests.curl.real_servers import SERVERS, NotInstalled
 from tests.curl.real_table import TRANSFERS, compare, line
 
 pytestmark = pytest.mark.pool
-PAGE = Path(__file__).resolve().parents[2] / "docs/reference/curl-compared.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/developer/curl-compared.md"
 
 
 @pytest.mark.parametrize("server", SERVERS)

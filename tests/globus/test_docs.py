@@ -1,4 +1,4 @@
-"""docs/reference/globus.md has the tables of the code."""
+"""docs/plugin/globus.md has the tables of the code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stageout.protocols.globusonline.failures import CODES, FAULTS, STATUSES
 
-DOC = Path(__file__).resolve().parents[2] / "docs/reference/globus.md"
+DOC = Path(__file__).resolve().parents[2] / "docs/plugin/globus.md"
 
 
 def requests() -> str:
@@ -28,4 +28,4 @@ def events() -> str:
 def test_the_tables_are_those_of_the_code() -> None:
     text = DOC.read_text()
     for table in (requests(), events()):
-        assert table in text, f"put this into docs/reference/globus.md:\n{table}"
+        assert table in text, f"put this into docs/plugin/globus.md:\n{table}"

@@ -212,7 +212,7 @@ class Site:
         return path
 
 
-#: Steps (docs/reference/durable-steps.md) at which tests can make a daemon die, each once per arming.
+#: Steps (docs/developer/durable-steps.md) at which tests can make a daemon die, each once per arming.
 _STEPS = ("intake-claim", "spool-move", "record-accepted", "record-order", "record-moving", "record-delivered")
 MANAGER_FAULTS = (
     *(f"{label}.{when}" for label in _STEPS for when in ("kill-before", "kill-after")),

@@ -1,4 +1,4 @@
-"""Kinds of nodes and jobs on one real pool: what happens to the output of each (docs/reference/kinds.md).
+"""Kinds of nodes and jobs on one real pool: what happens to the output of each (docs/developer/kinds.md).
 
 ``python -m tests.pool.kinds [VERSION]`` runs all of them and prints a table. Kinds with a test of their own elsewhere
 are not repeated here.
@@ -115,7 +115,7 @@ STARTD_ENVIRONMENT = "STAGEOUT_HANDOFF_TIMEOUT=30"
 class Kind:
     """One kind of node or job.
 
-    :param name: as in docs/reference/kinds.md. :param expected: :data:`HAND_OFF`, :data:`NOTHING`, or a code of
+    :param name: as in docs/developer/kinds.md. :param expected: :data:`HAND_OFF`, :data:`NOTHING`, or a code of
         docs/user/synchronous.md. :param node: where it runs; "" for no choice.
     :param submit: lines that differ from those of other jobs; None removes one. :param act: what is done to the job.
     :param find_fault: returns what is wrong with HTCondor's records of the job, "" for nothing.

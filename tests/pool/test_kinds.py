@@ -1,4 +1,4 @@
-"""The table of docs/reference/kinds.md: the output of each kind of node and job, on both versions of HTCondor."""
+"""The table of docs/developer/kinds.md: the output of each kind of node and job, on both versions of HTCondor."""
 
 from __future__ import annotations
 

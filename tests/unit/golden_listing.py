@@ -162,7 +162,7 @@ def _usage(shown: Command) -> str:
 def labels(trees: Iterable[ast.Module]) -> Iterator[str]:
     """Yield the labels of the table of durable steps; the code must have each."""
     texts = {_text(node) for tree in trees for node in ast.walk(tree)}
-    for label in _LABEL.findall((ROOT / "docs/reference/durable-steps.md").read_text()):
+    for label in _LABEL.findall((ROOT / "docs/developer/durable-steps.md").read_text()):
         yield label if label in texts or _is_made(label, texts) else f"{label} (not in the code)"
 
 

@@ -144,7 +144,7 @@ def test_a_refusal_is_said_once_and_the_letters_go_when_it_is_over(make: Make, c
     _wait(lambda: other.taken, "the notice")
     assert directory.query_reports().others["other"].is_answering, "the reports were there all the time"
     (said,) = (text for text in caplog.messages if text.startswith("flock-notice-refused"))
-    assert "DENIED" in said and "docs/administrator/flocking.md" in said
+    assert "DENIED" in said and "docs/administrator/access-point.md#flocking" in said
 
 
 def test_a_pool_that_is_named_no_more_is_looked_at_until_the_end(make: Make) -> None:

@@ -31,9 +31,9 @@ from tests.unit.test_cli_status import RECORD
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
-    "user/before", "user/commands", "user/dags", "administrator/doctor", "reference/estimation", "overlay/commands",
+    "user/before", "user/commands", "user/dags", "administrator/doctor", "overlay/commands",
     "plugin/front-ends", "reference/json", "reference/json-overlay",
-    "reference/reports",
+    "developer/reports",
 )  # fmt: skip
 
 TEXT = "\n".join((ROOT / "docs" / f"{page}.md").read_text() for page in PAGES)
@@ -89,8 +89,9 @@ def test_every_check_is_listed() -> None:
 
 
 def test_every_exit_status_is_listed() -> None:
-    page = (ROOT / "docs/reference/exit-statuses.md").read_text()
-    table = re.findall(r"^\| (\d{1,2}) \|", page.partition("## Daemons")[0], re.M)
+    page = (ROOT / "docs/reference/stageout.md").read_text()
+    section = page.partition("## Exit statuses")[2].partition("### Daemons")[0]
+    table = re.findall(r"^\| (\d{1,2}) \|", section, re.M)
     assert [int(number) for number in table] == sorted(Exit)
 
 

@@ -1,4 +1,4 @@
-"""Each step of docs/reference/durable-steps.md has a test that lets a process die there, or a reason here."""
+"""Each step of docs/developer/durable-steps.md has a test that lets a process die there, or a reason here."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_at_each_durable_step_a_test_lets_a_process_die() -> None:
     named = (set(_BY_THEMSELVES), _REPLACED_AS_A_WHOLE)
     assert table - walked.union(*named) == set(), "nobody dies there: let a test do so"
     for some in named:
-        assert some <= table, "no steps of docs/reference/durable-steps.md"
+        assert some <= table, "no steps of docs/developer/durable-steps.md"
         assert some & walked == set(), "they are walked"
 
 

@@ -1,4 +1,4 @@
-"""The durable steps of a batch: one function names them, in the order of docs/reference/durable-steps.md."""
+"""The durable steps of a batch: one function names them, in the order of docs/developer/durable-steps.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OTHERS = {
 
 def _moving() -> list[str]:
     """Return the labels of the page's section about batches, in its order."""
-    text = (ROOT / "docs/reference/durable-steps.md").read_text()
+    text = (ROOT / "docs/developer/durable-steps.md").read_text()
     section = text.partition("\n## Moving\n")[2].partition("\n## ")[0]
     return re.findall(r"^\| `([a-z-]+)` \|", section, re.M)
 

@@ -597,5 +597,5 @@ def test_a_report_with_a_bad_receipt_is_left_alone(asked: Asked) -> None:
 
 
 def test_events_of_the_hand_over_are_named_in_the_document() -> None:
-    text = Path(__file__).parents[2].joinpath("docs/pilot/problems.md").read_text()
+    text = Path(__file__).parents[2].joinpath("docs/pilot/index.md").read_text()
     assert {"handover-started", "output-stranded"} <= set(re.findall(r"`([a-z-]+)`", text))

@@ -709,7 +709,7 @@ def test_killed_after_the_record(site: Site) -> None:
 
 
 def test_all_labels_of_a_hand_off_exist() -> None:
-    text = (Path(__file__).parents[2] / "docs/reference/durable-steps.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/developer/durable-steps.md").read_text()
     labels = (
         "intake-mkdir",
         "handoff-link",

@@ -311,7 +311,7 @@ def test_sizes_for_people_come_from_one_function() -> None:
 
 
 def test_labels_of_durable_steps_are_those_of_the_document() -> None:
-    document = set(re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs/reference/durable-steps.md").read_text(), re.M))
+    document = set(re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs/developer/durable-steps.md").read_text(), re.M))
     code = "\n".join(path.read_text() for path in _sources())
     assert not {label for label in document if f'"{label}"' not in code}
     names = "step|write_file|make_dir|link|rename|unlink|sync|commit"
@@ -321,7 +321,7 @@ def test_labels_of_durable_steps_are_those_of_the_document() -> None:
 
 
 def test_decisions_are_numbered_one_by_one() -> None:
-    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    pages = sorted((ROOT / "docs/developer/decisions").glob("*.md"))
     assert [page.name[:5] for page in pages] == [f"{number:04}-" for number in range(1, len(pages) + 1)]
     for page in pages:
         assert page.read_text().startswith(f"# {page.name[:4]}. "), page.name
@@ -344,11 +344,14 @@ def test_every_module_of_the_overlay_is_explained(folder: str, page: str) -> Non
     assert not {name for name in modules if f"`{name}`" not in page}
 
 
-def test_every_page_is_in_a_table_of_contents() -> None:
-    docs = ROOT / "docs"
+@pytest.mark.parametrize("folder", ["docs", "docs/developer"])
+def test_every_page_is_in_a_table_of_contents(folder: str) -> None:
+    docs = ROOT / folder
     listed = set(re.findall(r"^- \[[^]]+\]\((.+)\.md\)$", (docs / "index.md").read_text(), re.M))
     pages = {path.relative_to(docs).with_suffix("").as_posix() for path in docs.rglob("*.md")}
-    assert {name for name in pages if not name.startswith(("decisions/", "changes/"))} - {"index"} <= listed
+    assert {name for name in pages if not name.startswith(("decisions/", "changes/", "developer/"))} - {
+        "index"
+    } <= listed
 
 
 def test_every_event_is_in_the_reference_with_a_description() -> None:

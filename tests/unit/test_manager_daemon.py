@@ -630,7 +630,7 @@ def test_the_picture_of_the_states_has_the_legal_moves() -> None:
 
 def test_labels_in_the_code_are_those_of_the_documentation() -> None:
     documented = set(
-        re.findall(r"^\| `([a-z-]+)` \|", (ROOT_DIR / "docs/reference/durable-steps.md").read_text(), re.M)
+        re.findall(r"^\| `([a-z-]+)` \|", (ROOT_DIR / "docs/developer/durable-steps.md").read_text(), re.M)
     )
     texts = [
         path.read_text() for top in ("sandbox_manager", "stageout/movers") for path in (ROOT_DIR / top).rglob("*.py")

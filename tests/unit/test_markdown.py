@@ -170,6 +170,41 @@ def test_dead_links_are_found(tmp_path: Path) -> None:
     assert dead(page) == ["c.md", "b.md#same-2", "b.md#code", "#there", "c.png"]
 
 
+_NAMED = re.compile(r"\bdocs/[\w./-]+\.md(?:#[\w-]+)?")
+_NAMING = (
+    "condor_config.d", "examples", "overlay_router", "plugins", "policy_service", "sandbox_manager", "schedd_agent",
+    "stageout", "stageout_web", "tools",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", _NAMING)
+def test_pages_that_messages_and_comments_name_exist(folder: str) -> None:
+    kinds = (".conf", ".html", ".js", ".py", ".sh", ".yml")
+    texts = [path.read_text() for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
+    assert nowhere({name for text in texts for name in _NAMED.findall(text)}) == set()
+
+
+def nowhere(named: set[str]) -> set[str]:
+    """Return the pages, or their sections, that do not exist."""
+    parts = {name: name.partition("#") for name in named}
+    return {
+        name
+        for name, (path, _, anchor) in parts.items()
+        if not (ROOT / path).exists() or (anchor and anchor not in anchors((ROOT / path).read_text()))
+    }
+
+
+def test_a_name_of_no_page_is_found() -> None:
+    assert _NAMED.findall("(docs/user/dags.md) docs/user/dags.md#none.") == [
+        "docs/user/dags.md",
+        "docs/user/dags.md#none",
+    ]
+    assert nowhere({"docs/faq.md", "docs/user/dags.md#none", "docs/none.md"}) == {
+        "docs/user/dags.md#none",
+        "docs/none.md",
+    }
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if reference.END in page.read_text()], ids=names)
 def test_tables_are_those_of_the_code(page: Path) -> None:
     text = page.read_text()

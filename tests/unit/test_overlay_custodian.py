@@ -388,7 +388,7 @@ def test_the_list_of_terminals() -> None:
 
 # ---- every durable step --------------------------------------------------------------------------------------------
 
-_ORDERING = Path(__file__).resolve().parents[2] / "docs/reference/durable-steps.md"
+_ORDERING = Path(__file__).resolve().parents[2] / "docs/developer/durable-steps.md"
 #: Those of this section but for packs; a schedd agent has one of its own of that name.
 LABELS = re.findall(
     r"^\| `(custody-(?!pack-)[a-z-]+)` \|", _ORDERING.read_text().partition("## The overlay's custodian")[2], re.M

@@ -40,7 +40,7 @@ from tests.unit.test_overlay_packs import arrived, digest
 
 LABELS = re.findall(
     r"^\| `(custody-pack-[a-z-]+)` \|",
-    (Path(__file__).resolve().parents[2] / "docs/reference/durable-steps.md").read_text(),
+    (Path(__file__).resolve().parents[2] / "docs/developer/durable-steps.md").read_text(),
     re.M,
 )
 FILES = {"a": b"first", "b/c": b"second", "empty": b""}

@@ -29,7 +29,7 @@ from stageout.wire.custody import (
 from stageout.wire.typed import LATEST_AT
 from tests.unit.test_eta import NOW, box, report
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/reference/reports.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/developer/reports.md"
 DIGEST = "sha256:" + "ab" * 32
 
 

@@ -18,7 +18,7 @@ from stageout.overlay.wire import frames, messages
 from stageout.overlay.wire.fields import KnownRow, LinkRow, ShareRow
 from stageout.overlay.wire.frames import BadFrame, Decoder, Type
 
-_DOCUMENT = Path(__file__).parents[2] / "docs/reference/wire.md"
+_DOCUMENT = Path(__file__).parents[2] / "docs/developer/wire.md"
 _SUMS = list(frames.checksums().values())
 sums = st.sampled_from(_SUMS)
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=40)

@@ -180,15 +180,14 @@ def build_python(build: Build) -> None:
 
 
 def make_manual(folder: Path) -> None:
-    """Make the documents as HTML and the man pages."""
-    with tempfile.TemporaryDirectory() as trees:
-        sphinx = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", trees, "-b", "html"]
-        _run([*sphinx, "docs", str(folder / "html")], cwd=ROOT)
+    """Make both books as HTML, and the man pages."""
+    _run([sys.executable, "docs/_ext/books.py", str(folder / "html")])
     subprocess.run(
         [sys.executable, "docs/_ext/man.py", str(folder / "man")],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True,
     )  # fmt: skip
-    (folder / "html" / ".buildinfo").unlink(missing_ok=True)
+    for path in (folder / "html").rglob(".buildinfo"):
+        path.unlink()
     for path in folder.rglob("*"):
         if path.is_file() and not path.stat().st_size:
             path.write_text("\n")  # checkers of packages take an empty file for a fault

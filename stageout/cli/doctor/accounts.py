@@ -18,7 +18,9 @@ def accounts(machine: Machine) -> Iterator[Finding]:
     names = words(machine.settings.text("STAGEOUT_ACCOUNTS"))
     if not names and (slot_users or not _runs_as_owner(machine)):
         text = f"jobs run under {', '.join(sorted(slot_users)) or 'nobody'}: all their uploads are synchronous"
-        yield warn(_NAME, text, "name accounts that no job has in STAGEOUT_ACCOUNTS (docs/administrator/hand-offs.md)")
+        yield warn(
+            _NAME, text, "name accounts that no job has in STAGEOUT_ACCOUNTS (docs/administrator/execute-point.md)"
+        )
         return
     used = {machine.user_id(name): name for name in ("root", "condor", "nobody", *slot_users)}
     for name in names:

@@ -99,7 +99,7 @@ def version(machine: Machine) -> Iterator[Finding]:
     if number >= _TESTED:
         yield ok("version", f"HTCondor {text}")
     elif number >= _WEAKER:
-        remedy = "docs/administrator/mixed-versions.md lists the effects; HTCondor 25 has none of them"
+        remedy = "docs/administrator/upgrade.md#mixed-versions lists the effects; HTCondor 25 has none of them"
         yield warn("version", f"HTCondor {text} lacks some of what is used", remedy)
     else:
         yield fail("version", f"HTCondor {text} was never tried", "use HTCondor 25, or 23.9 at least")

@@ -165,7 +165,7 @@ def flocking(machine: Machine) -> Iterator[Finding]:
                 continue
             text = f"the collector {pool} has no notice of the agent of {schedd}: jobs that flock there are synchronous"
             remedy = "see flock-notice-refused in ScheddAgentLog; its administrator must let the agent write there "
-            yield warn("flocking", text, remedy + "(docs/administrator/flocking.md)")
+            yield warn("flocking", text, remedy + "(docs/administrator/access-point.md#flocking)")
 
 
 def agents_seen(machine: Machine) -> Iterator[Finding]:

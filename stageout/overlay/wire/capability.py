@@ -1,4 +1,4 @@
-"""Capabilities: the rights of a key's holder at terminals that trust the issuer. Pure; see docs/reference/wire.md.
+"""Capabilities: the rights of a key's holder at terminals that trust the issuer. Pure; see docs/developer/wire.md.
 
 A capability is a text, ``BODY.SIGNATURE``: base64url of a JSON object, and the issuer's Ed25519 signature over that
 JSON. It names the holder's public key. Each OPEN, OPERATION, PACK, STAT, LIST, GET and GET_PACK carries it with the

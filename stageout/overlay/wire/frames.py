@@ -1,4 +1,4 @@
-"""Frames of the overlay: a header of 32 bytes and a payload, both checked. No I/O; described in docs/reference/wire.md.
+"""Frames of the overlay: a header of 32 bytes and a payload, both checked. No I/O; described in docs/developer/wire.md.
 
 Header, big-endian: version 1, type 1, flags 2, length 4, number 8, block 8, checksum of the payload 4, checksum of
 these 28 bytes 4. The first frame of each side (HELLO, WELCOME) is checked with CRC-32, all others with the checksum

@@ -1,4 +1,4 @@
-"""A router's grants for a time: space, and the right to deliver alone. No I/O; described in docs/reference/wire.md."""
+"""A router's grants for a time: space, and the right to deliver alone. No I/O; described in docs/developer/wire.md."""
 
 from __future__ import annotations
 

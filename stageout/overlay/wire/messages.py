@@ -1,4 +1,4 @@
-"""Messages of the overlay: what the meta data of each frame mean. Described in docs/reference/wire.md; no I/O.
+"""Messages of the overlay: what the meta data of each frame mean. Described in docs/developer/wire.md; no I/O.
 
 Reading is strict: a missing or ill-typed field, a number out of its range or an unknown word raises BadFrame, so the
 parties behind it only ever see values that the protocol allows. Unknown fields are ignored, for later versions.

@@ -1,4 +1,4 @@
-"""Small files back from a router, many for one question. No I/O; described in docs/reference/wire.md."""
+"""Small files back from a router, many for one question. No I/O; described in docs/developer/wire.md."""
 
 from __future__ import annotations
 

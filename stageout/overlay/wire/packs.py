@@ -1,4 +1,4 @@
-"""Packs: many small files in one frame. No I/O; described in docs/reference/wire.md.
+"""Packs: many small files in one frame. No I/O; described in docs/developer/wire.md.
 
 Behind the meta data (:class:`~stageout.overlay.wire.messages.Pack`) come the digests of all files, 16 bytes each, then
 their data, both in order and without gaps. On the way back (:class:`~stageout.overlay.wire.messages.FoundPack`) there

@@ -2,7 +2,7 @@
 
 A token is a JSON Web Token (RFC 7519), ``HEADER.CONTENT.SIGNATURE``, signed by HMAC-SHA-256 with a key of the pool that
 machines of its administrators have. So its signature is a secret that the holder has and whoever has that key can work
-out: both prove it to each other as any other key (docs/reference/wire.md), and it is never sent. Made by
+out: both prove it to each other as any other key (docs/developer/wire.md), and it is never sent. Made by
 ``condor_token_create``; see HTCondor's manual, "Introduction to Configuring Security", section "IDTOKENS
 authentication".
 """

@@ -1,4 +1,4 @@
-"""Warrants: what lets one router write one file at another in the name of somebody else. See docs/reference/wire.md.
+"""Warrants: what lets one router write one file at another in the name of somebody else. See docs/developer/wire.md.
 
 A warrant is a text, ``BODY.SIGNATURE``: base64url of a JSON object that names the file, the router that may bring it
 and the store that it is for, signed by who commands the copy: with the shared key by which that store knows him
