@@ -29,7 +29,7 @@ EXTRA_KNOBS: dict[str, tuple[str, str, str]] = {
     "STAGEOUT_BIN": (
         "both",
         "/usr/local/bin",
-        "Directory of the executables. Set it in a file that sorts before the fragments, such as `10-site.conf`.",
+        "Directory of the executables. Set it in a file of your own, before or after the fragments. The packages set `/opt/stageout/bin`.",
     ),
     "STAGEOUT_DEFAULT": (
         "ap",
