@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stageout.core.config import ConfigError, Settings
+from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.key_file import gateway_of
 from stageout.overlay.wire.messages import Cancel, Custody, Result, Status
@@ -17,23 +18,37 @@ _AT_ONCE = 500
 
 
 class CustodianClient:
-    """Client of the custodians. :param key: file with the key that identifies this access point to them."""
+    """Client of the custodians.
 
-    def __init__(self, key: Path) -> None:
-        self._key = key
+    :param keys: files with keys that pilots deposit with. While keys change there are several: a custodian finds a
+        deposit only with the key that it was made with.
+    """
+
+    def __init__(self, *keys: Path) -> None:
+        self._keys = keys
 
     def __call__(self, custodian: str, names: Sequence[str], cancel: bool) -> Mapping[str, tuple[str, str]]:
         """Return outcome and reason by name of a deposit, for deposits whose state the custodian knows.
 
         :param cancel: withdraw the deposits too.
-        :raises TransferFailure: the custodian cannot be reached, or the key cannot be read.
+        :raises TransferFailure: the custodian cannot be reached, refuses all keys, or a key cannot be read.
         """
-        gateway = gateway_of(*address(custodian), self._key)
-        found = _ask(gateway, {operation_of(name, gateway.secret): name for name in names}, cancel)
-        unknown = [name for name, (outcome, _) in found.items() if outcome == "unknown"]
-        if unknown:  # a pilot of an earlier release made other names
-            known = _ask(gateway, {earlier_operation_of(name, gateway.secret): name for name in unknown}, cancel)
-            found.update(known)
+        found: dict[str, tuple[str, str]] = {}
+        refusals = []
+        unknown = list(names)
+        for key in self._keys:
+            gateway = gateway_of(*address(custodian), key)
+            try:
+                for operation in operation_of, earlier_operation_of:  # pilots of an earlier release made other names
+                    if unknown:
+                        found.update(_ask(gateway, {operation(name, gateway.secret): name for name in unknown}, cancel))
+                        unknown = [name for name in unknown if found.get(name, ("", ""))[0] == "unknown"]
+            except TransferFailure as problem:
+                if problem.kind is not ErrorClass.CREDENTIAL_REFUSED:
+                    raise
+                refusals.append(problem)
+        if len(refusals) == len(self._keys):
+            raise refusals[0]
         return found
 
 
@@ -61,6 +76,15 @@ def _ask(gateway: Gateway, by_key: Mapping[tuple[str, int], str], cancel: bool) 
             del found[last]
     # A custodian also reports other deposits of the same origin.
     return {by_key[key]: answer for key, answer in found.items() if key in by_key}
+
+
+def keys_of(settings: Settings) -> tuple[Path, ...]:
+    """Return the files in STAGEOUT_CUSTODIAN_KEY. :raises ConfigError: a path cannot be used."""
+    files = [word.strip() for word in settings.text("STAGEOUT_CUSTODIAN_KEY").split(",")]
+    bad = next((file for file in files if not file.startswith("/")), None)
+    if bad is not None:
+        raise ConfigError(f"STAGEOUT_CUSTODIAN_KEY: write absolute paths, with commas between, not {bad!r}")
+    return tuple(map(Path, files))
 
 
 def custodians_of(settings: Settings) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from schedd_agent.collector import CondorCollectorClient
 from schedd_agent.credential_reader import CredentialReader, open_reader
 from schedd_agent.credential_server import CERTIFICATE_FILE, Certificate, CredentialServer, addresses_of
 from schedd_agent.credentials import CredentialIssuer
-from schedd_agent.custodian_client import CustodianClient, custodians_of
+from schedd_agent.custodian_client import CustodianClient, custodians_of, keys_of
 from schedd_agent.custodians import CustodyTable
 from schedd_agent.factories import FactoryLimits
 from schedd_agent.file_records import FileRecorder, key_of
@@ -280,7 +280,7 @@ def make_agent(settings: Settings) -> Agent:
         notice_interval_s=settings.number("STAGEOUT_NOTICE_INTERVAL"),
         custody_table=CustodyTable(
             spool / "stageout_agent_custody", custodians_of(settings),
-            CustodianClient(Path(settings.text("STAGEOUT_CUSTODIAN_KEY"))), clock,
+            CustodianClient(*keys_of(settings)), clock,
         ),
         failures=FailureLog(spool / FILE_NAME),
         file_recorder=FileRecorder(history, receipts, clock, directory is not None),

@@ -332,7 +332,7 @@ KNOBS: dict[str, Knob] = {
             "STAGEOUT_CUSTODIAN_KEY",
             "/etc/condor/stageout-overlay.key",
             "ap",
-            "File with NAME SECRET for these routers, the same as that of the pilots",
+            "File with NAME SECRET for these routers, as the pilots have it; several, with commas, while it changes",
         ),
         Knob(
             "STAGEOUT_AGENT_KEY",

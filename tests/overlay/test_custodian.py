@@ -22,6 +22,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import Deposit, Put, put
 from stageout.overlay.copying import state
+from stageout.overlay.key_file import gateway_of as key_gateway_of
 from stageout.overlay.key_file import read_key
 from stageout.overlay.operations import Session
 from stageout.overlay.wire.messages import (
@@ -36,6 +37,7 @@ from stageout.overlay.wire.messages import (
     Stat,
     Status,
 )
+from stageout.overlay.wire.route import address
 from stageout.wire.deposits import name_of, operation_of, read_receipt
 from tests.harness.pool.waiting import wait_until
 from tests.harness.router import RouterProcess, custodian_for
@@ -129,6 +131,43 @@ def test_an_access_point_is_answered_about_the_others_when_one_has_only_begun(
         assert isinstance(channel.receive(), Opened)
         found = CustodianClient(custodian.key_file("site"))(custodian.address, ["s/1", "s/2"], False)
     assert set(found) == {"s/1"}
+
+
+def test_while_keys_change_the_access_point_asks_with_the_new_and_the_old_key(
+    terminal: RouterProcess, custodian: RouterProcess, source: Path
+) -> None:
+    """Pilots that run have the old key, new ones have the new key, and what both left is asked for."""
+    old, new, lines = custodian.key_file("site"), custodian.home / "next.key", custodian.home / "keys"
+    new.write_text(f"next {'n' * 48}\n")
+    lines.write_text(f"{lines.read_text()}next {'n' * 48} /\n")
+    os.kill(custodian.pid, signal.SIGHUP)
+    ask = CustodianClient(new, old)
+    wait_until(lambda: ask(custodian.address, ["s/9"], False) == {"s/9": ("unknown", "")}, what="the new key")
+    terminal.stop()
+    for number, key in ((1, old), (2, new), (3, old)):
+        gateway = key_gateway_of(*address(custodian.address), key)
+        origin, seq = operation_of(name_of("s", number), gateway.secret)
+        deposit(gateway, source, f"some/{number}", terminal.address, origin=origin, seq=seq)
+    names = ["s/1", "s/2", "s/3"]
+    assert ask(custodian.address, names, False) == dict.fromkeys(names, ("custody", ""))
+    ask(custodian.address, ["s/1"], True)
+    terminal.start()
+    ends = {"s/1": ("cancelled", ""), "s/2": ("done", ""), "s/3": ("done", "")}
+    wait_until(lambda: ask(custodian.address, names, False) == ends, what="the ends")
+    lines.write_text("".join(line for line in lines.read_text().splitlines(True) if not line.startswith("site ")))
+    os.kill(custodian.pid, signal.SIGHUP)
+    wait_until(lambda: "key-withdrawn" in custodian.log or not _is_known(custodian, old), what="the old key's end")
+    assert ask(custodian.address, ["s/2"], False) == {"s/2": ("done", "")}
+    with pytest.raises(TransferFailure):
+        CustodianClient(old)(custodian.address, ["s/3"], False)
+
+
+def _is_known(custodian: RouterProcess, key: Path) -> bool:
+    try:
+        CustodianClient(key)(custodian.address, ["s/3"], False)
+    except TransferFailure:
+        return False
+    return True
 
 
 def test_a_custodian_without_a_tree_says_so_at_once(tmp_path: Path, terminal: RouterProcess) -> None:

@@ -11,6 +11,7 @@ from overlay_router.daemon import home_of
 from policy_service.service import database_of
 from policy_service.site_policy import PolicyError, open_policy
 from sandbox_manager.daemon import spool_directory
+from schedd_agent.custodian_client import keys_of
 from stageout.core.config import KNOBS, ConfigError, mapping_settings
 from stageout.core.errors import TransferFailure
 from stageout.handoff.client import offer
@@ -39,6 +40,13 @@ def test_a_relative_path_is_refused_with_knob_value_and_what_to_write(name: str)
     with pytest.raises(ConfigError, match=f"^{name} = some/place: write an absolute path, such as /some/place"):
         settings.text(name)
     assert mapping_settings({name: "/some/place"}).text(name) == "/some/place"
+
+
+def test_each_file_of_a_custodian_key_is_absolute() -> None:
+    settings = mapping_settings({"STAGEOUT_CUSTODIAN_KEY": "/etc/new.key, /etc/old.key"})
+    assert keys_of(settings) == (Path("/etc/new.key"), Path("/etc/old.key"))
+    with pytest.raises(ConfigError, match=r"^STAGEOUT_CUSTODIAN_KEY: write absolute paths, .* not 'old.key'"):
+        keys_of(mapping_settings({"STAGEOUT_CUSTODIAN_KEY": "/etc/new.key, old.key"}))
 
 
 @pytest.mark.parametrize(
