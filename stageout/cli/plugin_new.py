@@ -25,7 +25,10 @@ run(Abilities(methods=("NAME",), version="0.1", verifies=True), "NAME_protocol:P
 '''
 
 _PROTOCOL = '''\
-"""Protocol of NAME:// URLs. As written here it copies to and from directories that the node has mounted."""
+"""Protocol of NAME:// URLs. As written here it copies to and from directories that the node has mounted.
+
+The top directory of each filesystem needs a file .NAME, which shows that the filesystem is mounted.
+"""
 
 import os
 import shutil
@@ -49,8 +52,14 @@ class Protocol(TransferProtocol):
 
 
 def path_of(request: Request) -> Path:
-    """Return the path in the URL: NAME:///mount/project/file is /mount/project/file."""
-    return Path(unquote(urlsplit(request.encoded_url).path))
+    """Return the path in the URL: NAME:///mount/project/file is /mount/project/file.
+
+    :raises TransferFailure: the filesystem is not mounted. That is nobody's file, so it counts as no attempt.
+    """
+    path = Path(unquote(urlsplit(request.encoded_url).path)).resolve()
+    if not any((folder / ".NAME").exists() for folder in path.parents):  # or the node's own disk has the output
+        raise TransferFailure(ErrorClass.CONNECT_FAILED, f"{path} is not mounted: no directory above it has .NAME")
+    return path
 
 
 def copy(source: Path, target: Path) -> Outcome:
@@ -91,6 +100,7 @@ HERE = Path(__file__).parent
 def test_conformance(tmp_path):
     folder = tmp_path / "files"  # the directory that the URLs below NAME:// lead to
     folder.mkdir()
+    (folder / ".NAME").touch()  # it is mounted
     plugin = installed(HERE / "NAME_plugin", tmp_path)
     shutil.copy(HERE / "NAME_protocol.py", tmp_path)
     findings = check(plugin, Endpoint(f"NAME://{folder}", folder))
@@ -123,7 +133,8 @@ _FILES = {
 
 DESCRIPTION = """\
 Write a small transfer plugin for NAME:// URLs into a new directory: the executable, a module with its protocol, a
-conformance test that passes, and pyproject.toml. The plugin copies to and from mounted directories.
+conformance test that passes, and pyproject.toml. The plugin copies to and from mounted directories, if their top
+directory has a file .NAME.
 
 exit status: 0 written, 1 the directory is not empty or cannot be written, 64 NAME cannot be a URL scheme"""
 

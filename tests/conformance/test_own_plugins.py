@@ -5,17 +5,24 @@ from pathlib import Path
 
 import pytest
 
+from stageout.core.errors import ErrorClass
 from stageout.testing.conformance import check, failures, local_endpoint, table
+from stageout.testing.conformance_rules import RULES
 from stageout.testing.endpoints import Endpoint, HttpEndpoint
+from stageout.testing.examination import NotApplicable
 from stageout.testing.starter import EmbeddedStarter, PluginTable, Wanted, installed
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Executable of an example for mounted storage -> the file that its top directory has.
+MARKERS = {"mounted_plugin": ".mounted", "bash/depot_plugin": ".depot"}
 
 
 @pytest.fixture
 def place(tmp_path):
     folder = tmp_path / "place"
     folder.mkdir()
+    for marker in MARKERS.values():
+        (folder / marker).touch()
     return folder
 
 
@@ -60,6 +67,27 @@ def test_the_example_in_bash_believes_only_what_is_stored(tmp_path, place):
         assert told in run.ads[0].text("TransferError")
 
 
+@pytest.mark.parametrize("example", MARKERS)
+def test_a_storage_that_is_not_mounted_gets_and_gives_nothing(example, tmp_path, place):
+    """The directory is there, but the storage is not: what arrives would be on the node's own disk."""
+    plugin = installed(ROOT / "examples" / example, tmp_path)
+    shutil.copy(ROOT / "examples" / "bash" / "depot.sh", tmp_path)
+    scheme = plugin.name.partition("_")[0]
+    (place / "old").write_text("old")
+    (tmp_path / "file").write_text("12345")
+    starter = EmbeddedStarter(tmp_path, PluginTable([plugin]))
+    up, down = Wanted(f"{scheme}://{place}/new/file", "file"), Wanted(f"{scheme}://{place}/old", "got")
+    (place / MARKERS[example]).rename(tmp_path / "marker")
+    for run in (starter.upload([up])[0], starter.download([down])[0]):
+        assert "mounted" in run.ads[0].text("TransferError")
+        (error,) = run.ads[0]["TransferErrorData"]
+        assert error["ErrorCode"] == ErrorClass.CONNECT_FAILED.code, "counts as no attempt"
+    assert [path.name for path in place.rglob("*") if path.name not in MARKERS.values()] == ["old"]
+    (tmp_path / "marker").rename(place / MARKERS[example])
+    assert starter.upload([up])[0].succeeded
+    assert (place / "new" / "file").read_text() == "12345"
+
+
 @pytest.mark.parametrize("scheme", ["http", "file"])
 def test_curl_plugin(tmp_path, place, scheme):
     plugin = installed(ROOT / "plugins" / "stageout_curl_plugin", tmp_path)
@@ -69,6 +97,36 @@ def test_curl_plugin(tmp_path, place, scheme):
     finally:
         endpoint.close()
     assert failures(findings) == [], table(findings)
+
+
+def test_without_a_place_only_the_rules_of_the_query_count(tmp_path):
+    plugin = installed(ROOT / "examples" / "mounted_plugin", tmp_path)
+    counted = {item.rule for item in check(plugin) if item.outcome != "n/a"}
+    assert counted == {rule.name for rule in RULES if rule.name.startswith("query-")}
+
+
+class _Elsewhere(Endpoint):
+    """A place that is no directory of this machine for the suite: put and get do all."""
+
+    def __init__(self, url_base, folder):
+        super().__init__(url_base, Path("/nonexistent"))
+        self._storage = Endpoint(url_base, folder)
+
+    def put(self, name, data):
+        self._storage.put(name, data)
+
+    def get(self, name):
+        return self._storage.get(name)
+
+    def stall(self):
+        raise NotApplicable("no file of this storage stalls")
+
+
+def test_an_endpoint_of_ones_own_needs_no_directory(tmp_path, place):
+    plugin = installed(ROOT / "examples" / "mounted_plugin", tmp_path)
+    findings = check(plugin, _Elsewhere(f"mounted://{place}", place))
+    assert failures(findings) == [], table(findings)
+    assert {item.rule for item in findings if item.outcome == "n/a"} <= {"killed", "nameless-node"}
 
 
 def test_local_endpoints(tmp_path):

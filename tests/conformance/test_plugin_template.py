@@ -14,6 +14,7 @@ import pytest
 from stageout.cli.main import main
 from stageout.testing.conformance import check, failures, table
 from stageout.testing.endpoints import Endpoint
+from stageout.testing.starter import EmbeddedStarter, PluginTable, Wanted, installed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,9 +61,24 @@ def test_installed_by_pip_it_conforms(plugin: Path, tmp_path: Path) -> None:
     (scripts / "tape_protocol.py").write_text((modules / "tape_protocol.py").read_text())
     folder = tmp_path / "files"
     folder.mkdir()
+    (folder / ".tape").touch()
     findings = check(executable, Endpoint(f"tape://{folder}", folder))
     assert failures(findings) == [], table(findings)
     assert {item.rule for item in findings if item.outcome == "n/a"} <= {"killed", "nameless-node"}
+
+
+def test_as_written_it_takes_nothing_where_no_storage_is_mounted(plugin: Path, tmp_path: Path) -> None:
+    folder, scratch = tmp_path / "files", tmp_path / "scratch"
+    folder.mkdir()
+    scratch.mkdir()
+    executable = installed(plugin / "tape_plugin", scratch)
+    (scratch / "tape_protocol.py").write_text((plugin / "tape_protocol.py").read_text())
+    (scratch / "file").write_text("12345")
+    starter = EmbeddedStarter(scratch, PluginTable([executable]))
+    (run,) = starter.upload([Wanted(f"tape://{folder}/new/file", "file")])
+    assert not run.succeeded
+    assert "no directory above it has .tape" in run.ads[0].text("TransferError")
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize("name", ["s3-fast", "a.b", "Tape", "3d", "", "tape\n"])
