@@ -15,6 +15,8 @@ from stageout.overlay.wire.route import BadRoute, address, addresses
 from stageout.wire.deposits import earlier_operation_of, operation_of
 
 _AT_ONCE = 500
+#: A router has another secret for the key, or no line of that name.
+_REFUSED = (ErrorClass.CREDENTIAL_REFUSED, ErrorClass.PERMISSION_DENIED)
 
 
 class CustodianClient:
@@ -25,7 +27,7 @@ class CustodianClient:
     """
 
     def __init__(self, *keys: Path) -> None:
-        self._keys = keys
+        self.keys = keys
 
     def __call__(self, custodian: str, names: Sequence[str], cancel: bool) -> Mapping[str, tuple[str, str]]:
         """Return outcome and reason by name of a deposit, for deposits whose state the custodian knows.
@@ -36,7 +38,7 @@ class CustodianClient:
         found: dict[str, tuple[str, str]] = {}
         refusals = []
         unknown = list(names)
-        for key in self._keys:
+        for key in self.keys:
             gateway = gateway_of(*address(custodian), key)
             try:
                 for operation in operation_of, earlier_operation_of:  # pilots of an earlier release made other names
@@ -44,10 +46,10 @@ class CustodianClient:
                         found.update(_ask(gateway, {operation(name, gateway.secret): name for name in unknown}, cancel))
                         unknown = [name for name in unknown if found.get(name, ("", ""))[0] == "unknown"]
             except TransferFailure as problem:
-                if problem.kind is not ErrorClass.CREDENTIAL_REFUSED:
+                if problem.kind not in _REFUSED:
                     raise
                 refusals.append(problem)
-        if len(refusals) == len(self._keys):
+        if len(refusals) == len(self.keys):
             raise refusals[0]
         return found
 

@@ -156,7 +156,7 @@ class CustodyTable:
     """
 
     def __init__(self, path: Path, allowed: Collection[str], ask: CustodianQuery, clock: Clock) -> None:
-        self._path, self.allowed, self._ask, self._clock = path, frozenset(allowed), ask, clock
+        self._path, self.allowed, self.ask, self._clock = path, frozenset(allowed), ask, clock
         found, self._unread = _read(path)
         self._handed_over = {held.key: self._timed(held, None) for held in found}
         self._is_stored = True
@@ -365,7 +365,7 @@ class CustodyTable:
 
     def _answers(self, address: str, names: Sequence[str], cancel: bool) -> tuple[Mapping[str, tuple[str, str]], str]:
         try:
-            return self._ask(address, names, cancel), ""
+            return self.ask(address, names, cancel), ""
         except TransferFailure as failure:
             return {}, f"{address} does not answer: {failure}"
         except Exception as problem:  # the other custodians must be asked all the same

@@ -20,6 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from schedd_agent import agent as agent_module
 from schedd_agent.agent import Agent, together_after
 from schedd_agent.collector import CollectorSnapshot, OtherPoolSnapshot
+from schedd_agent.custodian_client import CustodianClient
+from schedd_agent.custodians import CustodyTable
 from schedd_agent.daemon import Daemon, kept_in, limits_of, main, pause_s
 from schedd_agent.decisions import decide
 from schedd_agent.edits import Change, Edit
@@ -49,6 +51,7 @@ from schedd_agent.receipts import DIRECTORY, Receipts
 from schedd_agent.reports import NewestReportNumbers
 from stageout.condor.bindings import CondorError
 from stageout.core import durable
+from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError, mapping_settings
 from stageout.core.metrics import METRICS, Readings
 from stageout.core.metrics_server import rendered
@@ -976,6 +979,23 @@ def test_settings_of_which_one_cannot_be_used_change_nothing(site: Site, tmp_pat
     with pytest.raises(ConfigError, match="STAGEOUT_NOTIFY_COMMAND"):
         daemon._read_settings()
     assert (site.agent.key, site.agent.limits) == before
+
+
+def test_new_keys_for_custodians_need_no_restart(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir(exist_ok=True)
+    knobs = {**_QUICK, "SPOOL": str(tmp_path / "spool"), "STAGEOUT_CUSTODIAN_KEY": "/etc/new.key, /etc/old.key"}
+    daemon = Daemon(
+        lambda: mapping_settings({**knobs, "STAGEOUT_CUSTODIANS": "gw1.example.org:9621"}), lambda _: site.agent
+    )
+    daemon._agent = site.agent
+    site.agent.custody_table = CustodyTable(
+        tmp_path / "custody", (), CustodianClient(Path("/etc/old.key")), SystemClock()
+    )
+    daemon._read_settings()
+    asked = site.agent.custody_table.ask
+    assert isinstance(asked, CustodianClient)
+    assert asked.keys == (Path("/etc/new.key"), Path("/etc/old.key"))
+    assert site.agent.custody_table.allowed == {"gw1.example.org:9621"}
 
 
 def test_settings_that_come_while_the_agent_is_made_are_taken(site: Site, tmp_path: Path) -> None:

@@ -512,7 +512,7 @@ def test_all_deposits_with_a_custodian_are_asked_for_at_once_and_one_that_fails_
             raise OSError("no such file")
         return dict.fromkeys(names, ("done", ""))
 
-    monkeypatch.setattr(asked.one, "_ask", ask)
+    monkeypatch.setattr(asked.one, "ask", ask)
     runs = [replace(handed_over("away.org:1"), sandbox=replace(handed_over("away.org:1").sandbox, number=number))
             for number in range(2, 9)]  # fmt: skip
     asked.clock.now_s += 11
