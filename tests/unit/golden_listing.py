@@ -21,7 +21,7 @@ import reference  # noqa: E402
 from programs import Command, command, parser_of, parsers_of_commands  # noqa: E402
 
 from stageout.cli.exits import Exit  # noqa: E402
-from stageout.core.config import KNOBS, RENAMED  # noqa: E402
+from stageout.core.config import KNOBS  # noqa: E402
 from stageout.core.errors import ErrorClass  # noqa: E402
 from stageout.core.metrics import METRICS  # noqa: E402
 from stageout.core.states import MOVES, PLAIN, State  # noqa: E402
@@ -57,7 +57,6 @@ def listing() -> str:
         ),
         "durable labels, in their order": labels(trees),
         "knobs: role, name, default": sorted(f"{one.role} {one.name} {one.default!r}" for one in KNOBS.values()),
-        "former knobs": sorted(f"{former} {name}" for former, name in RENAMED.items()),
         "errors: code, name, types, advice": (
             f"{one.code} {one.name} {one.value.error_type} {one.value.failure_type or '-'} {one.advice.name}"
             for one in ErrorClass
