@@ -1,7 +1,7 @@
 """One file in custody: the same record from the hand-off to the end of its row in the ledger.
 
-What a plugin offers is :class:`stageout.wire.handoff.OfferedFile`; what a plugin of ours is given to send is
-:class:`stageout.movers.results.SentFile`.
+A plugin offers a :class:`stageout.wire.handoff.OfferedFile`. The mover gives a plugin a
+:class:`stageout.movers.results.SentFile` to send.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Pipeline:
             self.custody.background.run(self.deliver(batch, transfer))
 
     async def deliver(self, plan: BatchPlan, transfer: ActiveTransfer) -> None:
-        """Send one batch, from its lease to its record. Whatever goes wrong, its places are given back.
+        """Send one batch, from its lease to its record. Give its places back whatever goes wrong.
 
         The durable steps are those of "Moving" in ``docs/developer/durable-steps.md``, in the same order.
         """

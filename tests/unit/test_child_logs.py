@@ -66,7 +66,7 @@ def test_a_guard_writes_what_its_router_writes(is_json: bool, tmp_path: Path) ->
 
 @pytest.mark.parametrize("module", CHILDREN)
 def test_every_process_of_a_router_opens_its_log(module: str) -> None:
-    """Those that have no event of their own use modules that have some."""
+    """Modules without events of their own use modules that write some."""
     assert (
         "log.open_child_log()" in (Path(__file__).parents[2] / module.replace(".", "/")).with_suffix(".py").read_text()
     )
