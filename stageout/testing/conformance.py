@@ -28,6 +28,13 @@ from stageout.testing.starter import PluginError, listed, query
 __all__ = ["Finding", "check", "failures", "local_endpoint", "table"]
 
 
+_ABOUT = """
+Hold a plugin executable against all rules. Give a place where files can be put and got with --url-base and --folder.
+Without it a plugin for http or file gets one on this machine, and of any other plugin only the rules about its answer
+to -classad (query-...) count. docs/plugin/bash.md shows how to test with storage that is not mounted.
+"""
+
+
 class Finding(NamedTuple):
     """The result for one rule.
 
@@ -111,7 +118,7 @@ def table(findings: Sequence[Finding]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; exit status 1 when a rule of level "must" failed, 2 when the plugin cannot be examined."""
-    parser = argparse.ArgumentParser(prog="python -m stageout.testing.conformance", description=check.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m stageout.testing.conformance", description=_ABOUT)
     parser.add_argument("plugin", type=Path, help="the plugin's executable")
     parser.add_argument("--url-base", help="URL below which files can be put and got (with --folder)")
     parser.add_argument("--folder", type=Path, help="the same place as a directory of this machine")

@@ -1,6 +1,10 @@
 """Our own plugins, and the example, keep every rule."""
 
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +45,33 @@ def test_the_example_in_bash(tmp_path, place):
     assert {item.rule for item in findings if item.outcome == "n/a"} <= {"nameless-node"}
     lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if _is_there(path)]
     assert not [line for line in lines if str(tmp_path).encode() in line], "the script ends with its plugin"
+
+
+def test_the_page_shows_an_endpoint_of_storage_that_is_not_mounted(tmp_path, place):
+    """The program of the page, with a command that reaches the storage; the suite has no folder of it."""
+    (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/plugin/bash.md").read_text(), re.S | re.M)
+    installed(ROOT / "examples" / "bash" / "depot_plugin", tmp_path)
+    shutil.copy(ROOT / "examples" / "bash" / "depot.sh", tmp_path)
+    client = tmp_path / "store-client"
+    client.write_text(
+        '#!/bin/bash\npath=${2#depot://}\nmkdir -p "${path%/*}"\n[ $1 = put ] && exec cat > "$path"\ncat "$path"\n'
+    )
+    client.chmod(0o755)
+    code = code.replace("depot://store.example.org/test", f"depot://{place}")
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not re.findall("^fail .*$", done.stdout, re.M)
+    assert set(re.findall(r"^n/a +\w+ +(\S+)", done.stdout, re.M)) <= {"killed", "nameless-node"}
+
+
+def test_without_a_place_only_rules_about_the_answer_count(tmp_path):
+    findings = check(installed(ROOT / "examples" / "bash" / "depot_plugin", tmp_path))
+    counted = {item.rule for item in findings if item.outcome != "n/a"}
+    assert counted == {rule.name for rule in RULES if rule.name.startswith("query-")}
+    page = " ".join((ROOT / "docs/plugin/bash.md").read_text().split())
+    assert len(counted) == 7 and "only the seven rules `query-...` count" in page
 
 
 def _is_there(path: Path) -> bool:
