@@ -84,7 +84,7 @@ class Sandbox:
     :param deadline_at: wall clock at which its credential ends, 0 without one.
     :param record_bytes: of the quota that its records take.
     :param moving_at: destinations of its files in movers.
-    :param custody: receipts of its files that another custodian has. :param holdings: who has how much of them.
+    :param custody: receipts of its files that a custodian has. :param holdings: who has how much of them.
     :param files_dropped: given up, and not in ``files_total``; likewise ``bytes_dropped``.
     :param group: accounting group of its job, "" without one.
     :param refused: reason why the last redirect was not carried out, or not for all files.

@@ -130,7 +130,7 @@ def left_files(db: sqlite3.Connection, sandbox_id: int) -> list[tuple[int, int]]
 
 
 def _handed_over(db: sqlite3.Connection, sandbox_id: int) -> list[tuple[str, int]]:
-    """Receipt and size of each file that another custodian has."""
+    """Receipt and size of each file that a custodian has."""
     query = "SELECT digest, size FROM files WHERE sandbox = ? AND state = ?"
     return db.execute(query, (sandbox_id, FileState.HANDED_OVER)).fetchall()
 

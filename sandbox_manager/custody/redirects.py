@@ -1,6 +1,6 @@
 """Redirects: other URLs for the files of a sandbox that wait or have failed, in the transaction of the order.
 
-Files that are delivered, that are being sent, or that another custodian may have keep their URL, so that no file is
+Files that are delivered, that are being sent, or that a custodian may have keep their URL, so that no file is
 sent to two places. The credentials in custody belong to the old server: a URL of another server can be used only if it
 names them, or if the files are sent without any. The fallback of a job (``custody/fallbacks.py``) uses the same rules.
 """

@@ -113,7 +113,7 @@ class Drain:
         return all(target.takes(places[part.destination]) for part in box.waiting)
 
     def _remaining(self) -> list[Sandbox]:
-        """Return the sandboxes that end with the pilot; those that another custodian holds do not."""
+        """Return the sandboxes that end with the pilot; those that a custodian holds do not."""
         boxes = self._pipeline.store.registry.by_id.values()
         return [box for box in boxes if box.state not in FREED and box.state is not State.HANDED_OVER]
 

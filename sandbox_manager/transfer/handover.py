@@ -51,7 +51,7 @@ class DrainTarget:
         custodian would take a file that gets one of these for that other one, which it has; so none does.
 
         :param begun: files whose receipts :meth:`receipts` gave; those of another key count for nothing any more. A
-            file that another custodian may have gets another number here: then both deposits can be found.
+            file that a custodian may have gets another number here: then both deposits can be found.
         """
         for file in begun:
             try:

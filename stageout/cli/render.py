@@ -321,7 +321,7 @@ def facts(row: Row, now: float) -> list[tuple[str, str]]:
         ("next", f"in {until(row.next_attempt_at, now)}" if row.next_attempt_at > now else ""),
         ("expected", eta.phrase(row.eta_low_s, row.eta_high_s)),
         ("fallback", _fallback(row)),
-        ("custodian", clean(row.manager)),
+        ("manager", clean(row.manager)),
         ("run", f"{row.run}" + (f", run again {row.reruns} times because output was lost" if row.reruns else "")),
         ("as of", f"{duration(now - row.reported_at)} ago" if row.reported_at else ""),
     ]

@@ -385,6 +385,6 @@ def no_answer(schedd: str, silence_s: float, jobs: Sequence[JobId]) -> str:
         return f"{heard}. {later}"
     return (
         f"the request was not carried out within {_ANSWER_TIMEOUT_S:.0f} s; {heard}. If it is not heard again within a "
-        f"minute or two, it is down: tell its administrator. Otherwise: is the custodian reachable (stageout status "
+        f"minute or two, it is down: tell its administrator. Otherwise: does its node report (stageout status "
         f"{jobs[0]})? {kept}; ScheddAgentLog on the access point says why it waits."
     )

@@ -1,4 +1,4 @@
-"""``stageout wrap``: makes front ends for other makers' transfer plugins."""
+"""``stageout wrap``: makes front ends for third-party transfer plugins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Front ends: shell scripts that stand for another maker's transfer plugin and offer its uploads to the manager.
+"""Front ends: shell scripts that stand for a third-party transfer plugin and offer its uploads to the manager.
 
 A front end keeps the plugin's base name: HTCondor chooses by it the variables of a job that a plugin gets. It answers
 ``-classad`` by itself while the plugin's file is the one that was asked, hands ``-upload`` to

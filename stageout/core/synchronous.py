@@ -20,7 +20,7 @@ class Cause(NamedTuple):
     sentence: str
 
 
-#: The reason of a plugin of another maker, which has no place for one in its reports.
+#: The reason of a third-party plugin, which has no place for one in its reports.
 NOT_SAID = "NotSaid"
 #: The reason for which there is no other code, and that of a plugin or manager that sends no codes.
 FAILED = "Failed"

@@ -157,7 +157,7 @@ class Mover:
         self._batch = batch
         self._wake_out, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stop = threading.Event()
-        # Plugins of other makers get the files in the spool: HTCondor's curl_plugin opens no symbolic link.
+        # Third-party plugins get the files in the spool: HTCondor's curl_plugin opens no symbolic link.
         self._links = batch.plugin.several or batch.fetches
         paths = [str(item.source) for item in batch.files]
         self._names = unique_names([item.name for item in batch.files]) if self._links else paths

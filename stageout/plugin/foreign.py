@@ -1,4 +1,4 @@
-"""The hand-off for a plugin of another maker: all files of an upload are offered as HTCondor named them."""
+"""The hand-off for a third-party plugin: all files of an upload are offered as HTCondor named them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _has_variables(front_end: str, items: Sequence[Item]) -> bool:
     name = Path(front_end).name
     names = [name.partition("_plugin")[0] if "_plugin" in name else Path(name).stem]
     if any(item.method in ("pelican", "osdf", "stash") for item in items):
-        names.append("pelican")  # HTCondor's name for all of that maker's plugins
+        names.append("pelican")  # HTCondor's name for all of Pelican's plugins
     variables = os.environ.keys() - _HARMLESS
     return any(variable.lower().startswith(f"{one.lower()}_") for variable in variables for one in names)
 

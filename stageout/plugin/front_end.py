@@ -1,4 +1,4 @@
-"""Hand off the uploads of another maker's plugin, or turn into that plugin.
+"""Hand off the uploads of a third-party plugin, or turn into that plugin.
 
 A front end (:mod:`stageout.core.front_end`) runs this file for an upload, with Python's ``-I``: the working directory
 is the job's. Arguments: the plugin, the front end's own path, "set" where LC_CTYPE is set, the plugin's arguments.

@@ -1,4 +1,4 @@
-"""Plugins of other makers behind front ends: HTCondor's curl_plugin and box_plugin.py, and Pelican's protocol."""
+"""Third-party plugins behind front ends: HTCondor's curl_plugin and box_plugin.py, and Pelican's protocol."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _parts(kind: str, body: bytes) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def setting(stageout_pools: Any, destination: Destination) -> Iterator[tuple[Any, Box]]:
-    """A pool on which every plugin of other makers has a front end, and no plugin of ours is registered."""
+    """A pool on which every third-party plugin has a front end, and no plugin of ours is registered."""
     with open_directory("front-ends") as shared, contextlib.ExitStack() as stack:
         authority = trustme.CA()
         authority.cert_pem.write_to_path(str(shared / "ca.pem"))

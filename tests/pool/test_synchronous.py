@@ -138,7 +138,7 @@ class TestWithoutAgent:
         bare.check_delivered(job)
 
     def test_other_plugins_beside_ours_still_work(self, bare: Any) -> None:
-        """HTCondor's own are advertised, and one of another maker (protocol 1) serves its scheme."""
+        """HTCondor's own are advertised, and a third-party one (protocol 1) serves its scheme."""
         plugin = bare.pool.dir / "words_plugin"
         plugin.write_text(_WORDS_PLUGIN)
         plugin.chmod(0o755)

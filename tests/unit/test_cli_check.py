@@ -21,7 +21,7 @@ from tests.polling import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: A plugin of another maker: scheme ``mem``, files in a directory. FAIL, SPOIL and WAIT are files that change it.
+#: A third-party plugin: scheme ``mem``, files in a directory. FAIL, SPOIL and WAIT are files that change it.
 _FOREIGN = """#!{python}
 import os, re, sys, time
 if "-classad" in sys.argv:

@@ -195,7 +195,7 @@ def test_machines_and_managers_of_the_pool_are_counted() -> None:
 
 @pytest.mark.parametrize("scheme", ["osdf", "pelican", "box", "tape", "root"])
 def test_a_scheme_that_no_plugin_of_stageout_moves(scheme: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A URL in the place of the file, a pool without a plugin for it, and a pool with another maker's."""
+    """A URL in the place of the file, a pool without a plugin for it, and a pool with a third-party one."""
     assert main(["explain", f"{scheme}:///x"]) == 1
     said = capsys.readouterr().err
     assert f"{scheme}:///x: no plugin of stageout moves {scheme}:// URLs" in said

@@ -1,4 +1,4 @@
-"""Front ends of other makers' plugins: what HTCondor sees of them, and what the plugin behind them sees."""
+"""Front ends of third-party plugins: what HTCondor sees of them, and what the plugin behind them sees."""
 
 from __future__ import annotations
 

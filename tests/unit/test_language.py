@@ -303,6 +303,43 @@ def test_the_glossary_has_the_project_words() -> None:
     assert missing_words([*pages, *descriptions.EVENTS.values()], glossary) == set()
 
 
+#: Other words for "third-party plugin", the one for which readers search.
+_OTHER_PLUGINS = re.compile(
+    r"\b(?:an)?other makers?\b|\bmakers' plugin|\b(?:foreign|custom|external) (?:transfer )?plugin"
+    r"|\bplugins? of others\b",
+    re.I,
+)
+_PRODUCT = (
+    "condor_config.d", "examples", "plugins", "policy_service", "sandbox_manager", "schedd_agent",
+    "stageout", "stageout_web",
+)  # fmt: skip
+
+
+def test_third_party_plugins_have_one_name() -> None:
+    texts = [path for path in _PAGES if path.parent.name != "changes"]
+    texts += [
+        path for folder in _PRODUCT for path in (ROOT / folder).rglob("*") if path.suffix in (".conf", ".md", ".py")
+    ]
+    found = {str(path): _OTHER_PLUGINS.findall(" ".join(path.read_text().split())) for path in texts}
+    assert {path: words for path, words in found.items() if words} == {}
+    assert "## third-party plugin\n" in (DOCS / "glossary.md").read_text()
+
+
+def test_other_names_of_third_party_plugins_are_found() -> None:
+    for text in ("plugins of other makers", "another maker's plugin", "a custom transfer plugin", "Foreign plugins"):
+        assert _OTHER_PLUGINS.search(text)
+    assert not _OTHER_PLUGINS.search("a third-party plugin, and HTCondor's own plugin")
+
+
+def test_a_custodian_is_a_router_and_no_manager() -> None:
+    entry = (DOCS / "glossary.md").read_text().partition("## custodian\n\n")[2]
+    assert entry.startswith("[Router](#router)")
+    texts = [path.read_text() for path in (ROOT / "sandbox_manager").rglob("*.py")]
+    assert not [text for text in texts if re.search(r"\b(?:an)?other custodian", text)], "a manager is none itself"
+    details = (ROOT / "stageout/cli/render.py").read_text()
+    assert '("manager", clean(row.manager))' in details
+
+
 # ---- planted violations ----------------------------------------------------------------------------------------------
 
 
