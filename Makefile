@@ -15,6 +15,7 @@
 # make storm   misfortunes for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
 # make overlay-storm  routers die for SECONDS=60, bits flip, disks fill
 # make mutants  changes the product in 200 places, one by one: each must make a test fail (WORDS="names")
+#              DRAWN=30: draws new ones (SEED=7 SINCE=commit MINUTES=60 WORDS="parts of paths"), says which share is found
 # make workflow  Snakemake, law, Parsl and Dask-jobqueue, installed by network, on a pool
 # make hostile a hostile user tries every way to take over the output of others, on both versions of HTCondor
 # make crash   faults at every durable step, and schedules of crashes and lost power (SCHEDULES=10000)
@@ -78,7 +79,8 @@ sim: $(STAMP)
 	$(PY) -m overlay_router.simulation.simulator --schedules $(or $(SCHEDULES),20000)
 
 mutants: $(STAMP)
-	nice $(PY) -m tests.mutants.run $(WORDS)
+	nice $(PY) -m tests.mutants.run $(if $(DRAWN),--drawn $(DRAWN)) $(if $(SEED),--seed $(SEED)) $(if $(SINCE),--since $(SINCE)) \
+		$(if $(MINUTES),--minutes $(MINUTES)) $(WORDS)
 
 storm: $(STAMP)
 	$(PY) -m tests.pool.storm --minutes $(or $(MINUTES),10)

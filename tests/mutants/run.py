@@ -71,7 +71,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run all mutations, or those whose names contain one of the given words."""
     parser = argparse.ArgumentParser(description="Try mutations of the product; each must make a test fail.")
     parser.add_argument("words", nargs="*", help="only mutations whose names contain one of these words")
-    words = parser.parse_args(arguments).words
+    parser.add_argument("--drawn", type=int, default=0, help="draw as many new mutations, and try those")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (0: today's date)")
+    parser.add_argument("--since", default="", help="draw from lines that differ from this commit only")
+    parser.add_argument("--minutes", type=float, default=0.0, help="draw no more after this time (0: no limit)")
+    options = parser.parse_args(arguments)
+    words = options.words
+    if options.drawn:
+        from tests.mutants.draw import try_drawn  # it imports this module
+
+        seed = options.seed or int(time.strftime("%Y%m%d"))
+        return try_drawn(options.drawn, seed, options.since, options.minutes, words)
     chosen = [one for one in read_mutations() if not words or any(word in one.name for word in words)]
     outcomes = {}
     with tempfile.TemporaryDirectory(prefix="stageout-mutants-") as directory:

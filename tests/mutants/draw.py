@@ -1,0 +1,274 @@
+"""Draw new mutations of the product and try them: ``make mutants DRAWN=30 SEED=7 SINCE=v1.0 MINUTES=60``.
+
+The list in ``mutations.txt`` has bugs that somebody thought of. Drawn ones show what the tests see of the others: a
+condition that is dropped, a comparison that is inverted, a statement that is left out, two neighbouring steps that are
+swapped. The nearest tests run, by import. The last line has the share that they found.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import random
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.mutants.mutations import Mutation
+from tests.mutants.run import ROOT, copy_checkout, try_mutation
+
+FOLDERS = ("stageout", "sandbox_manager", "schedd_agent", "policy_service", "overlay_router", "stageout_web")
+#: Of 100 drawn mutations, these must be found.
+LEAST_SHARE = 0.97
+_MOST_TESTS = 10
+_TESTS = ("tests/unit", "tests/curl", "tests/globus")
+#: Tests that read the text of the code: they would notice the change, and no fault.
+_READERS = {"test_documents", "test_golden", "test_language", "test_layout", "test_mutants", "test_trust_table"}
+#: Whole schedules of crashes see the two daemons that keep promises.
+_SCHEDULES = "tests/crash/test_simulation.py::test_schedules_break_no_promise"
+_MEETINGS = "tests/crash/test_simulation.py::test_each_order_meets_runs_in_each_state"
+_INVERTED: dict[type[ast.cmpop], str] = {
+    ast.Eq: "!=", ast.NotEq: "==", ast.Lt: ">=", ast.GtE: "<", ast.Gt: "<=", ast.LtE: ">",
+    ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
+}  # fmt: skip
+#: Statements whose absence is no fault of what the product does.
+_TALK = re.compile(r"(await )?(log|_log|logging|warnings)\.")
+
+_Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Drawn(NamedTuple):
+    """A place that may be changed: lines and columns as in the syntax tree, and the text that comes there."""
+
+    kind: str
+    function: str
+    begin: tuple[int, int]
+    end: tuple[int, int]
+    text: str
+
+
+def places(source: str) -> list[Drawn]:
+    """Return all mutations of a module."""
+    found: list[Drawn] = []
+    for function in (node for node in ast.walk(ast.parse(source)) if isinstance(node, _Function)):
+        for node in (function, *_own(function)):
+            for kind, change in _KINDS.items():
+                found += [Drawn(kind, function.name, *one) for one in change(node, source)]
+    return found
+
+
+def _own(function: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function without those of functions in it."""
+    for child in ast.iter_child_nodes(function):
+        if not isinstance(child, _Function):
+            yield child
+            yield from _own(child)
+
+
+_Change = tuple[tuple[int, int], tuple[int, int], str]
+
+
+def _span(node: ast.AST) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+
+
+def _code(node: ast.AST, source: str) -> str:
+    (first, begin), (last, end) = _span(node)
+    lines = _lines(source)[first - 1 : last]
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][begin:]
+    return b"".join(lines).decode()
+
+
+@lru_cache(maxsize=1)
+def _lines(source: str) -> list[bytes]:
+    """Return the lines of a module as bytes: the syntax tree counts these."""
+    return [line.encode() for line in source.splitlines(keepends=True)]
+
+
+def _dropped(node: ast.AST, source: str) -> Iterator[_Change]:
+    """A condition is dropped: it holds always, or never, or without one of its parts."""
+    if isinstance(node, ast.BoolOp):
+        word = " and " if isinstance(node.op, ast.And) else " or "
+        for left_out in node.values:
+            rest = [f"({_code(one, source)})" for one in node.values if one is not left_out]
+            yield (*_span(node), f"({word.join(rest)})")
+    elif isinstance(node, ast.If) and not isinstance(node.test, ast.BoolOp):
+        yield (*_span(node.test), "True")
+        yield (*_span(node.test), "False")
+
+
+def _inverted(node: ast.AST, source: str) -> Iterator[_Change]:
+    """A comparison is inverted."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        left, right = _code(node.left, source), _code(node.comparators[0], source)
+        yield (*_span(node), f"(({left}) {_INVERTED[type(node.ops[0])]} ({right}))")
+
+
+def _left_out(node: ast.AST, source: str) -> Iterator[_Change]:
+    """A statement is left out that does something: a call, a change of an attribute or of an item."""
+    if _does_something(node, source):
+        yield (*_span(node), "pass")
+
+
+def _does_something(node: ast.AST, source: str) -> bool:
+    if isinstance(node, ast.Expr):
+        is_call = isinstance(node.value, (ast.Call, ast.Await))
+        return is_call and not _TALK.match(_code(node, source))
+    if isinstance(node, ast.Assign):
+        return all(isinstance(target, (ast.Attribute, ast.Subscript)) for target in node.targets)
+    return isinstance(node, (ast.AugAssign, ast.Delete))
+
+
+def _swapped(node: ast.AST, source: str) -> Iterator[_Change]:
+    """Two neighbouring steps are swapped: calls whose order may count."""
+    for body in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
+        for first, second in zip(body, body[1:]) if isinstance(body, list) else ():
+            if all(isinstance(one, ast.Expr) and _does_something(one, source) for one in (first, second)):
+                space = " " * first.col_offset
+                text = f"{_code(second, source)}\n{space}{_code(first, source)}"
+                yield _span(first)[0], _span(second)[1], text
+
+
+_KINDS: dict[str, Callable[[ast.AST, str], Iterable[_Change]]] = {
+    "condition dropped": _dropped,
+    "comparison inverted": _inverted,
+    "statement left out": _left_out,
+    "steps swapped": _swapped,
+}
+
+
+def mutated(source: str, drawn: Drawn) -> str:
+    """Return the module with the change."""
+    lines = _lines(source)
+    (first, begin), (last, end) = drawn.begin, drawn.end
+    head, tail = lines[first - 1][:begin], lines[last - 1][end:]
+    return b"".join([*lines[: first - 1], head, drawn.text.encode(), tail, *lines[last:]]).decode()
+
+
+# ---- what is drawn ---------------------------------------------------------------------------------------------------
+
+
+def changed_lines(since: str) -> dict[str, set[int]]:
+    """Return the lines of each product file that differ from a commit."""
+    found: dict[str, set[int]] = {}
+    diff = subprocess.run(
+        ["git", "diff", "-U0", since, "--", *FOLDERS], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    name = ""
+    for line in diff.splitlines():
+        if line.startswith("+++ "):
+            name = line[6:]
+        elif header := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+            begin, count = int(header[1]), int(header[2] or 1)
+            found.setdefault(name, set()).update(range(begin, begin + count))
+    return found
+
+
+def draw(number: int, seed: int, since: str = "", words: Sequence[str] = ()) -> list[tuple[str, Drawn]]:
+    """Draw places of the product, each kind as often as the others.
+
+    :param words: only files with one of these in their paths.
+    """
+    lines = changed_lines(since) if since else None
+    by_kind: dict[str, list[tuple[str, Drawn]]] = {kind: [] for kind in _KINDS}
+    for path in (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))):
+        name = str(path.relative_to(ROOT))
+        if (lines is None or name in lines) and (not words or any(word in name for word in words)):
+            source = path.read_text()
+            for one in places(source):
+                if lines is None or not lines[name].isdisjoint(range(one.begin[0], one.end[0] + 1)):
+                    by_kind[one.kind].append((name, one))
+    chance = random.Random(seed)
+    kinds = [kind for kind in by_kind if by_kind[kind]]
+    found: dict[tuple[str, Drawn], None] = {}
+    for at in range(20 * number):
+        if kinds and len(found) < number:
+            found[chance.choice(by_kind[kinds[at % len(kinds)]])] = None
+    return list(found)
+
+
+# ---- tests that are near ---------------------------------------------------------------------------------------------
+
+
+def imports(source: str) -> set[str]:
+    """Return the modules that a module names in its imports; a name that is imported may be a module, too."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
+    return found
+
+
+class Nearness:
+    """The tests near a module: those that import it, then those that import a module that does."""
+
+    def __init__(self) -> None:
+        product = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+        tests = [
+            path for folder in ("tests/unit", "tests/curl", "tests/globus") for path in (ROOT / folder).glob("*.py")
+        ]
+        self._imports = {_module(path): imports(path.read_text()) for path in [*product, *tests]}
+        self._texts = {_module(path): path.read_text() for path in tests}
+
+    def tests(self, file: str, function: str) -> tuple[str, ...]:
+        """Return test files, the nearest first."""
+        reached = {_module(ROOT / file): 0}
+        for distance in range(1, 4):
+            known = set(reached)
+            for name, named in self._imports.items():
+                if name not in reached and known & named:
+                    reached[name] = distance
+        near = [name for name in self._texts if name in reached and name.rpartition(".")[2].startswith("test_")]
+        words = {function.strip("_"), *Path(file).stem.split("_")}
+
+        def key(name: str) -> tuple[int, int, str]:
+            return -sum(word in self._texts[name] for word in words), reached[name], name
+
+        near.sort(key=lambda name: (reached[name] > 1, *key(name)))
+        files = [f"{name.replace('.', '/')}.py" for name in near[:_MOST_TESTS]]
+        if file.startswith(("sandbox_manager", "schedd_agent", "stageout/core", "stageout/wire")):
+            files += [_MEETINGS, _SCHEDULES]
+        return tuple(files)
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+# ---- the run ---------------------------------------------------------------------------------------------------------
+
+
+def try_drawn(number: int, seed: int, since: str = "", minutes: float = 0.0, words: Sequence[str] = ()) -> int:
+    """Draw and try. Returns 1 when fewer than :data:`LEAST_SHARE` are found. :param minutes: 0: until all are tried."""
+    near, begin_s = Nearness(), time.monotonic()
+    caught, tried, survivors = 0, 0, []
+    with tempfile.TemporaryDirectory(prefix="stageout-drawn-") as directory:
+        copy_checkout(Path(directory))
+        for file, one in draw(number, seed, since, words):
+            if minutes and time.monotonic() - begin_s > 60 * minutes:
+                break
+            source = (ROOT / file).read_text()
+            after = mutated(source, one)
+            try:
+                ast.parse(after)
+            except SyntaxError:
+                continue
+            tests = near.tests(file, one.function)
+            name = f"{file}:{one.begin[0]} {one.function}, {one.kind}"
+            outcome = try_mutation(Path(directory), Mutation(name, file, tests, source, after)) if tests else "no test"
+            tried, caught = tried + 1, caught + (outcome == "caught")
+            print(f"{outcome}: {name}", flush=True)
+            if outcome != "caught":
+                survivors.append(name)
+                diff = difflib.unified_diff(source.splitlines(), after.splitlines(), lineterm="", n=1)
+                print("\n".join(f"    {line}" for line in list(diff)[2:]), flush=True)
+    print(f"drawn: {caught} of {tried} found with seed {seed}; not found: {len(survivors)}")
+    return int(caught < LEAST_SHARE * tried)
