@@ -50,7 +50,7 @@ reference: $(STAMP)
 
 # Strict: a warning is an error. No network is needed.
 docs: $(STAMP)
-	$(PY) -m sphinx -q -W --keep-going -d out/docs/doctrees -b html docs out/docs/html
+	$(PY) docs/_ext/books.py out/docs/html out/docs/doctrees
 	PYTHONPATH=. $(PY) docs/_ext/man.py out/docs/man
 
 pythons: $(STAMP)

@@ -5,7 +5,7 @@
 2. Apply orders: the schedd's agent confirms that the run completed, or cancels it (``custody/orders.py``).
 3. Schedule: ``scheduling/scheduler.py`` puts confirmed files into batches.
 4. Deliver: :meth:`Pipeline.deliver` sends a batch and records the outcome; ``transfer/runner.py`` has its steps.
-5. Release: ``custody/releases.py`` frees the bytes of what has ended.
+5. Release: ``custody/releases.py`` frees the bytes of what has ended. The store tells it of each change.
 
 Each change is in the ledger before anything is built on it (``docs/developer/durable-steps.md``); the sandboxes in
 memory are a picture of the ledger (``custody/store.py``).
@@ -97,14 +97,11 @@ class Pipeline:
         last = max((order.number for order in sheet.orders), default=0)
         if last <= done:
             return
-        boxes = await self.store.write(lambda db: self._orders_of(db, sheet), "record-order")
-        self.store.acknowledged[sheet.numbering] = last
-        self.store.changed.set()
+        await self.store.write(lambda db: self._orders_of(db, sheet), "record-order", orders={sheet.numbering: last})
         for order in sheet.orders:
             if order.number > done:
                 log.event("order-applied", agent=sheet.agent, number=order.number, action=order.action.value,
                           job=order.job, run=order.run_number)  # fmt: skip
-        self.custody.releases.follow(boxes)
 
     def _orders_of(self, db: sqlite3.Connection, sheet: OrderSheet) -> Iterable[int]:
         self.scheduler.leases.want(db, sheet.agent, sheet.lease_s)
@@ -148,8 +145,7 @@ class Pipeline:
                 except Stopped as stopped:
                     arrived = stopped.delivered
                     if arrived:
-                        boxes = await write(lambda db: batch.record_arrived(db, arrived), "record-delivered")
-                        self.custody.releases.follow(boxes)
+                        await write(lambda db: batch.record_arrived(db, arrived), "record-delivered")
                     return
 
             # Each file is delivered, in custody elsewhere, to be tried again, failed for good, or gone from the spool.
@@ -165,7 +161,7 @@ class Pipeline:
             }
             labels = [label for label, files in results.items() if files]
             change = batch.record_of(outcome, run.asked, batch.learn(run, outcome))
-            self.custody.releases.follow(await write(change, *labels))
+            await write(change, *labels)
             is_recorded = True
         except (OSError, sqlite3.Error) as problem:
             log.error("batch-failed", server=batch.server, problem=problem)
@@ -191,7 +187,7 @@ class Pipeline:
             outcome = batch.decide([manager_error(problem)] * len(batch.files))
             results = {"record-retry": outcome.waiting, "record-failed": outcome.failed}
             labels = [label for label, files in results.items() if files]
-            self.custody.releases.follow(await self.store.write(batch.record_of(outcome), *labels))
+            await self.store.write(batch.record_of(outcome), *labels)
         except Exception as second:
             log.error("batch-failed", server=batch.server, problem=repr(second), advice="report this as a bug")
             return False

@@ -49,7 +49,7 @@ class Custody:
             self.store, spool, self.space, self.running, self.state, self._disk, self.background, self.now
         )
         self.syncs = Syncs(
-            spool, self._syncing, SyncRecords(self.store, self.releases, self.now), self.background
+            spool, self._syncing, SyncRecords(self.store, self.now), self.background
         )  # fmt: skip
         self.orphans = OrphanCollector(ledger, spool, self._disk, self.now, lambda: rules().retention_s)
         self.renewal = Renewal(self.store, spool.safe, self.now)

@@ -42,6 +42,7 @@ class Housekeeping:
         await self._custody.orphans.set_aside()
         await self._custody.state.load()
         boxes = self._store.registry.by_id
+        self._store.observe(self._custody.releases.follow)  # not before: only now it is known what the spool holds
         self._custody.releases.consider([box for box in boxes.values() if box.state in FREED])
         log.event("spool-recovered", sandboxes=len(boxes), unsynced=len(self._unsynced))
 
@@ -84,11 +85,8 @@ class Housekeeping:
         rules, now = self._custody.rules(), self._custody.now()
         due = recovery.due(self._store.registry.by_id.values(), self._busy(), rules, now)
         if due:
-            self._custody.releases.follow(
-                await self._store.write(
-                    lambda db: recovery.pass_deadlines(db, due, rules, now, self._custody.fallback_rules),
-                    "record-failed",
-                )
+            await self._store.write(
+                lambda db: recovery.pass_deadlines(db, due, rules, now, self._custody.fallback_rules), "record-failed"
             )
 
     async def _find_deleted(self) -> None:
@@ -113,7 +111,6 @@ class Housekeeping:
         if touched:
             self._spool_problem = f"{_DELETED}, lately that of {count(len(touched), 'run')}"
             log.error("spool-deleted", tickets=len(gone), first=gone[0], directory=self._spool.root, advice=_KEEP_AWAY)
-        self._custody.releases.follow(touched)
 
     async def forget_old_jobs(self) -> None:
         """Forget jobs without output here that no message named for the retention time, and collect orphans."""

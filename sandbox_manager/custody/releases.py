@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 
 from sandbox_manager.custody import updates
@@ -43,11 +43,12 @@ class Releases:
         self._running, self._state, self._background, self._now = running, state, background, now
         self._under_way: set[int] = set()
 
-    def follow(self, boxes: Iterable[Sandbox]) -> None:
-        """Act on a change of state: stop sending files of an ended sandbox, and free its bytes."""
-        changed = list(boxes)
-        self._running.stop_of({box.id for box in changed if box.state in FREED})
-        self.consider(changed)
+    def follow(self, boxes: Sequence[Sandbox]) -> None:
+        """Act on a change: stop sending files of an ended sandbox, and free its bytes. The store calls this."""
+        ended = {box.id for box in boxes if box.state in FREED}
+        if ended:
+            self._running.stop_of(ended)
+        self.consider(boxes)
 
     def consider(self, boxes: Iterable[Sandbox]) -> None:
         """Release the bytes of sandboxes that need them no more, and forget records that may go. In the background."""
@@ -63,6 +64,10 @@ class Releases:
         loop = asyncio.get_running_loop()
         try:
             tickets = await self._store.ledger.read(lambda db: updates.dropped_tickets(db, sandbox))
+            box = self._store.registry.by_id.get(sandbox)
+            if not tickets and box is not None and box.state not in FREED:
+                self._under_way.discard(sandbox)  # what its record does not name is freed already
+                return
             for ticket in tickets:
                 await loop.run_in_executor(self._disk, self._spool.release, ticket)
                 self._space.drop(ticket)

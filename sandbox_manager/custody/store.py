@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sandbox_manager.custody import queries, updates
@@ -12,10 +12,12 @@ from sandbox_manager.custody.backlog import Deadline
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.registry import Registry
 from sandbox_manager.sandbox import Destination, Sandbox
+from stageout.core.ending import outlast
 from stageout.core.metrics import CUSTODY_BOUNDS, Histogram
 from stageout.core.states import State
 
 Change = Callable[[sqlite3.Connection], Iterable[int]]
+Observer = Callable[[Sequence[Sandbox]], None]
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,14 @@ class SandboxStore:
         self.acknowledged: dict[str, int] = {}
         self.custody = Histogram(CUSTODY_BOUNDS)
         self.lost_bytes = 0
+        self._observers: list[Observer] = []
+
+    def observe(self, observer: Observer) -> None:
+        """Call ``observer`` after each change from now on, with the sandboxes that it touched, as they are now.
+
+        It is called on the loop, after the commit, when :attr:`acknowledged` and :attr:`changed` are set.
+        """
+        self._observers.append(observer)
 
     async def load(self) -> None:
         """Read everything at start."""
@@ -52,11 +62,21 @@ class SandboxStore:
         for box in boxes:
             self.registry.put(box)
 
-    async def write(self, change: Change, *labels: str) -> list[Sandbox]:
+    async def write(self, change: Change, *labels: str, orders: Mapping[str, int] | None = None) -> list[Sandbox]:
         """Run a change that returns the ids of the sandboxes it touched. On return it is on the disk.
 
+        When the caller is cancelled meanwhile, the memory follows the ledger all the same.
+
+        :param orders: numbers of the last orders that it carries out, by agent.
         :returns: those that still exist, as they are now. :raises IllegalMove: and what else the change raises.
         """
+        work = asyncio.ensure_future(self._write(change, labels, orders or {}))
+        if await outlast(work):
+            work.exception()  # looked at, so that nobody complains
+            raise asyncio.CancelledError
+        return work.result()
+
+    async def _write(self, change: Change, labels: Sequence[str], orders: Mapping[str, int]) -> list[Sandbox]:
         known = frozenset(self.registry.destinations)
         fresh = await self.ledger.write(lambda db: _changed(db, change, known), *labels)
         self.registry.destinations.update(fresh.destinations)
@@ -66,10 +86,15 @@ class SandboxStore:
             else:
                 self._count_end(self.registry.by_id.get(sandbox_id), box)
                 self.registry.put(box)
+        self.acknowledged.update(orders)
         if fresh.sandboxes:
-            self.changed.set()
             self.wake.set()
-        return [box for box in fresh.sandboxes.values() if box is not None]
+        if fresh.sandboxes or orders:
+            self.changed.set()
+        boxes = [box for box in fresh.sandboxes.values() if box is not None]
+        for observer in self._observers:
+            observer(boxes)
+        return boxes
 
     def _count_end(self, old: Sandbox | None, new: Sandbox) -> None:
         """Count output that has just been delivered or lost. :param old: as it was, None: it was not known."""

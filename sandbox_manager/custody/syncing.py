@@ -19,7 +19,6 @@ from concurrent.futures import Executor
 
 from sandbox_manager.custody import recovery, updates
 from sandbox_manager.custody.background import Background
-from sandbox_manager.custody.releases import Releases
 from sandbox_manager.custody.spool import Spool, Synced
 from sandbox_manager.custody.store import SandboxStore
 from stageout.core import log
@@ -38,8 +37,8 @@ class SyncRecords:
     :param now: wall clock, seconds.
     """
 
-    def __init__(self, store: SandboxStore, releases: Releases, now: Callable[[], int]) -> None:
-        self._store, self._releases, self._now = store, releases, now
+    def __init__(self, store: SandboxStore, now: Callable[[], int]) -> None:
+        self._store, self._now = store, now
 
     async def begin(self, tickets: Sequence[str]) -> None:
         """Record that the data of these tickets are about to be synced."""
@@ -53,7 +52,7 @@ class SyncRecords:
             return recovery.lose_tickets(db, synced.lost, self._now())
 
         labels = [*(["record-synced"] if synced.on_disk else ()), *(["record-lost"] if synced.lost else ())]
-        self._releases.follow(await self._store.write(change, *labels))
+        await self._store.write(change, *labels)
 
 
 class Syncs:

@@ -163,7 +163,7 @@ class Acceptance:
             orders.confirm_late(db, box, now)
             return [box, *orders.supersede_older(db, facts.run, now)]
 
-        self._custody.releases.follow(await self._store.write(change, "record-accepted"))
+        await self._store.write(change, "record-accepted")
 
     def _fallback_problem(self, handoff: Handoff) -> str:
         """Return why the job's fallback is ignored; "" when it is not, or when there is none."""

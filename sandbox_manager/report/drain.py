@@ -146,7 +146,7 @@ class Drain:
                 updates.end(db, box.id, State.LOST, now, _reason(box))
                 yield box.id
 
-        self._pipeline.custody.releases.follow(await self._pipeline.store.write(change, "record-lost"))
+        await self._pipeline.store.write(change, "record-lost")
         return lost
 
     def _log_endangered(self) -> None:

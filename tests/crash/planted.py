@@ -467,8 +467,8 @@ BUGS = (
             mutated(
                 Pipeline,
                 "_apply",
-                "boxes = await self.store",
-                "self.store.acknowledged[sheet.numbering] = last; boxes = await self.store",
+                "await self.store.write",
+                "self.store.acknowledged[sheet.numbering] = last; await self.store.write",
             )
         ],
         ("disk_full",),
