@@ -143,13 +143,15 @@ class Daemon:
             pipeline.scheduler.leases, lambda: self._rules, dependencies.evaluate, pipeline.store.changed.set
         )
         gate = OrderVerifier(manager.name, manager.key, self._agents, self._keys)
+        intake = Intake(
+            self.spool, dependencies.identity(settings), pipeline.acceptance, settings, dependencies.clock,
+            on_refusal=pipeline.store.changed.set,
+        )  # fmt: skip
         reporter = Reporter(
-            pipeline, self.spool, dependencies.collector, dependencies.clock, settings, condor_uid(), key
-        )
-        pipeline.runner.tell = reporter.tell
-        intake = Intake(self.spool, dependencies.identity(settings), pipeline.acceptance, settings, dependencies.clock)
-        reporter.handoffs, reporter.refusals = intake.figures, intake.refusals
-        intake.on_refusal = pipeline.store.changed.set
+            pipeline, self.spool, dependencies.collector, dependencies.clock, settings, condor_uid(), key,
+            intake.figures, intake.refusals,
+        )  # fmt: skip
+        pipeline.runner.announcer.add(reporter.tell)
         fetcher = Fetcher(pipeline, self._agents, key.sign)
         parts = (gate, fetcher, self._missing, pipeline.custody.orphans, pipeline.housekeeping, reporter, intake)
         control = Control(pipeline, reporter.figures, lambda: {k: v for part in parts for k, v in part.facts().items()})
@@ -265,8 +267,9 @@ class Daemon:
         timeout_s = settings.number("STAGEOUT_AGENT_TIMEOUT")
         if listed != self._keys.listed:
             self._agents.forget_all()
-        self._agents.timeout_s = timeout_s
-        self._settings, self._rules, self._keys.listed = settings, rules, listed
+        self._agents.set_timeout(timeout_s)
+        self._keys.list_anew(listed)
+        self._settings, self._rules = settings, rules
         self._front_ends.forget()
         self._answers.forget()
         if self._pipeline is not None:

@@ -21,14 +21,17 @@ from sandbox_manager.custody import orders
 from sandbox_manager.custody.custody import Custody
 from sandbox_manager.custody.housekeeping import Housekeeping
 from sandbox_manager.custody.ledger import Ledger
+from sandbox_manager.custody.redirects import choose_plugin
 from sandbox_manager.custody.spool import Spool
 from sandbox_manager.intake.acceptance import Acceptance, Manager
 from sandbox_manager.intake.admission import Admission
 from sandbox_manager.intake.agents import AgentTable
 from sandbox_manager.intake.pilot_end import PilotEnd
 from sandbox_manager.rules import Rules, deadline_of
+from sandbox_manager.scheduling.breaker import Breakers
 from sandbox_manager.scheduling.grants import Grants
 from sandbox_manager.scheduling.planner import BatchPlan
+from sandbox_manager.scheduling.retry import backoff_s
 from sandbox_manager.scheduling.scheduler import Scheduler
 from sandbox_manager.scheduling.tuner import ActiveTransfer
 from sandbox_manager.transfer.batch import manager_error
@@ -60,15 +63,18 @@ class Pipeline:
         grants: Grants | None = None,
     ) -> None:
         self.manager, self.rules, self._clock = manager, rules, clock
-        self.custody = custody = Custody(ledger, spool, clock, lambda: self.rules)
-        self.store, self.scheduler = custody.store, Scheduler(custody, table, grants)
+        breakers = Breakers(clock, lambda failures: backoff_s(self.rules.retry, failures))
+        self.custody = custody = Custody(
+            ledger, spool, clock, lambda: self.rules,
+            lambda path, scheme: choose_plugin(table, self.rules.require_verified, path, scheme), breakers.reason,
+        )  # fmt: skip
+        self.store, self.scheduler = custody.store, Scheduler(custody, table, breakers, grants)
         self.runner = BatchRunner(custody, table, self.scheduler)
         end = PilotEnd(self.store.registry, self.scheduler.throughput, clock, custody.rules)
         self.admission = Admission(
             self.store.registry, agents, table, self.scheduler.flow, spool, end, custody.rules, custody.space,
             state_bytes=custody.state.bytes_by_uid,
         )  # fmt: skip
-        custody.find_plugin, custody.reason_away = self.admission.choose_plugin, self.scheduler.reason_away
         self.acceptance = Acceptance(manager, custody, self.admission, self.scheduler.rates)
         self.housekeeping = Housekeeping(custody, lambda: self.scheduler.busy_sandboxes)
 
@@ -134,7 +140,7 @@ class Pipeline:
             batch.keep_claim()
             if batch.is_hand_over:
                 # Access points read whom to ask for files that a custodian may have from now on: "report-advertise".
-                await self.runner.tell()
+                await self.runner.announcer.announce()
             if not batch.files or batch.is_overtaken:
                 return
 
@@ -231,7 +237,7 @@ class Pipeline:
 
     def stop_accepting(self) -> None:
         """Refuse hand-offs."""
-        self.admission.stopping = True
+        self.admission.stop()
 
     async def stop(self, grace_s: float) -> None:
         """Take and send nothing more, as above, and wait until all is recorded and its bytes are freed."""

@@ -31,14 +31,22 @@ class Custody:
     """The parts of custody.
 
     :param ledger: opened. :param spool: opened. :param rules: returns the settings as they are now.
-    :ivar boot: id of the running kernel's boot. :ivar find_plugin: for the scheme of another URL.
-    :ivar reason_away: returns why the server of a destination cannot be reached, "" where it can.
+    :param find_plugin: for the scheme of another URL.
+    :param server_problem: returns why a server cannot be reached, "" where it can, or nobody knows.
+    :ivar boot: id of the running kernel's boot.
     """
 
-    def __init__(self, ledger: Ledger, spool: Spool, clock: Clock, rules: Callable[[], Rules]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        spool: Spool,
+        clock: Clock,
+        rules: Callable[[], Rules],
+        find_plugin: FindPlugin = no_plugin,
+        server_problem: Callable[[str], str] = lambda server: "",
+    ) -> None:
         self.spool, self.clock, self.rules, self.boot = spool, clock, rules, boot_id()
-        self.find_plugin: FindPlugin = no_plugin
-        self.reason_away: Callable[[int], str] = lambda destination: ""
+        self.find_plugin, self._server_problem = find_plugin, server_problem
         self.store = SandboxStore(ledger, lambda box: deadline_of(box, rules()))
         self.space, self.running, self.background = Space(), RunningBatches(), Background()
         self._disk = ThreadPoolExecutor(2, "spool")
@@ -57,7 +65,11 @@ class Custody:
     @property
     def fallback_rules(self) -> FallbackRules:
         """Return the rules for the use of fallbacks as they are now."""
-        return FallbackRules(self.find_plugin, self.rules().retry.fallback_after_s, self.reason_away)
+        return FallbackRules(self.find_plugin, self.rules().retry.fallback_after_s, self._reason_away)
+
+    def _reason_away(self, destination: int) -> str:
+        place = self.store.registry.destinations.get(destination)
+        return self._server_problem(place.server) if place else ""
 
     def now(self) -> int:
         """Wall clock, whole seconds."""

@@ -275,9 +275,8 @@ def _explained(path: Path) -> Iterator[None]:
     except (sqlite3.Error, OSError, UnicodeDecodeError) as problem:  # the last in SQLite's words about damage
         databases.find_code(problem, path)
         is_full = databases.is_disk_full(problem, path)
-        error = LedgerError(f"cannot open the ledger {path}: {problem}; {_advice(problem, is_full)}")
-        error.is_temporary = is_full  # jobs share the disk, and make room when they end
-        raise error from None
+        text = f"cannot open the ledger {path}: {problem}; {_advice(problem, is_full)}"
+        raise LedgerError(text, is_temporary=is_full) from None  # jobs share the disk, and make room when they end
 
 
 def _advice(problem: Exception, is_full: bool) -> str:

@@ -18,7 +18,8 @@ from sandbox_manager.file import StoredFile
 from sandbox_manager.sandbox import Destination
 from stageout.core.states import AWAY_FILES, STILL_FILES
 from stageout.core.synchronous import NO_REASON, Reason
-from stageout.movers.schemes import comparable_url, credential_of, shown_url, split_url
+from stageout.movers.plugins_table import PluginsTable
+from stageout.movers.schemes import comparable_url, credential_of, method_of, shown_url, split_url
 from stageout.wire.owner_requests import redirect_problem
 
 _NAMED = 5
@@ -44,6 +45,18 @@ class Redirected(NamedTuple):
 
 class NotRedirected(Exception):
     """Nothing is redirected; the text is the reason."""
+
+
+def choose_plugin(table: PluginsTable, require_verified: bool, path: str, scheme: str) -> PluginChoice:
+    """Return the plugin for URLs of a scheme, and why it cannot be used. :param path: the starter's choice."""
+    plugin = table.find(path, scheme)
+    if plugin is None:
+        return PluginChoice("", Reason("Plugin", f"no plugin of this node moves {method_of(scheme)} URLs"))
+    problem = NO_REASON
+    if require_verified and not plugin.verifies:
+        text = f"{plugin.path} does not verify uploads, and STAGEOUT_REQUIRE_VERIFIED is true"
+        problem = Reason("NotVerified", text)
+    return PluginChoice(str(plugin.path), problem)
 
 
 def no_plugin(path: str, scheme: str) -> PluginChoice:

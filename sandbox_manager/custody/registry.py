@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from sandbox_manager.custody.backlog import Backlog, Deadline
 from sandbox_manager.sandbox import (
@@ -18,6 +18,9 @@ from sandbox_manager.sandbox import (
 )
 from stageout.core.states import FREED, State
 from stageout.wire.custody import ANY_OWNER, JobKey, Run
+
+#: Highest run number that was heard of, by job.
+Fences = Mapping[JobKey, int]
 
 
 class Registry:
@@ -41,6 +44,17 @@ class Registry:
         self.holders: Counter[tuple[int, str]] = Counter()
         self._by_run: dict[Run, int] = {}
         self._occupying: dict[tuple[str, int], Counter[Occupant]] = {}
+
+    def load(self, boxes: Iterable[Sandbox], destinations: Mapping[int, Destination], fences: Fences) -> None:
+        """Take over what the ledger has (at start)."""
+        self.destinations = dict(destinations)
+        self.fences.update(fences)
+        for box in boxes:
+            self.put(box)
+
+    def keep_only(self, destinations: Mapping[int, Destination], fences: Fences) -> None:
+        """Forget all other destinations and runs."""
+        self.destinations, self.fences = dict(destinations), dict(fences)
 
     def put(self, sandbox: Sandbox) -> None:
         """Replace what is known of a sandbox."""

@@ -25,6 +25,14 @@ class RunningBatch:
         self.answered = False
         self._mover = StoppableMover()
 
+    def begin(self, now_s: float) -> None:
+        """Note when it began. :param now_s: monotonic."""
+        self.began_s = now_s
+
+    def note_answer(self) -> None:
+        """Note that its server has answered another batch."""
+        self.answered = True
+
     def stop(self) -> None:
         """End the plugin. From any thread."""
         self._mover.stop()
@@ -77,4 +85,4 @@ class RunningBatches:
         """Record that a server has answered: its silence towards other batches says nothing about it."""
         for batch in self._batches.values():
             if batch.destination.server == server:
-                batch.answered = True
+                batch.note_answer()

@@ -118,9 +118,8 @@ class Spool:
                     self._sync_names(place)
             self._private_groups = self._root_mode and self._may_have_private_groups()
         except OSError as problem:
-            error = SpoolError(f"STAGEOUT_SPOOL = {self.root}: {problem}; give it a place that can be written")
-            error.is_temporary = is_disk_full(problem)
-            raise error from None
+            text = f"STAGEOUT_SPOOL = {self.root}: {problem}; give it a place that can be written"
+            raise SpoolError(text, is_temporary=is_disk_full(problem)) from None
         for left in durable.disk.listdir(self._intake):
             self.withdraw(left)
 

@@ -53,14 +53,12 @@ class SandboxStore:
 
     async def load(self) -> None:
         """Read everything at start."""
-        boxes, self.registry.destinations, fences, self.acknowledged = await self.ledger.read(
+        boxes, destinations, fences, self.acknowledged = await self.ledger.read(
             lambda db: (
                 queries.all_sandboxes(db), queries.destinations(db), queries.fences(db), updates.acknowledged(db)
             )
         )  # fmt: skip
-        self.registry.fences.update(fences)
-        for box in boxes:
-            self.registry.put(box)
+        self.registry.load(boxes, destinations, fences)
 
     async def write(self, change: Change, *labels: str, orders: Mapping[str, int] | None = None) -> list[Sandbox]:
         """Run a change that returns the ids of the sandboxes it touched. On return it is on the disk.
@@ -108,9 +106,7 @@ class SandboxStore:
     async def drop_old_fences(self, before: int) -> None:
         """Forget the run numbers of jobs without output here that no message named since this wall clock."""
         await self.ledger.write(lambda db: updates.drop_old_fences(db, before))
-        self.registry.fences, self.registry.destinations = await self.ledger.read(
-            lambda db: (queries.fences(db), queries.destinations(db))
-        )
+        self.registry.keep_only(*await self.ledger.read(lambda db: (queries.destinations(db), queries.fences(db))))
 
 
 def _changed(db: sqlite3.Connection, change: Change, known: frozenset[int]) -> _Fresh:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from sandbox_manager.custody.accounts import choose
-from sandbox_manager.custody.redirects import PluginChoice
+from sandbox_manager.custody.redirects import PluginChoice, choose_plugin
 from sandbox_manager.custody.registry import Registry
 from sandbox_manager.custody.space import Space
 from sandbox_manager.custody.spool import Spool
@@ -21,7 +21,7 @@ from stageout.core.states import State
 from stageout.core.synchronous import NO_REASON, Reason
 from stageout.core.units import size
 from stageout.movers.plugins_table import PluginsTable
-from stageout.movers.schemes import method_of, split_url
+from stageout.movers.schemes import split_url
 
 LEAST_FREE_BYTES = 16 * 1024 * 1024
 #: A run has one for each plugin and kind of credential.
@@ -64,7 +64,7 @@ class Admission:
     end: PilotEnd
     rules: Callable[[], Rules]
     space: Space = field(default_factory=Space)
-    stopping: bool = False
+    is_stopping: bool = False
     state_bytes: dict[int, int] = field(default_factory=dict)
     report_problem: str = ""
     _reservations: dict[int, Offer] = field(default_factory=dict)
@@ -112,6 +112,14 @@ class Admission:
         """Keep room for a copy until :meth:`release`. Returns the offer."""
         self._copying[number] = size_bytes
         return self._reservations[number]
+
+    def stop(self) -> None:
+        """Refuse every offer from now on."""
+        self.is_stopping = True
+
+    def note_report(self, problem: str) -> None:
+        """Take nothing over while no report can be made. :param problem: reason, "" after a report."""
+        self.report_problem = problem
 
     def release(self, number: int) -> None:
         """The offer has become a sandbox, or nothing."""
@@ -163,7 +171,7 @@ class Admission:
         return min(self.used_bytes, self.registry.movable_bytes)
 
     def _stopping(self, offer: Offer) -> Reason:
-        return Reason("Stopping", "the sandbox manager is stopping") if self.stopping else NO_REASON
+        return Reason("Stopping", "the sandbox manager is stopping") if self.is_stopping else NO_REASON
 
     def _report(self, offer: Offer) -> Reason:
         if not self.report_problem:
@@ -225,14 +233,7 @@ class Admission:
 
     def choose_plugin(self, path: str, scheme: str) -> PluginChoice:
         """Return the plugin for URLs of a scheme, and why it cannot be used. :param path: the starter's choice."""
-        plugin = self.table.find(path, scheme)
-        if plugin is None:
-            return PluginChoice("", Reason("Plugin", f"no plugin of this node moves {method_of(scheme)} URLs"))
-        problem = NO_REASON
-        if self.rules().require_verified and not plugin.verifies:
-            text = f"{plugin.path} does not verify uploads, and STAGEOUT_REQUIRE_VERIFIED is true"
-            problem = Reason("NotVerified", text)
-        return PluginChoice(str(plugin.path), problem)
+        return choose_plugin(self.table, self.rules().require_verified, path, scheme)
 
     def _slot(self, offer: Offer) -> Reason:
         run = offer.facts.run

@@ -47,6 +47,10 @@ class AgentTable:
             notice.sent_at, notice.number, at_s, (notice.renewal_url, notice.renewal_certificate)
         )
 
+    def set_timeout(self, timeout_s: float) -> None:
+        """Count an agent as gone after this time from now on."""
+        self.timeout_s = timeout_s
+
     def forget_all(self) -> None:
         """Other keys count from now on: an agent is alive when a notice with its key is found again."""
         self._seen.clear()

@@ -21,14 +21,13 @@ class Link:
     It reads no more than it was asked for: what a plugin sends too soon waits in the kernel.
 
     :param silence_s: s that a frame may take, to come or to go.
-    :ivar take_memory: called with the length of each frame before it is read.
     """
 
     def __init__(self, connection: socket.socket, silence_s: float) -> None:
         self._connection = connection
         self._silence_s = silence_s
         self._loop = asyncio.get_running_loop()
-        self.take_memory: Callable[[int], None] = _free
+        self._take_memory: Callable[[int], None] = _free
 
     async def __aenter__(self) -> Link:
         return self
@@ -37,6 +36,10 @@ class Link:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._connection.close()
+
+    def count_memory(self, take: Callable[[int], None]) -> None:
+        """Call ``take`` with the length of each frame from now on, before it is read."""
+        self._take_memory = take
 
     @property
     def is_gone(self) -> bool:
@@ -60,7 +63,7 @@ class Link:
 
     async def _body(self) -> bytes:
         (length,) = _LENGTH.unpack(await self._exactly(_LENGTH.size))
-        self.take_memory(wire.checked_length(length))
+        self._take_memory(wire.checked_length(length))
         return await self._exactly(length)
 
     async def _exactly(self, count: int) -> bytes:

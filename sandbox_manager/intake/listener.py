@@ -115,6 +115,7 @@ class Intake:
         clock: Clock,
         *,
         limits: Limits = Limits(),
+        on_refusal: Callable[[], None] = lambda: None,
     ) -> None:
         self._spool = spool
         self._identity = identity
@@ -132,7 +133,7 @@ class Intake:
         self._refused, self._gone = ThrottledLog("handoff-refused"), ThrottledLog("client-disconnected")
         self.counters = HandoffCounters()
         self.refusals: deque[RefusalReport] = deque(maxlen=REFUSALS_SHOWN)
-        self.on_refusal: Callable[[], None] = lambda: None
+        self._on_refusal = on_refusal
         self._overruns: dict[Run, float] = {}
         self._listener: socket.socket | None = None
         self._path = Path()
@@ -220,10 +221,10 @@ class Intake:
         except NotIdentified as no:
             if peer.uid not in (0, os.geteuid()):
                 raise
-            link.take_memory = client.take
+            link.count_memory(client.take)
             await self._probe(link, peer, client, latest_s, no)
             return
-        link.take_memory = client.take
+        link.count_memory(client.take)
         with self._reported(facts.run):
             offer = await self._read_offer(link, await link.receive("offer"), client, latest_s)
             _check_consent(facts, offer, self._encrypted)
@@ -252,7 +253,7 @@ class Intake:
             yield
         except NotTaken as no:
             self.refusals.append(RefusalReport(run.job, run.number, no.code, str(no)[:_REASON_CHARS], run.owner))
-            self.on_refusal()
+            self._on_refusal()
             raise
 
     async def _probe(self, link: Link, peer: Peer, client: Client, latest_s: float, no: NotIdentified) -> None:

@@ -70,7 +70,7 @@ class Drain:
             await asyncio.sleep(_LOOK_S)
         await pipeline.scheduler.stop_sending(0.0)
         # The reports about lost output carry its receipts, those of an earlier start too.
-        pipeline.runner.hand_over_to = self._drain_target
+        pipeline.runner.tell_of(self._drain_target)
         lost = await self._mark_lost()
         for box in lost:
             log.error(

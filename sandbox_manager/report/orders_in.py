@@ -83,11 +83,10 @@ class OrderReader:
         held = frozenset(box.run.schedd for box in store.registry.by_id.values())
         sheets = self._verifier.sheets(ads, held)
         try:
-            if self._keys.unsaved:
-                self._keys.unsaved = False
+            if self._keys.take_unsaved():
                 await store.ledger.write(self._keys.save, "agent-pinned")
             for sheet in sheets:
                 await self._pipeline.apply_orders(sheet)
         except (OSError, sqlite3.Error) as problem:
-            self._keys.unsaved = True
+            self._keys.not_saved()
             log.error("order-write-failed", problem=problem)

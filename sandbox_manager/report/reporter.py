@@ -178,6 +178,8 @@ class Reporter:
         settings: Settings,
         owner_uid: int,
         key: SigningKey,
+        handoffs: Callable[[], dict[str, Any]] = dict,
+        refusals: Iterable[RefusalReport] = (),
     ) -> None:
         self._pipeline = pipeline
         self._spool = spool
@@ -195,8 +197,7 @@ class Reporter:
         self._made_s = clock.monotonic_s()
         self._refusal: str | None = None
         self._leaving = False
-        self.handoffs: Callable[[], dict[str, Any]] = dict  # how many were refused lately, for the slot ads
-        self.refusals: Iterable[RefusalReport] = ()
+        self._handoffs, self._refusals = handoffs, refusals
         self._publishing = asyncio.Lock()
         self._requested = self._published_request = 0
         self._began_s = self._built_in_s = 0.0
@@ -292,7 +293,7 @@ class Reporter:
 
     def _note(self, problem: str) -> None:
         """Remember whether the last report could be made. Nothing is taken over without reports."""
-        self._pipeline.admission.report_problem = problem
+        self._pipeline.admission.note_report(problem)
         if not problem:
             self._made_s = self._clock.monotonic_s()
 
@@ -339,7 +340,7 @@ class Reporter:
             dict(pipeline.store.acknowledged), pipeline.store.registry.bytes_at_risk, (),
             tuple(pipeline.scheduler.breakers.troubles()[:SERVERS_SHOWN]), leases.unleased(), leases.ends_in_s,
             tuple(flow_reports(pipeline)), pipeline.rules.limits.cpus, self._places, pipeline.admission.used_bytes,
-            pipeline.admission.quota_bytes, 1, tuple(self.refusals), math.ceil(self._next_in_s()),
+            pipeline.admission.quota_bytes, 1, tuple(self._refusals), math.ceil(self._next_in_s()),
             lease_s, __version__, figures.get("StageOutHandoffs", 0),
             figures.get("StageOutSynchronous", {}),
             self._full_since,
@@ -416,7 +417,7 @@ class Reporter:
             "StageOutBytesAtRisk": self._pipeline.store.registry.bytes_at_risk,
             "StageOutAccept": takes_work,
             "StageOutHeartbeat": int(self._clock.wall_s() // _HEARTBEAT_S * _HEARTBEAT_S),
-            **self.handoffs(),
+            **self._handoffs(),
             **self._pilot_figures(),
         }
 

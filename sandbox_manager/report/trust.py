@@ -83,6 +83,19 @@ class AgentKeys:
     def __post_init__(self) -> None:
         self._started_s = self.clock.monotonic_s()
 
+    def list_anew(self, listed: Mapping[str, str]) -> None:
+        """Let these keys of the configuration count from now on."""
+        self.listed = listed
+
+    def take_unsaved(self) -> bool:
+        """Tell whether something was learnt that is not saved. The caller saves it, or calls :meth:`not_saved`."""
+        was, self.unsaved = self.unsaved, False
+        return was
+
+    def not_saved(self) -> None:
+        """Save what was learnt the next time."""
+        self.unsaved = True
+
     def load(self, db: sqlite3.Connection) -> None:
         """Read what was learnt before."""
         rows = json.loads(get_meta(db, _META, "{}"))

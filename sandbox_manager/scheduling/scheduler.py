@@ -14,7 +14,6 @@ from sandbox_manager.scheduling.grants import Grants
 from sandbox_manager.scheduling.leases import Leases
 from sandbox_manager.scheduling.planner import BatchPlan, Load, PlanInput, plan
 from sandbox_manager.scheduling.rates import Rates
-from sandbox_manager.scheduling.retry import backoff_s
 from sandbox_manager.scheduling.shares import Shares
 from sandbox_manager.scheduling.slots import SlotUsage
 from sandbox_manager.scheduling.throughput import Throughput
@@ -36,15 +35,15 @@ _SILENT_S = 30.0
 class Scheduler:
     """The scheduler of one node.
 
-    :param table: loaded. :param grants: of the policy service, if any.
+    :param table: loaded. :param breakers: of the servers. :param grants: of the policy service, if any.
     :ivar most_files: in one batch, by method, where a custodian takes more than the limit.
     """
 
-    def __init__(self, custody: Custody, table: PluginsTable, grants: Grants | None = None) -> None:
+    def __init__(self, custody: Custody, table: PluginsTable, breakers: Breakers, grants: Grants | None = None) -> None:
         self._custody, self._table, self._store, self._running = custody, table, custody.store, custody.running
         self._clock = clock = custody.clock
         self._rules = rules = custody.rules
-        self.breakers = Breakers(clock, lambda failures: backoff_s(rules().retry, failures))
+        self.breakers = breakers
         self.throughput = Throughput()
         self.shares = Shares()
         self.rates = Rates()
@@ -136,11 +135,6 @@ class Scheduler:
         """Tell whether files may be sent to a destination now."""
         place = self._store.registry.destinations.get(destination)
         return place is None or self.breakers.opens_in_s(place.server) <= 0
-
-    def reason_away(self, destination: int) -> str:
-        """Return why the server of a destination cannot be reached; "" where it can, or nobody knows."""
-        place = self._store.registry.destinations.get(destination)
-        return self.breakers.reason(place.server) if place else ""
 
     # ---- batches that end --------------------------------------------------------------------------------------------
 

@@ -225,14 +225,21 @@ def decide_batch(
     :param streams: that the plugin was given for each file.
     :param unknown_name: as of :func:`decide_retry`; then it closes the server to nobody.
     """
-    outcome = BatchOutcome()
+    failures = [answer for answer in answers if isinstance(answer, Failure)]
+    tried = [answer for answer in answers if not isinstance(answer, Failure) or answer.blames_destination]
+    away = (UNREACHABLE if answered else SILENT) - ({ErrorClass.NAME_NOT_RESOLVED} if unknown_name else set())
+    outcome = BatchOutcome(
+        delivered_bytes=sum(item.size_bytes for item, answer in zip(files, answers) if isinstance(answer, Delivered)),
+        tried=bool(tried),
+        unreachable=bool(tried) and all(isinstance(one, Failure) and one.kind in away for one in tried),
+        retry_after_s=max((item.retry_after_s for item in failures), default=0.0),
+    )
     for item, answer in zip(files, answers):
         if isinstance(answer, InCustody):
             outcome.handed_over.append(delivered_result(item, answer, now))
             continue
         if isinstance(answer, Delivered):
             outcome.delivered.append(delivered_result(item, answer, now, streams))
-            outcome.delivered_bytes += item.size_bytes
             continue
         verdict = decide_retry(rules, answer, item.attempts - 1, item.excused, due_since(item.sandbox), now,
                         renewable=renewable, unknown_name=unknown_name)  # fmt: skip
@@ -244,12 +251,6 @@ def decide_batch(
             outcome.lost.append(result)
             continue
         (outcome.failed if verdict.state is FileState.FAILED else outcome.waiting).append(result)
-    failures = [answer for answer in answers if isinstance(answer, Failure)]
-    tried = [answer for answer in answers if not isinstance(answer, Failure) or answer.blames_destination]
-    outcome.tried = bool(tried)
-    away = (UNREACHABLE if answered else SILENT) - ({ErrorClass.NAME_NOT_RESOLVED} if unknown_name else set())
-    outcome.unreachable = outcome.tried and all(isinstance(one, Failure) and one.kind in away for one in tried)
-    outcome.retry_after_s = max((item.retry_after_s for item in failures), default=0.0)
     return outcome
 
 

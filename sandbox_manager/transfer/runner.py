@@ -53,27 +53,44 @@ def _amount(files: Sequence[StoredFile]) -> Amount:
     return Amount(len(files), sum(item.size_bytes for item in files))
 
 
-async def _nobody() -> None:
-    """Report nothing."""
+class Announcer:
+    """Announces to access points what is in the ledger now, before a batch is given to a custodian."""
+
+    def __init__(self) -> None:
+        self._ways: list[Callable[[], Awaitable[None]]] = []
+
+    def add(self, way: Callable[[], Awaitable[None]]) -> None:
+        """Call ``way`` for each announcement from now on. It returns when access points can read it."""
+        self._ways.append(way)
+
+    async def announce(self) -> None:
+        """Wait until access points can read what is in the ledger now. Without a way to them this returns at once."""
+        for way in self._ways:
+            await way()
 
 
 class BatchRunner:
     """The runner of one node's batches.
 
     :param table: loaded. :param scheduler: that plans the batches.
-    :ivar tell: waits until access points can read what is in the ledger now.
+    :ivar announcer: of hand-overs, for :meth:`Announcer.add`.
     :ivar hand_over_to: the custodian that gets what it takes, None: everything goes to its destination.
     :ivar totals: of all batches since the start. :ivar servers: likewise, by server.
     """
 
     def __init__(self, custody: Custody, table: PluginsTable, scheduler: Scheduler) -> None:
         self.custody, self.table, self.scheduler = custody, table, scheduler
-        self.tell: Callable[[], Awaitable[None]] = _nobody
+        self.announcer = Announcer()
         self.hand_over_to: DrainTarget | None = None
         self.batches_sent = 0
         self.totals, self.servers = TransferTotals(), ServerTotals()
         self.names = NameRecord()
         self.movers = Pool(64, "mover")
+
+    def next_number(self) -> int:
+        """Count one more batch that is sent, and return its number."""
+        self.batches_sent += 1
+        return self.batches_sent
 
     def hand_over(self, to: DrainTarget) -> None:
         """From now on a custodian gets what it takes; what is on its way to a slower end is given to it instead."""
@@ -86,6 +103,10 @@ class BatchRunner:
             if to.takes(batch.destination):
                 batch.stop()
         self.custody.store.wake.set()
+
+    def tell_of(self, to: DrainTarget | None) -> None:
+        """Let reports name what was begun for this custodian, also when nothing more is given to it."""
+        self.hand_over_to = to
 
     async def plugins_ended(self) -> None:
         """Wait until no plugin sends output of a sandbox that has ended: only then its end may be reported."""
@@ -188,8 +209,7 @@ class Delivery:
     def running(self) -> Iterator[BatchRun]:
         """Prepare the call of the plugin, and list the batch as running until what has arrived is recorded."""
         custody, throughput, server = self._custody, self._scheduler.throughput, self._batch.server
-        self._runner.batches_sent += 1
-        self._number, self._began_at = self._runner.batches_sent, custody.clock.wall_s()
+        self._number, self._began_at = self._runner.next_number(), custody.clock.wall_s()
         self._runner.totals.begin(self._destination.plugin)
         self._runner.servers.begin(server, self._batch.owner, custody.clock.monotonic_s())
         run = self._prepared(self._number, self._began_at)
@@ -198,7 +218,7 @@ class Delivery:
                   files=len(self.files), sandboxes=len(run.sandboxes), owner=self._batch.owner,
                   files_at_once=self._transfer.concurrency, streams_each=self._transfer.parallelism,
                   limit_s=round(run.lifetime_s))  # fmt: skip
-        run.began_s = custody.clock.monotonic_s()
+        run.begin(custody.clock.monotonic_s())
         throughput.started(server, _amount(self.files), run.began_s)
         try:
             yield run

@@ -201,3 +201,8 @@ class StageoutError(Exception):
 
     #: Another attempt may succeed although nobody has done anything.
     is_temporary = False
+
+    def __init__(self, *words: object, is_temporary: bool | None = None) -> None:
+        super().__init__(*words)
+        if is_temporary is not None:
+            self.is_temporary = is_temporary

@@ -72,7 +72,7 @@ def test_what_was_promised_counts_in_the_quota(admission: Admission) -> None:
 
 
 def test_nothing_is_taken_when_the_manager_stops(admission: Admission) -> None:
-    admission.stopping = True
+    admission.stop()
     assert admission.reason_against(_offer(5000)) == "the sandbox manager is stopping"
 
 

@@ -64,7 +64,7 @@ def test_access_points_are_told_before_anything_is_given_away(site: Site) -> Non
                 given = [call for call in site.calls() if "STAGEOUT_OVERLAY_SEED" in call["env"]]
                 told.append((len(begun), len(given), node.pipeline.scheduler.leases.ends_in_s))
 
-            node.pipeline.runner.tell = tell
+            node.pipeline.runner.announcer.add(tell)
             await waiting_for_a_slow_server(site, node, "1.0", {f"overlay://h/ok/{name}": b"1" * 5000 for name in "ab"})
             assert told == [] and node.pipeline.scheduler.leases.ends_in_s == 0
             await Drain(node.pipeline, node.clock, 600, ROUTER).run()
@@ -130,7 +130,7 @@ def test_a_report_that_is_written_while_files_are_begun_leaves_none_out(first: i
             box = node.box(node.facts("1.0"))
             assert box is not None
             rows = await node.pipeline.store.ledger.read(lambda db: list(queries.all_files(db, box.id)))
-            node.pipeline.runner.hand_over_to = target = Busy(ROUTER, "")
+            node.pipeline.runner.tell_of(target := Busy(ROUTER, ""))
             target.begin(rows[:first], 0)
             target.rows = rows[:2]
             settings = mapping_settings(site.knobs)

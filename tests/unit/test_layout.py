@@ -397,3 +397,57 @@ def test_what_a_held_job_asks_for_is_said_of_every_class_of_errors() -> None:
     assert decisions._HOLD_CODES_PAGE == "reference/hold-codes.html", "that page, as Sphinx names it"
     for other in set((ROOT / "docs").rglob("*.md")) - {ROOT / "docs/reference/hold-codes.md"}:
         assert not re.search(r"^\| \**20\d{3}\b", other.read_text(), re.M), f"{other}: this table is in hold-codes.md"
+
+
+#: Attributes of objects of a library that have no other way to be set.
+_OF_LIBRARIES = {"text_factory", "minimum_version"}
+
+
+def _set_from_outside(path: Path) -> list[str]:
+    """Return the attributes that a module sets on objects of other modules' classes.
+
+    A module may fill the records that its own classes describe: their attributes are known by their names.
+    """
+    tree = ast.parse(path.read_text())
+    own = {
+        node.target.id
+        for made in ast.walk(tree)
+        if isinstance(made, ast.ClassDef)
+        for node in made.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    found = []
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+            targets = [node.target]
+        for target in targets:
+            parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+            for part in parts:
+                if not isinstance(part, ast.Attribute) or part.attr in _OF_LIBRARIES:
+                    continue
+                base = part.value
+                is_record = isinstance(base, (ast.Name, ast.Call)) and part.attr in own
+                if not is_record and not (isinstance(base, ast.Name) and base.id == "self"):
+                    found.append(f"{path.relative_to(ROOT)}: {ast.unparse(part)}")
+    return found
+
+
+#: Daemon -> attributes of other objects that it still sets from outside.
+_SET_FROM_OUTSIDE = {"sandbox_manager": 0, "schedd_agent": 13, "policy_service": 6}
+
+
+@pytest.mark.parametrize("daemon", _SET_FROM_OUTSIDE)
+def test_no_object_sets_attributes_of_another(daemon: str) -> None:
+    """What an object needs comes by its constructor, and what it is told by a method of its own."""
+    found = [item for path in sorted((ROOT / daemon).rglob("*.py")) for item in _set_from_outside(path)]
+    assert len(found) == _SET_FROM_OUTSIDE[daemon], "\n".join(found)
+
+
+def test_an_attribute_that_is_set_from_outside_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    path = tmp_path / "m.py"
+    path.write_text("class Record:\n    size: int\n\nfile.size = 1\nself.name = 2\n")
+    assert _set_from_outside(path) == []
+    path.write_text("def wire(self, intake):\n    self.intake.hook = 1\n    intake.hook, intake.other = 1, 2\n")
+    assert _set_from_outside(path) == ["m.py: self.intake.hook", "m.py: intake.hook", "m.py: intake.other"]
