@@ -37,7 +37,7 @@ from sandbox_manager.scheduling.tuner import ActiveTransfer
 from sandbox_manager.transfer.batch import manager_error
 from sandbox_manager.transfer.runner import BatchRunner, Delivery
 from stageout.core import log
-from stageout.core.clock import Clock
+from stageout.core.clock import Clock, wall_now
 from stageout.movers.mover import Stopped
 from stageout.movers.plugins_table import PluginsTable
 from stageout.wire.custody import OrderSheet
@@ -111,7 +111,7 @@ class Pipeline:
 
     def _orders_of(self, db: sqlite3.Connection, sheet: OrderSheet) -> Iterable[int]:
         self.scheduler.leases.want(db, sheet.agent, sheet.lease_s)
-        return orders.apply_orders(db, sheet, self.custody.now(), self.custody.find_plugin)
+        return orders.apply_orders(db, sheet, wall_now(self.custody.clock), self.custody.find_plugin)
 
     # ---- schedule and deliver ----------------------------------------------------------------------------------------
 

@@ -54,13 +54,13 @@ class Custody:
         self.clock_guard = ClockJumpGuard(self.store, clock, self.boot, lambda: rules().retry.max_delay_s)
         self.state = StateQuota(spool.state, self.store.registry, self._disk, rules)
         self.releases = Releases(
-            self.store, spool, self.space, self.running, self.state, self._disk, self.background, self.now
+            self.store, spool, self.space, self.running, self.state, self._disk, self.background, clock
         )
         self.syncs = Syncs(
-            spool, self._syncing, SyncRecords(self.store, self.now), self.background
+            spool, self._syncing, SyncRecords(self.store, clock), self.background
         )  # fmt: skip
-        self.orphans = OrphanCollector(ledger, spool, self._disk, self.now, lambda: rules().retention_s)
-        self.renewal = Renewal(self.store, spool.safe, self.now)
+        self.orphans = OrphanCollector(ledger, spool, self._disk, clock, lambda: rules().retention_s)
+        self.renewal = Renewal(self.store, spool.safe, clock)
 
     @property
     def fallback_rules(self) -> FallbackRules:
@@ -70,10 +70,6 @@ class Custody:
     def _reason_away(self, destination: int) -> str:
         place = self.store.registry.destinations.get(destination)
         return self._server_problem(place.server) if place else ""
-
-    def now(self) -> int:
-        """Wall clock, whole seconds."""
-        return int(self.clock.wall_s())
 
     async def on_disk(self, work: Callable[[], T]) -> T:
         """Run work that may wait for the spool's disk in a thread of its own."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from sandbox_manager.custody import queries, recovery
 from sandbox_manager.custody.custody import Custody
 from stageout.core import log
+from stageout.core.clock import wall_now
 from stageout.core.states import FREED
 from stageout.core.units import count
 
@@ -62,7 +63,11 @@ class Housekeeping:
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
             touched, again = recovery.settle_ledger(
-                db, directories, self._custody.boot, self._custody.now(), self._custody.rules().retry.max_delay_s
+                db,
+                directories,
+                self._custody.boot,
+                wall_now(self._custody.clock),
+                self._custody.rules().retry.max_delay_s,
             )
             unsynced[:] = again
             return touched
@@ -82,7 +87,7 @@ class Housekeeping:
             log.warn("ledger-compaction-failed", problem=problem)
         await self._custody.clock_guard.check()
         await self._find_deleted()
-        rules, now = self._custody.rules(), self._custody.now()
+        rules, now = self._custody.rules(), wall_now(self._custody.clock)
         due = recovery.due(self._store.registry.by_id.values(), self._busy(), rules, now)
         if due:
             await self._store.write(
@@ -106,7 +111,7 @@ class Housekeeping:
             return
         lost = dict.fromkeys(gone, f"{_DELETED} while the manager ran")
         touched = await self._store.write(
-            lambda db: recovery.lose_tickets(db, lost, self._custody.now()), "record-lost"
+            lambda db: recovery.lose_tickets(db, lost, wall_now(self._custody.clock)), "record-lost"
         )
         if touched:
             self._spool_problem = f"{_DELETED}, lately that of {count(len(touched), 'run')}"

@@ -18,6 +18,7 @@ from sandbox_manager.custody import queries, updates
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.spool import Spool
 from stageout.core import log
+from stageout.core.clock import Clock, wall_now
 
 T = TypeVar("T")
 _ADVICE = (
@@ -29,14 +30,14 @@ _ADVICE = (
 class OrphanCollector:
     """Output without a record.
 
-    :param disk: where directories are moved. :param now: wall clock, seconds. :param retention_s: it is kept so long.
+    :param disk: where directories are moved. :param retention_s: it is kept so long.
     """
 
     def __init__(
-        self, ledger: Ledger, spool: Spool, disk: Executor, now: Callable[[], int], retention_s: Callable[[], float]
+        self, ledger: Ledger, spool: Spool, disk: Executor, clock: Clock, retention_s: Callable[[], float]
     ) -> None:
         self._ledger, self._spool, self._disk = ledger, spool, disk
-        self._now, self._retention_s = now, retention_s
+        self._clock, self._retention_s = clock, retention_s
         self._before: frozenset[str] = frozenset()
         self._unknown = 0
 
@@ -88,7 +89,7 @@ class OrphanCollector:
         self._unknown = len(found)
         if not found and not await self._ledger.read(lambda db: db.execute("SELECT 1 FROM unknown").fetchone()):
             return
-        now, retention_s = self._now(), self._retention_s()
+        now, retention_s = wall_now(self._clock), self._retention_s()
         old = await self._ledger.write(lambda db: updates.keep_unknown(db, found, now, retention_s), "record-unknown")
         if old:
             await self._on_disk(lambda: self._spool.remove_unknown(old))

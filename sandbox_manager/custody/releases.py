@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 
 from sandbox_manager.custody import updates
@@ -16,6 +16,7 @@ from sandbox_manager.custody.state_quota import StateQuota
 from sandbox_manager.custody.store import SandboxStore
 from sandbox_manager.sandbox import Sandbox
 from stageout.core import log
+from stageout.core.clock import Clock, wall_now
 from stageout.core.states import FREED, State
 
 _AGAIN_S = 30.0
@@ -25,7 +26,7 @@ class Releases:
     """The tickets that are being freed.
 
     :param running: the batches that must be stopped before. :param disk: where the removing is done.
-    :param state: of plugins, which goes with the last output of its account. :param now: wall clock, seconds.
+    :param state: of plugins, which goes with the last output of its account.
     """
 
     def __init__(
@@ -37,10 +38,10 @@ class Releases:
         state: StateQuota,
         disk: Executor,
         background: Background,
-        now: Callable[[], int],
+        clock: Clock,
     ) -> None:
         self._store, self._spool, self._space, self._disk = store, spool, space, disk
-        self._running, self._state, self._background, self._now = running, state, background, now
+        self._running, self._state, self._background, self._clock = running, state, background, clock
         self._under_way: set[int] = set()
 
     def follow(self, boxes: Sequence[Sandbox]) -> None:
@@ -72,7 +73,7 @@ class Releases:
                 await loop.run_in_executor(self._disk, self._spool.release, ticket)
                 self._space.drop(ticket)
             left = await self._store.write(
-                lambda db: updates.released(db, sandbox, tickets, self._now()), "record-released"
+                lambda db: updates.released(db, sandbox, tickets, wall_now(self._clock)), "record-released"
             )
         except (OSError, sqlite3.Error) as problem:
             log.error("spool-release-failed", sandbox=sandbox, problem=problem, again_in_s=_AGAIN_S)

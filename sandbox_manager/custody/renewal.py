@@ -12,21 +12,19 @@ from sandbox_manager.custody import queries, updates
 from sandbox_manager.custody.credentials import BadCredential, Credential, Safe, StoredCredentials, examine
 from sandbox_manager.custody.store import SandboxStore
 from stageout.core import log
+from stageout.core.clock import Clock, wall_now
 from stageout.core.states import State
 
 T = TypeVar("T")
 
 
 class Renewal:
-    """The replacement of credentials by renewed ones.
+    """The replacement of credentials by renewed ones."""
 
-    :param now: wall clock in seconds.
-    """
-
-    def __init__(self, store: SandboxStore, safe: Safe, now: Callable[[], int]) -> None:
+    def __init__(self, store: SandboxStore, safe: Safe, clock: Clock) -> None:
         self._store = store
         self._safe = safe
-        self.now = now
+        self._clock = clock
 
     async def put(self, ticket: str, old: Credential, content: bytes) -> bool:
         """Take over a new credential if it is one. On return it is on the disk and files that waited for it are due.
@@ -36,7 +34,7 @@ class Renewal:
         :raises BadCredential: there is no usable credential in it. :raises OSError: the disk fails.
         """
         new = examine(old.kind, old.service, content)
-        if new.digest == old.digest or 0 < new.expires_at <= max(old.expires_at, self.now()):
+        if new.digest == old.digest or 0 < new.expires_at <= max(old.expires_at, wall_now(self._clock)):
             return False
         held = await self._store.ledger.read(lambda db: queries.held(db, ticket))
         if held is None or old not in held.credentials:
@@ -79,7 +77,7 @@ class Renewal:
 
     async def _record(self, held: StoredCredentials) -> bool:
         def change(db: sqlite3.Connection) -> Iterable[int]:
-            box = updates.renew(db, held, self.now())
+            box = updates.renew(db, held, wall_now(self._clock))
             return [] if box is None else [box]
 
         return bool(await self._store.write(change, "record-renewed"))

@@ -22,6 +22,7 @@ from sandbox_manager.custody.background import Background
 from sandbox_manager.custody.spool import Spool, Synced
 from sandbox_manager.custody.store import SandboxStore
 from stageout.core import log
+from stageout.core.clock import Clock, wall_now
 from stageout.core.metrics import DISK_BOUNDS, Histogram
 
 _TICKETS = 200
@@ -32,13 +33,10 @@ _LOOK_INTERVAL_S = 0.05
 
 
 class SyncRecords:
-    """The ledger's records of syncs.
+    """The ledger's records of syncs."""
 
-    :param now: wall clock, seconds.
-    """
-
-    def __init__(self, store: SandboxStore, now: Callable[[], int]) -> None:
-        self._store, self._now = store, now
+    def __init__(self, store: SandboxStore, clock: Clock) -> None:
+        self._store, self._clock = store, clock
 
     async def begin(self, tickets: Sequence[str]) -> None:
         """Record that the data of these tickets are about to be synced."""
@@ -49,7 +47,7 @@ class SyncRecords:
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
             updates.mark_synced(db, synced.on_disk)
-            return recovery.lose_tickets(db, synced.lost, self._now())
+            return recovery.lose_tickets(db, synced.lost, wall_now(self._clock))
 
         labels = [*(["record-synced"] if synced.on_disk else ()), *(["record-lost"] if synced.lost else ())]
         await self._store.write(change, *labels)

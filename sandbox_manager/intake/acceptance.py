@@ -20,6 +20,7 @@ from sandbox_manager.intake.pilot_end import servers_of
 from sandbox_manager.rules import Account
 from sandbox_manager.scheduling.rates import Rates
 from stageout.core import log
+from stageout.core.clock import wall_now
 from stageout.core.ending import outlast
 from stageout.core.states import State
 from stageout.core.synchronous import NotTaken, Reason
@@ -134,7 +135,7 @@ class Acceptance:
         )  # fmt: skip
 
     async def _record_ticket(self, handoff: Handoff) -> None:
-        facts, now = handoff.facts, self._custody.now()
+        facts, now = handoff.facts, wall_now(self._custody.clock)
         owner = updates.NewSandbox(
             facts.run, facts.user, facts.uid, facts.gid, facts.shared_uid, slot_of(facts),
             facts.slot_name, facts.job_prio, facts.group,

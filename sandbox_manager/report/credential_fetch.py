@@ -16,6 +16,7 @@ from sandbox_manager.intake.agents import AgentTable
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.sandbox import Sandbox
 from stageout.core import log
+from stageout.core.clock import wall_now
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.http import exchange
 from stageout.core.states import State
@@ -86,7 +87,7 @@ class Fetcher:
         return box.state in _NEEDED and (_is_refused(box) or self._is_near(box.deadline_at))
 
     def _is_near(self, end: int) -> bool:
-        return 0 < end < self.pipeline.custody.renewal.now() + self.pipeline.rules.limits.urgent_window_s
+        return 0 < end < wall_now(self.pipeline.custody.clock) + self.pipeline.rules.limits.urgent_window_s
 
     def _wants(self, boxes: dict[int, Sandbox], held: Iterable[tuple[int, StoredCredentials]]) -> Iterator[Want]:
         for number, item in held:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.scheduling.scheduler import Scheduler
 from sandbox_manager.scheduling.throughput import Amount
+from stageout.core.clock import wall_now
 from stageout.tuning.deadlines import FIRST_SPREAD, is_fresh
 from stageout.wire.custody import SERVERS_SHOWN, FlowReport
 
@@ -15,7 +16,7 @@ _NOTHING = Amount(0, 0)
 
 def flow_reports(pipeline: Pipeline) -> list[FlowReport]:
     """Return the flows to servers with output that waits or moves: at most SERVERS_SHOWN, most bytes first."""
-    scheduler, now = pipeline.scheduler, pipeline.custody.now()
+    scheduler, now = pipeline.scheduler, wall_now(pipeline.custody.clock)
     waiting = _waiting(pipeline)
     moving = {server: scheduler.throughput.underway(server) for server in scheduler.throughput.busy_servers()}
 

@@ -18,7 +18,7 @@ from sandbox_manager.scheduling.shares import Shares
 from sandbox_manager.scheduling.slots import SlotUsage
 from sandbox_manager.scheduling.throughput import Throughput
 from sandbox_manager.scheduling.tuner import ActiveTransfer, Target, Tuner
-from stageout.core.clock import asleep_s
+from stageout.core.clock import asleep_s, wall_now
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.schemes import method_of
 
@@ -71,7 +71,7 @@ class Scheduler:
         places = SlotUsage(registry.occupying(), registry.destinations, limits)
         inputs = PlanInput(
             registry.destinations, places, limits, self._load, flow, lambda owner: self.shares.of(owner, now_s),
-            self._custody.now(), self._batch_files, self._room, self._may_send,
+            wall_now(self._custody.clock), self._batch_files, self._room, self._may_send,
         )  # fmt: skip
         self._tell_tuner()
         batches = plan(registry.backlog, inputs)
@@ -93,7 +93,7 @@ class Scheduler:
     def _until_next_s(self) -> float:
         """Seconds until a waiting file is due or a breaker lets a probe through."""
         backlog = self._store.registry.backlog
-        waits_s = (backlog.wakes_at() - self._custody.now(), self.breakers.soonest_s() or _IDLE_S, _IDLE_S)
+        waits_s = (backlog.wakes_at() - wall_now(self._custody.clock), self.breakers.soonest_s() or _IDLE_S, _IDLE_S)
         return max(0.05, min(waits_s))
 
     def _tell_tuner(self) -> None:
@@ -101,7 +101,9 @@ class Scheduler:
         if self.tuner.grants is not None:
             most, flow = self._rules().tuning.knobs.maximum, self.breakers.flow
             self.tuner.waiting(
-                self._store.registry.files_waiting(lambda at: flow(at) is not Flow.NONE, most, self._custody.now())
+                self._store.registry.files_waiting(
+                    lambda at: flow(at) is not Flow.NONE, most, wall_now(self._custody.clock)
+                )
             )
 
     def _room(self, place: Destination, owner: str) -> int:

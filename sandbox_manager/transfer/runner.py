@@ -39,6 +39,7 @@ from sandbox_manager.transfer.batch import (
 from sandbox_manager.transfer.handover import BATCH_FILES, METHOD, DrainTarget
 from sandbox_manager.transfer.totals import ServerTotals, TransferTotals
 from stageout.core import log
+from stageout.core.clock import wall_now
 from stageout.core.errors import SILENT
 from stageout.core.pools import Pool
 from stageout.core.states import FREED, State
@@ -345,4 +346,4 @@ class Delivery:
         return touched
 
     def _now(self) -> int:
-        return self._custody.now()
+        return wall_now(self._custody.clock)

@@ -32,6 +32,11 @@ class SystemClock:
         return time.time()
 
 
+def wall_now(clock: Clock) -> int:
+    """Return the whole seconds of the wall clock, as records keep them."""
+    return int(clock.wall_s())
+
+
 def boot_clock_s() -> float:
     """Return the seconds since the machine started, suspended ones included (clock_gettime(2), CLOCK_BOOTTIME).
 

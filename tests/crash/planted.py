@@ -46,6 +46,7 @@ from schedd_agent.model import Job, SendOrder
 from schedd_agent.orders import OrderNumbers
 from schedd_agent.receipts import Receipts
 from stageout.core import durable
+from stageout.core.clock import wall_now
 from stageout.core.history import HistoryFile
 from stageout.core.states import FREED, State
 from stageout.wire.custody import Action
@@ -220,7 +221,7 @@ def _number_without_series(numbers: OrderNumbers, path: Any, wall_s: float) -> N
 async def _recorded_before_it_is_freed(releases: Releases, sandbox: int) -> None:
     """The two steps the other way round."""
     tickets = await releases._store.ledger.read(lambda db: updates.dropped_tickets(db, sandbox))
-    left = await releases._store.write(lambda db: updates.released(db, sandbox, tickets, releases._now()))
+    left = await releases._store.write(lambda db: updates.released(db, sandbox, tickets, wall_now(releases._clock)))
     for ticket in tickets:
         await asyncio.get_running_loop().run_in_executor(releases._disk, releases._spool.release, ticket)
         releases._space.drop(ticket)
@@ -267,7 +268,7 @@ BUGS = (
     Planted(
         "the record of a refused sync is not written",
         lambda: [
-            mutated(SyncRecords, "record", "recovery.lose_tickets(db, synced.lost, self._now())", "[]"),
+            mutated(SyncRecords, "record", "recovery.lose_tickets(db, synced.lost, wall_now(self._clock))", "[]"),
         ],
         ("sync_refused", "agent_cut_off_long", "destination_down", "vacate"),
         repeats=0.5,
