@@ -33,8 +33,9 @@ VARIABLES = (
 SOURCES = "StageOutSources"
 """Attribute of the answer to ``-classad -sources``: the files on which the answer depends, separated by blanks."""
 
-_MARK = b'"$0.answer"'
+_MARK = '"$0.answer"'
 _PLAIN = re.compile(r"[\w/.+,:@%=-]+", re.ASCII)
+_MODE = 0o644
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -45,7 +46,12 @@ class CannotStore(Exception):
 def is_asked(plugin: Path) -> bool:
     """Tell whether a plugin prints a stored answer. :raises OSError: it cannot be read."""
     with open(plugin, "rb") as stream:
-        return _MARK in stream.read(HEAD_BYTES)
+        return is_asked_in(stream.read(HEAD_BYTES).decode("utf-8", "replace"))
+
+
+def is_asked_in(head: str) -> bool:
+    """Tell whether a plugin prints a stored answer. :param head: beginning of its file."""
+    return _MARK in head
 
 
 def path_of(plugin: Path) -> Path:
@@ -61,6 +67,24 @@ def is_fresh(plugin: Path, environment: Mapping[str, str]) -> bool:
         return text.startswith(_conditions(sources, _seen(plugin, sources), environment))
     except OSError:
         return False
+
+
+def trouble(plugin: str, text: str, stat: Callable[[str], os.stat_result]) -> str:
+    """Return why a plugin does not print its stored answer, "" if it does in the environment where it was made.
+
+    :param text: of the answer, from its beginning. :param stat: as os.stat. :raises OSError: there is no answer.
+    """
+    answer, own = stat(f"{plugin}.answer"), stat(plugin)
+    if answer.st_uid not in (0, own.st_uid) or answer.st_mode & 0o777 != _MODE:
+        return "belongs to somebody else, or others may write it"
+    sources = text.partition("\n")[0].split()[1:]
+    try:
+        seen = "\n".join(_status(stat(path)) for path in (plugin, *sources))
+    except OSError as problem:
+        return f"is out of date: {problem.filename} is gone"
+    if not text.startswith(f"# {' '.join(sources)}\n{_test_of(seen)} &&\n"):
+        return "is out of date: the plugin, its interpreter or one of its modules has changed"
+    return ""
 
 
 def write(plugin: Path, environment: Mapping[str, str], ask: Ask) -> None:
@@ -82,7 +106,7 @@ def write(plugin: Path, environment: Mapping[str, str], ask: Ask) -> None:
     lines = printed.splitlines(keepends=True)
     answer = "".join(line for line in lines if not line.startswith(f"{SOURCES} = "))
     text = f"{_conditions(sources, seen, environment)}    printf %s {shlex.quote(answer)} && exit 0\n"
-    durable.write_file("plugin-answer", path_of(plugin), text.encode("utf-8", "surrogateescape"), 0o644)
+    durable.write_file("plugin-answer", path_of(plugin), text.encode("utf-8", "surrogateescape"), _MODE)
 
 
 def _check(directory: Path) -> None:
@@ -101,6 +125,10 @@ def _status(found: os.stat_result) -> str:
 
 
 def _conditions(sources: Sequence[str], seen: str, environment: Mapping[str, str]) -> str:
-    tests = [f'[ "$own" = {shlex.quote(seen)} ]']
+    tests = [_test_of(seen)]
     tests += [f'[ "${name}" = {shlex.quote(environment.get(name, ""))} ]' for name in VARIABLES]
     return f"# {' '.join(sources)}\n" + "".join(f"{test} &&\n" for test in tests)
+
+
+def _test_of(seen: str) -> str:
+    return f'[ "$own" = {shlex.quote(seen)} ]'

@@ -161,6 +161,17 @@ def manager(**facts: Any) -> Callable[[Fake], None]:
     return lambda machine: setattr(machine, "manager", said)
 
 
+def without_stored_answer(machine: Fake) -> None:
+    machine.texts[OURS] = '[ -f "$0.answer" ] && . "$0.answer"\nfrom stageout.plugin import run'
+
+
+def with_stored_answer(machine: Fake) -> None:
+    without_stored_answer(machine)
+    machine.files[OURS] = Path(__file__).stat()
+    machine.files[f"{OURS}.answer"] = seen_file(mode=0o644)
+    machine.texts[f"{OURS}.answer"] = "# /lib/module.py\n"
+
+
 def answer(path: str, ran: Ran) -> Callable[[Fake], None]:
     return lambda machine: machine.answers.update({path: ran})
 
@@ -377,6 +388,8 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
         "31 of 40 hand-offs of the last hour refused. 31 times: agent silent",
         manager(HandoffsTried=40, HandoffsRefused=31, HandoffRefusals=[{"Reason": "agent silent", "Count": 31}]),
     ),
+    ("stored-answers", Level.WARN, f"of {OURS} is missing, so", without_stored_answer),
+    ("stored-answers", Level.WARN, "is out of date", with_stored_answer),
     ("plugins-for-jobs", Level.UNCHECKED, "has not ended within 20 s", has(slow_for=("nobody",))),
     ("manager-daemon", Level.UNCHECKED, "has not ended within 20 s", has(slow_for=("condor",))),
     ("agent-daemon", Level.UNCHECKED, "has not ended within 20 s", has(slow_for=("condor",))),

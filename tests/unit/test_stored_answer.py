@@ -299,3 +299,30 @@ def test_an_answer_that_cannot_be_stored_is_logged_once(site: Site, caplog: pyte
     answers.forget()
     answers.renew([str(site.plugin)])
     assert caplog.text.count("plugin-answer-not-stored") == 2
+
+
+def test_the_doctor_sees_why_an_answer_is_not_used(tmp_path: Path) -> None:
+    site = Site(tmp_path / "site", OURS[0])
+    plugin = str(site.plugin)
+    with pytest.raises(FileNotFoundError):
+        stored_answer.trouble(plugin, "", os.stat)
+    path = site.store()
+    assert stored_answer.trouble(plugin, path.read_text(), os.stat) == ""
+    assert stored_answer.trouble(plugin, "", os.stat).startswith("is out of date")
+    path.chmod(0o664)
+    assert "others may write it" in stored_answer.trouble(plugin, path.read_text(), os.stat)
+    path.chmod(0o644)
+    module = next(site.package.rglob("query.py"))
+    text = module.read_text()
+    module.write_text(f"{text}# another release\n")
+    assert "has changed" in stored_answer.trouble(plugin, path.read_text(), os.stat)
+    module.unlink()
+    assert stored_answer.trouble(plugin, path.read_text(), os.stat) == f"is out of date: {module} is gone"
+
+
+@needs_root
+def test_an_answer_of_somebody_else_is_named(tmp_path: Path) -> None:
+    site = Site(tmp_path / "site", OURS[0])
+    path = site.store()
+    os.chown(path, OTHERS_UID, OTHERS_UID)
+    assert "somebody else" in stored_answer.trouble(str(site.plugin), path.read_text(), os.stat)

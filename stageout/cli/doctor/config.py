@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import PurePath
 
 from stageout.cli.doctor.findings import Finding, Machine, Unseen, fail, ok, reports_as, unchecked, warn, words
-from stageout.core import front_end
+from stageout.core import front_end, stored_answer
 from stageout.core.classad_parser import parse_old
 from stageout.core.classads import ClassAd, ClassAdSyntaxError
 from stageout.core.config import KNOBS, ConfigError
@@ -67,6 +67,10 @@ _SLOW = f"has not ended within {_CLASSAD_TIMEOUT_S:.0f} s: is this machine overl
 #: Usage goes with 2 where --help is no option of the program's own.
 _GOOD_STATUS = (0, 2)
 _JOB_USER = "nobody"
+_STORE = (
+    "the manager stores it within a minute; if not, plugin-answer-not-stored in SandboxManagerLog has the reason "
+    "(only root may write to the plugin's directory)"
+)
 _READABLE = "let all users read and run the installation: chmod -R go+rX on the directory above STAGEOUT_BIN"
 _INSTALL_AP = "put condor_config.d/20-stageout-ap.conf into the configuration directory, then condor_restart"
 _INSTALL_ROUTER = "put condor_config.d/20-stageout-router.conf into the configuration directory, then condor_restart"
@@ -228,6 +232,30 @@ def plugins_for_jobs(machine: Machine) -> Iterator[Finding]:
             yield fail(name, f"jobs cannot run {path}: {trouble}", _READABLE)
     if not bad:
         yield ok(name, f"{len(paths)} plugins of ours can be run by jobs")
+
+
+def stored_answers(machine: Machine) -> Iterator[Finding]:
+    """Check that our plugins answer ``-classad`` without Python: HTCondor asks for each job and direction."""
+    name, good, bad = "stored-answers", 0, 0
+    for path in words(machine.settings.condor("FILETRANSFER_PLUGINS")):
+        try:
+            if not (is_ours(machine, path) and stored_answer.is_asked_in(machine.read(path))):
+                continue
+            problem = stored_answer.trouble(path, machine.read(f"{path}.answer"), machine.stat)
+        except FileNotFoundError:
+            problem = "is missing"
+        except OSError as reason:
+            yield unchecked(name, f"the stored answer of {path} cannot be read: {reason.strerror}")
+            bad += 1
+            continue
+        if problem:
+            bad += 1
+            yield warn(name, f"the stored answer of {path} {problem}, so each question starts Python", _STORE)
+        good += not problem
+    if not bad:
+        yield ok(
+            name, f"{good} plugins print stored answers to -classad" if good else "no plugin here has stored answers"
+        )
 
 
 def router_daemon(machine: Machine) -> Iterator[Finding]:
@@ -553,4 +581,5 @@ EXECUTE_POINT = (
     start_expression,
     plugins,
     plugins_for_jobs,
+    stored_answers,
 )

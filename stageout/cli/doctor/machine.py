@@ -30,6 +30,8 @@ from stageout.overlay.key_file import gateway_of
 
 Result = TypeVar("Result")
 _READ_BYTES = 4096
+#: A stored answer of a plugin begins with the status of each of its modules.
+_BEGINNING_BYTES = 65536
 _VERSION = re.compile(r"CondorVersion: (\d+\.\d+\.\d+)")
 _LATEST_S = 10.0
 
@@ -77,7 +79,7 @@ class ThisMachine:
     def read(self, path: str) -> str:
         """Read the beginning of a file as text, whatever the file is."""
         with open(path, "rb") as stream:
-            return stream.read(_READ_BYTES).decode(errors="replace")
+            return stream.read(_BEGINNING_BYTES).decode(errors="replace")
 
     def end_of(self, path: str) -> str:
         """Read the last lines of a text file; "" when it cannot be read."""
