@@ -313,7 +313,7 @@ def spool_directory(settings: Settings) -> Path:
 
 
 def manager_name(settings: Settings) -> str:
-    """``manager@`` and the startd's name: the same after every restart."""
+    """Make the manager's name: ``manager@`` and the startd's name, the same after every restart."""
     host = settings.condor("FULL_HOSTNAME") or socket.getfqdn()
     startd = settings.condor("STARTD_NAME")
     if startd and "@" not in startd:

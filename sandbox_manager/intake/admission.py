@@ -122,12 +122,12 @@ class Admission:
         self.report_problem = problem
 
     def release(self, number: int) -> None:
-        """The offer has become a sandbox, or nothing."""
+        """Release the places of an offer that has become a sandbox, or nothing."""
         self._reservations.pop(number, None)
         self._copying.pop(number, None)
 
     def places_free(self, slot: SlotKey, owner: str) -> int:
-        """Places left in a data slot for an owner."""
+        """Count the places left in a data slot for an owner."""
         taken = [
             (one.slot, one.owner, count)
             for one, count in self.registry.occupying(slot)
@@ -202,8 +202,10 @@ class Admission:
         )
 
     def _account_for(self, facts: RunFacts) -> Account | None:
-        """The account of the manager's own that gets a run's output; None: the job's account is its owner's, or all
-        accounts have output of other owners."""
+        """Choose the account of the manager's own that gets a run's output.
+
+        None: the job's account is its owner's, or all accounts have output of other owners.
+        """
         if not facts.foreign_account:
             return None
         known = self.registry.of_run(facts.run)
@@ -265,10 +267,10 @@ class Admission:
 
 
 def slot_of(facts: RunFacts) -> SlotKey:
-    """The data slot of a run."""
+    """Return the key of a run's data slot."""
     return SlotKey(facts.startd_name, facts.slot_id, facts.dslot_id)
 
 
 def schemes_of(urls: Collection[str]) -> frozenset[str]:
-    """The different schemes of URLs."""
+    """Return the different schemes of URLs."""
     return frozenset(split_url(url)[0] for url in urls)

@@ -36,7 +36,7 @@ class AgentTable:
     _seen: dict[str, _Seen] = field(default_factory=dict)
 
     def heard(self, notice: AgentNotice, age_s: float) -> None:
-        """A notice is in the collector. :param age_s: since the collector got it."""
+        """Record that an agent's notice is in the collector. :param age_s: seconds since the collector received it."""
         known = self._seen.get(notice.schedd)
         if known is not None and (known.sent_at, known.number) == (notice.sent_at, notice.number):
             return
@@ -52,7 +52,7 @@ class AgentTable:
         self.timeout_s = timeout_s
 
     def forget_all(self) -> None:
-        """Other keys count from now on: an agent is alive when a notice with its key is found again."""
+        """Forget all notices, after a change of keys: an agent is alive when a notice with its key is found again."""
         self._seen.clear()
 
     def is_fresh(self, schedd: str) -> bool:
@@ -61,7 +61,7 @@ class AgentTable:
         return known is not None and self.clock.monotonic_s() - known.at_s <= self.timeout_s
 
     def credential_port(self, schedd: str) -> tuple[str, str]:
-        """URL of the port for renewed credentials and SHA-256 of its certificate; empty texts where there is none."""
+        """Return the URL of the port for renewed credentials and SHA-256 of its certificate; empty texts if unknown."""
         known = self._seen.get(schedd)
         return known.credential_port if known is not None else ("", "")
 

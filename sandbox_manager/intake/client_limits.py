@@ -59,7 +59,7 @@ class ClientLimits:
 
     @contextlib.contextmanager
     def admit(self, uid: int) -> Iterator[Client]:
-        """A place for a client of this user until the block ends. :raises Full: there is none."""
+        """Reserve a place for a client of this user until the block ends. :raises Full: there is none."""
         others = sum(count for user, count in self._connections.items() if user not in self._reserved)
         if self._connections[uid] >= self._most_of_user or (uid not in self._reserved and others >= self._most):
             raise Full("the sandbox manager is busy with too many connections")
@@ -73,7 +73,7 @@ class ClientLimits:
             self._connections, self.bytes = +self._connections, +self.bytes
 
     def check_room(self, uid: int, size_bytes: int) -> None:
-        """:raises Full: so many bytes more are too much for the user or for all."""
+        """Check that the user may send so much more. :raises Full: it is too much for the user or for all."""
         if self.bytes[uid] + size_bytes > self._most_bytes_of_user:
             raise Full(f"the sandbox manager has too many files of uid {uid} on offer at once")
         if sum(self.bytes.values()) + size_bytes > self._most_bytes:

@@ -25,7 +25,7 @@ class HandoffCounters:
         self._copies: deque[tuple[float, int, float]] = deque(maxlen=_KEPT)
 
     def accepted(self, now_s: float) -> None:
-        """A hand-off was accepted."""
+        """Count a hand-off that was accepted."""
         self.accepted_total += 1
         self._outcomes.append((now_s, "", ""))
 
@@ -35,11 +35,11 @@ class HandoffCounters:
         self._outcomes.append((now_s, code, _NUMBER.sub("N", reason)))
 
     def copied(self, now_s: float, size_bytes: int, took_s: float) -> None:
-        """A hand-off has copied so much, because it could not be linked."""
+        """Count the bytes that a hand-off has copied, because they could not be linked."""
         self._copies.append((now_s, size_bytes, took_s))
 
     def facts(self, now_s: float) -> dict[str, Any]:
-        """For people, the commonest reason first."""
+        """Return the counts for people, the commonest reason first."""
         self._forget(now_s)
         reasons = Counter(reason for _, _, reason in self._outcomes if reason)
         common = [{"Reason": reason, "Count": count} for reason, count in reasons.most_common(_REASONS_SHOWN)]
@@ -54,7 +54,7 @@ class HandoffCounters:
         }
 
     def figures(self, now_s: float) -> dict[str, Any]:
-        """For the slot ads: how many were tried, and how many were refused for each code."""
+        """Return the counts for the slot ads: hand-offs that were tried, and those that were refused for each code."""
         self._forget(now_s)
         codes = Counter(code for _, code, _ in self._outcomes if code)
         return {"StageOutHandoffs": len(self._outcomes), "StageOutSynchronous": dict(codes.most_common())}

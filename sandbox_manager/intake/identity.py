@@ -90,7 +90,7 @@ class Identity:
         self._accounts = Accounts()
 
     async def identify(self, peer: Peer) -> RunFacts:
-        """Facts about the peer's run.
+        """Find the facts about the peer's run.
 
         :raises NotIdentified: with the reason for a synchronous upload.
         """
@@ -120,7 +120,7 @@ class Identity:
             )
 
     def _check_unchanged(self, peer: Peer, found: Lineage) -> None:
-        """The answer is about this starter only while it lives; so do the peer and its pid."""
+        """Check that the starter, the peer and its pid still live: the startd's answer is about this starter only."""
         again = peers.read_kinship(found.starter.pid)
         if again.started_ticks != found.starter.started_ticks or not peer.is_alive():
             raise NotIdentified("the plugin or its condor_starter ended during the hand-off")
@@ -207,7 +207,7 @@ class Accounts:
         self._names: dict[int, tuple[float, str]] = {}
 
     def name(self, uid: int) -> str:
-        """The account's name, ``uid 17`` where there is none."""
+        """Return the account's name, ``uid 17`` where there is none."""
         now_s = time.monotonic()
         until_s, name = self._names.get(uid, (0.0, ""))
         if now_s >= until_s:

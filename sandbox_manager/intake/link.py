@@ -52,7 +52,7 @@ class Link:
             return True
 
     async def receive(self, *operations: str) -> dict[str, Any]:
-        """Next frame, which must be one of these operations.
+        """Receive the next frame, which must be one of these operations.
 
         :raises EOFError: closed. :raises asyncio.TimeoutError: silence. :raises BadMessage: not in the protocol.
         """
@@ -81,4 +81,4 @@ class Link:
 
 
 def _free(size_bytes: int) -> None:
-    """Every length is allowed."""
+    """Allow every length."""

@@ -62,7 +62,7 @@ class Identifier(Protocol):
     """The source of the owner of offered output (:class:`sandbox_manager.intake.identity.Identity`)."""
 
     async def identify(self, peer: Peer) -> RunFacts:
-        """Facts about the peer's run. :raises NotIdentified: with the reason."""
+        """Find the facts about the peer's run. :raises NotIdentified: with the reason."""
 
 
 @dataclass(frozen=True)
@@ -212,8 +212,11 @@ class Intake:
                 peer.close()
 
     async def _serve(self, link: Link, peer: Peer, client: Client) -> None:
-        """One hand-off, from offer to receipt. Nothing is read from a process that is not known to be a job's, but for
-        those of root and of the manager's own user: it may be the doctor's."""
+        """Serve one hand-off, from offer to receipt.
+
+        Nothing is read from a process that is not known to be a job's, but for those of root and of the manager's own
+        user: it may be the doctor's.
+        """
         started_s = self._clock.monotonic_s()
         latest_s = started_s + self._timeout_s
         try:
@@ -285,7 +288,7 @@ class Intake:
         return self.counters.facts(self._clock.monotonic_s())
 
     def figures(self) -> dict[str, Any]:
-        """The same by code, for the slot ads."""
+        """Return the counts by code, for the slot ads."""
         return self.counters.figures(self._clock.monotonic_s())
 
     async def _read_offer(self, link: Link, head: dict[str, Any], client: Client, latest_s: float) -> _Offer:
@@ -461,7 +464,7 @@ def _who(peer: Peer | None) -> tuple[int, int | None]:
 
 
 def _one_ad(text: str) -> str:
-    """The text of one ad, written anew: nothing else may come into a plugin's input. :raises BadMessage: it is none."""
+    """Write the text of an ad anew: nothing else may come into a plugin's input. :raises BadMessage: it is no ad."""
     try:
         return unparse_ad(parse_ad(text)) if text else ""
     except ClassAdSyntaxError as problem:

@@ -45,7 +45,7 @@ class Peer(NamedTuple):
     handle: int | None = None
 
     def is_alive(self) -> bool:
-        """False when the process is known to have ended; its pid may then belong to another one."""
+        """Tell whether the process may still live. A pid may belong to another process after the end."""
         if self.handle is None:
             return _exists(self.pid)
         poll = select.poll()
@@ -96,7 +96,7 @@ class Process(NamedTuple):
         return self.started_ticks / _TICKS_PER_S
 
     def option(self, name: str) -> str:
-        """The word behind ``name`` in the command line, "" when there is none."""
+        """Return the word behind ``name`` in the command line, "" when there is none."""
         with contextlib.suppress(ValueError, IndexError):
             return self.argv[self.argv.index(name) + 1]
         return ""
@@ -125,7 +125,7 @@ def read_kinship(pid: int) -> Process:
 
 
 def described(known: Process) -> Process:
-    """The same with its users, command line and program. :raises NotIdentified: it has ended."""
+    """Add users, command line and program to a process. :raises NotIdentified: the process has ended."""
     place = f"{_PROC}/{known.pid}"
     try:
         status, command = _read(f"{place}/status"), _read(f"{place}/cmdline")
@@ -138,8 +138,10 @@ def described(known: Process) -> Process:
 
 
 def _read(path: str) -> bytes:
-    """A file of /proc, without the io module's objects and without a second read where the first says that it is all:
-    the kernel fills a buffer that is large enough in one go."""
+    """Read a file of /proc without objects of the io module, and with one read where that is enough.
+
+    The kernel fills a buffer that is large enough at once.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = part = os.read(descriptor, _READ_BYTES)
@@ -158,7 +160,7 @@ def _program(place: str, argv: Sequence[str]) -> str:
 
 
 def ancestors(pid: int, last: int, read: Callable[[int], Process] = read_process) -> list[Process]:
-    """The process and its parents, nearest first, up to the child of ``last`` or to one that is not shown here.
+    """Find the process and its parents, nearest first, up to the child of ``last`` or to one that is not shown here.
 
     :raises NotIdentified: the process has ended, or a pid was used again while we looked.
     """
@@ -199,7 +201,7 @@ class Families:
         self._startd: Process | None = None
 
     def of(self, pid: int, master: int) -> list[Process]:
-        """:func:`ancestors` up to the child of ``master``, described as far as :func:`lineage` looks at them.
+        """Find the :func:`ancestors` up to the child of ``master``, described as far as :func:`lineage` looks at them.
 
         :raises NotIdentified: the process or one above it has ended.
         """

@@ -58,5 +58,5 @@ class PilotEnd:
 
 
 def servers_of(urls: Collection[str]) -> frozenset[str]:
-    """The different servers of URLs."""
+    """Return the different servers of URLs."""
     return frozenset(Destination("", *split_url(url)).server for url in urls)

@@ -37,7 +37,7 @@ _THREADS = 2
 
 
 def ask_startd(settings: Settings) -> Callable[[], Sequence[SlotAd]]:
-    """A function that asks the startd of this node for its slots (blocking, some ms)."""
+    """Make a function that asks the startd of this node for its slots (blocking, some ms)."""
     projection = [*SLOT_ATTRIBUTES, *JOB_ATTRIBUTES]
     skipped = SkippedAttributes()
 
@@ -48,7 +48,7 @@ def ask_startd(settings: Settings) -> Callable[[], Sequence[SlotAd]]:
 
 
 def ask_about_machine(settings: Settings) -> Callable[[str], object]:
-    """A function that evaluates an expression in the machine's ad, as the startd has it (blocking, some ms)."""
+    """Make a function that evaluates an expression in the machine's ad, as the startd has it (blocking, some ms)."""
 
     def ask(expression: str) -> object:
         return value_in_machine(slot_ads(settings, []), expression, settings.condor("STARTD_JOB_ATTRS"))
@@ -108,7 +108,7 @@ class SlotTable:
         self._running: list[tuple[float, asyncio.Future[Sequence[SlotAd]]]] = []
 
     async def slot(self, name: str, since_s: float) -> SlotAd | None:
-        """Ad of the slot ``slot1_1``, None when the startd has none of that name.
+        """Return the ad of the slot ``slot1_1``, None when the startd has none of that name.
 
         :param since_s: s since boot when the slot's starter started: an older answer is about an earlier job.
         :raises NotIdentified: the startd did not answer in time.
@@ -132,7 +132,7 @@ class SlotTable:
         self._threads.shutdown(wait=False)
 
     def _question(self, oldest_s: float) -> asyncio.Future[Sequence[SlotAd]]:
-        """A question that is on its way and recent enough, or else a new one."""
+        """Return a question that is on its way and recent enough, or else a new one."""
         self._running = [(at, future) for at, future in self._running if not future.done()]
         for at, future in self._running:
             if at >= oldest_s:

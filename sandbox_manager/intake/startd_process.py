@@ -41,12 +41,12 @@ class StartdProcess:
         self._child = self._start()
 
     def __call__(self) -> Sequence[SlotAd]:
-        """All slots. :raises StartdError: no answer, or an error for one."""
+        """Return all slots. :raises StartdError: no answer, or an error for one."""
         slots: list[SlotAd] = self._answer("", "slots")
         return slots
 
     def evaluate(self, expression: str) -> object:
-        """Value of an expression in the machine's ad; None when it has none.
+        """Evaluate an expression in the machine's ad. Return None when it has no value.
 
         :raises StartdError: no answer, or an error for one.
         """

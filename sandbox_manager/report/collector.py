@@ -24,7 +24,7 @@ class Collector(Protocol):
     """The manager's interface to the collector."""
 
     async def messages(self, manager: str) -> Sequence[Mapping[str, Any]]:
-        """Agents' notices, and their orders for this manager. :raises CondorError: no answer."""
+        """Query the agents' notices, and their orders for this manager. :raises CondorError: no answer."""
 
     async def advertise(self, ad: Mapping[str, Any]) -> None:
         """Publish an ad. :raises CondorError: it is refused, or there is no answer."""
@@ -37,12 +37,12 @@ class Collector(Protocol):
 
 
 def letters_to(manager: str) -> str:
-    """Constraint for the agents' notices and the buckets that may hold orders for a manager."""
+    """Write the constraint for the agents' notices and the buckets that may hold orders for a manager."""
     return f'StageOutBucket == {bucket_of(manager)} || MyType == "{AGENT_AD}"'
 
 
 def unpacked(ads: Iterable[Mapping[str, Any]], manager: str) -> list[Mapping[str, Any]]:
-    """The ads, with the order sheets for this manager in place of the buckets that hold them.
+    """Replace the buckets among the ads by the order sheets for this manager that they hold.
 
     An unreadable bucket stays as it is: the gatekeeper refuses it and names it in the log.
     """
@@ -59,7 +59,7 @@ class CollectorProcess(CollectorChild):
     """The collector(s) of the HTCondor configuration."""
 
     async def messages(self, manager: str) -> Sequence[Mapping[str, Any]]:
-        """Agents' notices, and their orders for this manager."""
+        """Query the agents' notices, and their orders for this manager."""
         found = await self.query(letters_to(manager), ATTRIBUTES, LETTERS.ad_type)
         return unpacked(found, manager)
 

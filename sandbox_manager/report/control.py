@@ -108,7 +108,7 @@ class Control:
             await _send(writer, {"op": "files", "files": chunk})
 
     def metrics(self) -> dict[str, Any]:
-        """Figures of the whole manager."""
+        """Return the figures of the whole manager."""
         registry = self._pipeline.store.registry
         states = {str(state): count for state, count in registry.states.items() if count}
         movers = len(self._pipeline.custody.running)
@@ -140,7 +140,7 @@ def _peer_uid(writer: asyncio.StreamWriter) -> int:
 
 
 def condor_uid() -> int:
-    """Uid of the user condor, as whom a startd below a root master runs its cron jobs; -1 without one."""
+    """Return the uid of the user condor, as whom a startd below a root master runs its cron jobs; -1 without one."""
     try:
         return pwd.getpwnam("condor").pw_uid
     except KeyError:

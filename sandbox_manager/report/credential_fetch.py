@@ -61,11 +61,11 @@ class Fetcher:
         self._trouble: dict[str, str] = {}
 
     def facts(self) -> dict[str, Any]:
-        """Access points that were asked, and what was in the way; for people."""
+        """Return for people which access points were asked, and what was in the way."""
         return {"CredentialSources": [{"Schedd": schedd, "Problem": text} for schedd, text in self._trouble.items()]}
 
     async def run(self) -> None:
-        """A round now and then, for ever."""
+        """Fetch credentials in a round now and then, for ever."""
         while True:
             await asyncio.sleep(self.pipeline.rules.renewal_interval_s)
             await self.round()

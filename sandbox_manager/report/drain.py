@@ -55,7 +55,7 @@ class Drain:
         self._is_cut_short = True
 
     async def run(self) -> None:
-        """On return nothing is sent any more, and whatever was not delivered is LOST in the ledger."""
+        """Drain the node. On return nothing is sent any more, and what was not delivered is LOST in the ledger."""
         pipeline = self._pipeline
         if self._drain_target is not None:
             self._drain_target.remember(await pipeline.store.ledger.read(queries.begun_hand_over))
@@ -122,7 +122,7 @@ class Drain:
         return any(box.state in SENDABLE or box.state is State.ACCEPTED for box in self._remaining() if not box.paused)
 
     def deadline(self, box: Sandbox) -> float:
-        """The end for all that can still arrive before it; the rest stands behind, as if it had time. Wall clock."""
+        """Return the end (wall clock) for all that can still arrive before it; the rest goes behind, as if in time."""
         target = self._pipeline.runner.hand_over_to
         if target is not None and self._takes_all(box, target):
             return self._end  # the custodian is near: all of it has time, the most urgent goes first
@@ -157,13 +157,13 @@ class Drain:
 
 
 def _reason(box: Sandbox) -> str:
-    """With what had been in the way: the next run may meet it too."""
+    """Write the reason, with what had been in the way: the next run may meet it too."""
     in_the_way = box.reason if box.error_code else ""
     return f"{REASON}; before that: {in_the_way}" if in_the_way else REASON
 
 
 def jobs_at_risk(boxes: Iterable[Sandbox]) -> str:
-    """``SCHEDD#CLUSTER.PROC=BYTES`` of sandboxes that are not delivered, most bytes first; the rest as a number."""
+    """List ``SCHEDD#CLUSTER.PROC=BYTES`` of undelivered sandboxes, most bytes first; the rest as a number."""
     left = [box for box in boxes if box.state not in FREED]
     first = heapq.nlargest(_NAMED, left, key=lambda box: box.bytes_left)
     named = [f"{box.run.schedd}#{box.run.job_id}={box.bytes_left}" for box in first]

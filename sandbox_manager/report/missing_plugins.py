@@ -19,7 +19,7 @@ def missing_methods(
     places: Mapping[int, Destination],
     drain_method: str = "",
 ) -> dict[str, str]:
-    """Method -> what waits for a plugin that moves it.
+    """Find what waits for a plugin that moves a method, by method.
 
     :param finds: the table's :meth:`~stageout.movers.plugins_table.PluginsTable.find`. :param boxes: all that is held.
     :param drain_method: method by which a pilot hands over what it cannot deliver, "" without.
@@ -47,5 +47,5 @@ class MissingPluginAlert:
         self._reported = frozenset(missing)
 
     def facts(self) -> Mapping[str, str]:
-        """For the control socket."""
+        """Return the missing methods for the control socket."""
         return {"MissingPlugins": " ".join(sorted(self._reported))}

@@ -68,8 +68,11 @@ class OrderReader:
             await asyncio.sleep(interval_s)
 
     def _look_interval_s(self, interval_s: float) -> float:
-        """Seconds between two looks at the agents' orders: longer while no output waits for a confirmation or a lease,
-        because the collector serves all nodes of the pool."""
+        """Return the seconds between two queries for orders.
+
+        The pause is longer while no output waits for a confirmation or a lease, because the collector serves all nodes
+        of the pool.
+        """
         since_at = self._clock.wall_s() - _CONFIRMATION_SOON_S
         boxes = self._pipeline.store.registry.by_id.values()
         waits = any(box.state is State.ACCEPTED and box.accepted_at > since_at for box in boxes)

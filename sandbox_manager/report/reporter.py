@@ -82,7 +82,7 @@ _WORDS = {
 
 
 def file_report(row: StoredFile, sandbox: Sandbox, destinations: Mapping[int, Destination]) -> FileReport:
-    """One file as people see it."""
+    """Report one file as people see it."""
     state = _WORDS.get(row.state)
     if state is None:
         state = State.RETRY_WAIT if row.attempts and row.state is FileState.WAITING else sandbox.state
@@ -127,7 +127,7 @@ def sandbox_report(
     only_here: int = 0,
     gives_up_at: int = 0,
 ) -> SandboxReport:
-    """One sandbox as agents and people see it.
+    """Report one sandbox as agents and people see it.
 
     :param begun: receipts of what custodians may have. :param only_here: files left that are in none of them.
     """
@@ -298,7 +298,7 @@ class Reporter:
             self._made_s = self._clock.monotonic_s()
 
     def facts(self) -> Mapping[str, Any]:
-        """For the control socket."""
+        """Return the reporter's state for the control socket."""
         return {"ReportProblem": self._pipeline.admission.report_problem, "ReportAge": int(self.age_s)}
 
     @property
@@ -379,7 +379,7 @@ class Reporter:
         return [item.encoded for item in fresh.values()]
 
     async def _only_here(self, begun: Mapping[int, Mapping[int, Receipt]]) -> dict[int, int]:
-        """Of what may have been handed over in part: how many files of it have not."""
+        """Count the files that were not handed over, of a sandbox that may have been handed over in part."""
         target = self._pipeline.runner.hand_over_to
         some = {box: numbers for box, numbers in begun.items() if numbers}
         if target is None or not some:
@@ -400,7 +400,7 @@ class Reporter:
     # ---- figures for the slot ads ------------------------------------------------------------------------------------
 
     def figures(self) -> dict[str, Any]:
-        """Attributes for the slot ads."""
+        """Return the attributes for the slot ads."""
         admission = self._pipeline.admission
         used, quota = admission.used_bytes, max(1, admission.quota_bytes)
         free = self._spool.free_bytes()
@@ -461,7 +461,7 @@ class Reporter:
 
 
 def _some_files(db: sqlite3.Connection, box: int, limit: int, with_dropped: bool) -> list[StoredFile]:
-    """Files for the report. A sandbox whose files cannot be read is reported without them: others go on."""
+    """Choose files for the report. A sandbox whose files cannot be read is reported without them: others go on."""
     try:
         return queries.files_in_trouble_first(db, box, limit, with_dropped)
     except (sqlite3.DatabaseError, ValueError, TypeError) as problem:
@@ -472,7 +472,7 @@ def _some_files(db: sqlite3.Connection, box: int, limit: int, with_dropped: bool
 
 
 def _take_numbers(db: sqlite3.Connection, wall_ms: int) -> int:
-    """The end of the next numbers; a ledger out of a backup must not repeat what was used after it was made."""
+    """Reserve the next numbers and return their end: a restored ledger must not repeat numbers that were used."""
     end = max(int(get_meta(db, "report_number", "0")), wall_ms) + _NUMBERS_AT_ONCE
     set_meta(db, "report_number", str(end))
     return end

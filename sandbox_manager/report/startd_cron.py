@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The manager's figures and report; empty without a manager."""
+    """Read the manager's figures and report; empty without a manager."""
     try:
         state = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -63,7 +63,7 @@ def shown_by(state: dict[str, Any], now: float) -> Shown:
 
 
 def blocks(shown: Shown, before: Shown) -> str:
-    """Two blocks in the startd's form, each with whether the collector must have it at once."""
+    """Yield two blocks in the startd's form, each with whether the collector must have it at once."""
     urgent = any(shown.figures.get(name) != before.figures.get(name) for name in _URGENT)
     constraint = "SlotMergeConstraint = SlotID == 1 && (DSlotID ?: 0) == 0\n"
     return (

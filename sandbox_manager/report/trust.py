@@ -57,7 +57,7 @@ class Pin(NamedTuple):
 
 
 def read_listed(text: str) -> dict[str, str]:
-    """STAGEOUT_AGENT_KEYS. :raises ConfigError: it is not SCHEDD=KEY, separated by blanks or commas."""
+    """Read STAGEOUT_AGENT_KEYS. :raises ConfigError: it is not SCHEDD=KEY, separated by blanks or commas."""
     listed = {}
     for item in text.replace(",", " ").split():
         schedd, mark, key = item.partition("=")
@@ -106,7 +106,7 @@ class AgentKeys:
         set_meta(db, _META, json.dumps(self._pins))
 
     def pin_of(self, schedd: str) -> Pin | None:
-        """The key by which this access point's orders are checked."""
+        """Return the key by which this access point's orders are checked."""
         if schedd in self.listed:
             return Pin(self.listed[schedd], "listed")
         return None if self.listed else self._pins.get(schedd)
@@ -128,7 +128,7 @@ class AgentKeys:
         return NO_REASON
 
     def heard(self, notice: AgentNotice, held: bool) -> None:
-        """A notice with a good signature of its own key came.
+        """Check a notice with a good signature of its own key, and remember the key.
 
         :param held: something of that access point's jobs is in the ledger.
         :raises BadPayload: its key is not that of the access point.
@@ -156,7 +156,7 @@ class AgentKeys:
         self.unsaved = True
 
     def facts(self) -> list[dict[str, str]]:
-        """For people."""
+        """Return the pinned keys for people."""
         names = sorted({*self.listed, *self._pins})
         pins = [(name, self.pin_of(name)) for name in names]
         return [{"Schedd": name, "Key": pin.key, "Learnt": pin.source} for name, pin in pins if pin]
@@ -226,6 +226,6 @@ class OrderVerifier:
             self._refused[ad] = problem
 
     def facts(self) -> dict[str, Any]:
-        """Keys and refusals, for people."""
+        """Return keys and refusals, for people."""
         refused: Sequence[dict[str, str]] = [{"Ad": ad, "Problem": text} for ad, text in self._refused.items()]
         return {"AgentKeys": self._keys.facts(), "Refused": refused, "ManagerKey": self._key}
