@@ -66,7 +66,7 @@ class ManagerConnection:
             raise HandoffRefused(f"the socket of the sandbox manager belongs to {whose}", "NoManager")
 
     def limit(self, limit_s: float, what: str) -> None:
-        """From now on wait so long at most, altogether, until ``what``."""
+        """Limit all waits from now on to so many seconds together, until ``what``."""
         self._limit_s, self._what = limit_s, what
         self._end_s = time.monotonic() + limit_s
 

@@ -33,7 +33,7 @@ class Place:
 
 
 def _told(scratch: str) -> str:
-    """STAGEOUT_SPOOL as the machine's ad has it; "" when it is not there."""
+    """Return STAGEOUT_SPOOL as the machine's ad has it; "" when it is not there."""
     try:
         with open(f"{scratch}/.machine.ad", "rb") as stream:
             _, found, rest = b"\n".join((b"", stream.read(_AD_BYTES))).partition(_SPOOL)
@@ -69,7 +69,7 @@ def _candidates(local_path: str) -> Iterator[str]:
 
 
 def _execute_of(directory: str) -> str:
-    """EXECUTE, when ``directory`` is a scratch directory, else ""."""
+    """Return EXECUTE when ``directory`` is a scratch directory, else ""."""
     above, name = os.path.split(directory)
     if name == "scratch":
         above, name = os.path.split(above)

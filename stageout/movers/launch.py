@@ -151,12 +151,12 @@ def _end_rest(note: int) -> None:
 
 
 def _children() -> list[int]:
-    """Of this process; none where /proc is missing, or has the numbers of another namespace (pid_namespaces(7))."""
+    """List the children of this process; none where /proc is missing or of another namespace (pid_namespaces(7))."""
     return children_of(os.getpid()) if _facts("self")[0] == str(os.getpid()) else []
 
 
 def children_of(parent: int) -> list[int]:
-    """Of a process that this one sees in /proc; without those that have ended and are only not reaped yet."""
+    """List the children of a process in /proc, without those that have ended and are only not reaped yet."""
     facts = ((place.name, _facts(place.name)) for place in os.scandir("/proc") if place.name.isdigit())
     return [int(name) for name, (_, of, state) in facts if of == str(parent) and state not in "ZX"]
 

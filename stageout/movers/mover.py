@@ -138,7 +138,7 @@ class StoppableMover:
                 self._mover.stop()
 
     def run(self, batch: Batch, may_begin: Callable[[], bool] = lambda: True) -> list[Answer]:
-        """As :meth:`Mover.run`. :param may_begin: asked at the last moment; False is as :meth:`stop`.
+        """Run the batch, as :meth:`Mover.run`. :param may_begin: asked at the last moment; False is as :meth:`stop`.
 
         :raises Stopped: by :meth:`stop`, before or after it began. :raises OSError: the work directory could not be
             made.
@@ -198,7 +198,7 @@ class Mover:
     # ---- the work directory ------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        """Names for the files, in-file and out-file; only then the directory is given to the user.
+        """Make names for the files, in-file and out-file, and then give the directory to the user.
 
         Symbolic links: a hard link would change the ctime, by which a change of the content is found.
         """
@@ -229,7 +229,7 @@ class Mover:
         return "".join(map(unparse_ad, ads))
 
     def _equip(self, home: Path) -> None:
-        """Credentials and job ad where :func:`plugin_environment` says that they are."""
+        """Write credentials and job ad where :func:`plugin_environment` says that they are."""
         given = self._batch.equipment
         tokens = home / _TOKENS
         if given.credentials:
@@ -328,7 +328,7 @@ class Mover:
         return Ending(status, 0.0 if in_time else self._batch.lifetime_s), output.text
 
     def _tell_rest(self, note: int) -> None:
-        """Of what the plugin has started and ``launch.py`` could not end, the administrator hears."""
+        """Log what the plugin has started and ``launch.py`` could not end."""
         rest = os.read(note, _OUTPUT_KEPT).decode() if readable([note], 0) else ""
         if rest:
             log.error("plugin-kill-failed", plugin=self._batch.plugin.path, pids=rest, advice=_OUTLIVED)
@@ -471,7 +471,7 @@ def _of_the_owners(answer: Answer, item: SentFile, name: str) -> Answer:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Local names of the files of a batch: their own where that is harmless and unique, else with a number before."""
+    """Choose local names for the files of a batch: their own if harmless and unique, else with a number before."""
     used: set[str] = set()
     chosen = []
     for index, name in enumerate(names):
@@ -486,7 +486,7 @@ def unique_names(names: Sequence[str]) -> list[str]:
 
 
 def _beginning(name: str) -> str:
-    """Of a name that is too long with a number before it: filesystems count bytes."""
+    """Cut a name that is too long with a number before it: filesystems count bytes."""
     return os.fsencode(name)[:100].decode("utf-8", "ignore")
 
 
@@ -529,7 +529,7 @@ def _remove(directory: Path) -> None:
 
 
 def group_list(uid: int, gid: int) -> list[int]:
-    """All groups of a user, as at a login."""
+    """List all groups of a user, as at a login."""
     try:
         return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
     except KeyError:

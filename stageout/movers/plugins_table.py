@@ -79,7 +79,7 @@ class PluginsTable:
         return first if first is not None and method in first.methods else self._by_method.get(method)
 
     def batch_files(self, path: str, scheme: str) -> int:
-        """Files that the plugin for a scheme would rather have in one call, 0 when it does not mind."""
+        """Return how many files the plugin for a scheme wants in one call, 0 when it does not mind."""
         plugin = self.find(path, scheme)
         return plugin.batch_files if plugin is not None else 0
 

@@ -123,7 +123,7 @@ Answer = Union[Delivered, InCustody, Failure]
 
 
 def read_answers(sent: Sequence[SentFile], output: str, ending: Ending) -> list[Answer]:
-    """One answer per file of a call with protocol 2 or 4, in the order of ``sent``.
+    """Read one answer per file of a call with protocol 2 or 4, in the order of ``sent``.
 
     :param output: content of the out-file.
     """

@@ -21,7 +21,7 @@ def method_of(scheme: str) -> str:
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Scheme and host (with port, without userinfo) of a URL, lower case."""
+    """Return scheme and host (with port, without userinfo) of a URL, in lower case."""
     return url.partition("://")[0].lower(), _authority(url).rpartition("@")[2].lower()
 
 
@@ -51,7 +51,7 @@ def fallback_problem(url: str) -> str:
 
 
 def credential_of(url: str) -> str:
-    """Name of the token that a URL asks for, as ``service.handle+https://`` does, in its own case; "" for none."""
+    """Name the token that a URL asks for, as in ``service.handle+https``, in its own case; "" for none."""
     return url.partition("://")[0].rpartition("+")[0].replace(".", "_")
 
 

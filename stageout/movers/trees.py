@@ -29,7 +29,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def names(directory: int, most: int | None = None) -> list[str]:
-    """Names in an opened directory, ``most`` of them at most."""
+    """List names in an opened directory, ``most`` of them at most."""
     with durable.disk.scandir(directory) as entries:
         return [entry.name for entry in itertools.islice(entries, most)]
 

@@ -85,13 +85,13 @@ class Context(Protocol):
         """
 
     def job_attribute(self, name: str) -> Any:
-        """Value of an attribute of the job's ad, None when absent. Written by the job: never for authorisation.
+        """Return an attribute of the job's ad, None when absent. The job wrote it: never use it for authorisation.
 
         After the job's end only what ``Abilities.job_attributes`` names is there.
         """
 
     def machine_attribute(self, name: str) -> Any:
-        """Value of an attribute of the machine's ad, None when absent."""
+        """Return an attribute of the machine's ad, None when absent."""
 
     def setting(self, name: str, default: str) -> str:
         """Look up a knob for this plugin (``STAGEOUT_<name>`` in the starter's environment, or the machine ad)."""
@@ -104,7 +104,7 @@ class Context(Protocol):
         """Record a failed attempt that will be retried; it becomes an element of TransferErrorData."""
 
     def progress(self, transferred_bytes: int) -> None:
-        """Bytes moved so far for this file, all attempts together. Call it as data moves.
+        """Report the bytes moved so far for this file, all attempts together. Call it as data moves.
 
         :raises TransferFailure: the plugin has to end (deadline, SIGTERM): remove temporary files and let it pass.
         """

@@ -24,7 +24,7 @@ ALL = "*"
 
 
 def carried(abilities: Abilities, items: Sequence[Item], environment: PluginEnvironment) -> Carried:
-    """Everything that the plugin will need again for these uploads.
+    """Collect everything that the plugin will need again for these uploads.
 
     :raises TransferFailure: one credential cannot be read, or the files ask for different things.
     """
@@ -39,7 +39,7 @@ def carried(abilities: Abilities, items: Sequence[Item], environment: PluginEnvi
 
 
 def _credentials(abilities: Abilities, items: Iterable[Item]) -> Iterator[tuple[str, str, Path]]:
-    """Kind, service and file of each credential that the URLs of this call need, and no other."""
+    """Yield kind, service and file of each credential that the URLs of this call need, and no other."""
     folder = os.environ.get("_CONDOR_CREDS", "")
     named, proxy, services = set(), False, abilities.credentials
     if ALL in services:
@@ -62,7 +62,7 @@ def _credentials(abilities: Abilities, items: Iterable[Item]) -> Iterator[tuple[
 
 
 def _tokens_of(service: str, folder: str) -> set[str]:
-    """Names of all tokens of a service that came with the job."""
+    """List the names of all tokens of a service that came with the job."""
     found = {name for name in _tokens_in(folder) if name == service or name.startswith(f"{service}_")}
     if not found:
         raise _unreadable(f"no credential of {service} came with this job; use_oauth_services = {service}")
@@ -98,7 +98,7 @@ def _cannot(text: str) -> TransferFailure:
 
 
 def _plugin_data(items: Iterable[Item]) -> ClassAd:
-    """PluginData of all files; HTCondor takes it from the job's ad, so it differs between methods only."""
+    """Collect PluginData of all files. HTCondor takes it from the job's ad: it differs between methods only."""
     data = ClassAd()
     by_method: dict[str, ClassAd] = {}
     for item in items:

@@ -42,7 +42,7 @@ class PluginLog:
         self._lines.append((time.monotonic() - self._start_s, message, facts))
 
     def text(self) -> str:
-        """All lines, without secrets."""
+        """Return all lines, without secrets."""
         return "".join(self._line(*line) for line in self._lines)
 
     def _line(self, when_s: float, message: str, facts: dict[str, object]) -> str:
@@ -77,7 +77,7 @@ class PluginEnvironment:
         return ad.text("OutputDestination")
 
     def setting(self, name: str, default: str) -> str:
-        """``STAGEOUT_<name>`` of the environment, else of the machine ad."""
+        """Look up ``STAGEOUT_<name>`` in the environment, else in the machine ad."""
         if name not in self._settings:
             full = f"STAGEOUT_{name}"
             value = os.environ.get(full)
@@ -199,11 +199,11 @@ class FileContext:
         return self._environment.credential(service, handle)
 
     def job_attribute(self, name: str) -> Any:
-        """Value of an attribute of the job's ad, None when absent."""
+        """Return an attribute of the job's ad, None when absent."""
         return self._environment.ad("_CONDOR_JOB_AD").get(name)
 
     def machine_attribute(self, name: str) -> Any:
-        """Value of an attribute of the machine's ad, None when absent."""
+        """Return an attribute of the machine's ad, None when absent."""
         return self._environment.ad("_CONDOR_MACHINE_AD").get(name)
 
     def setting(self, name: str, default: str) -> str:
@@ -223,7 +223,7 @@ class FileContext:
         self._log.add("attempt failed", file=self._record.item.shown_url, error=failure)
 
     def progress(self, transferred_bytes: int) -> None:
-        """Bytes moved so far for this file, all attempts together. :raises Stopped: the plugin has to end."""
+        """Report the bytes moved so far for this file, by all attempts. :raises Stopped: the plugin has to end."""
         self._record.moved_bytes = transferred_bytes
         self._record.pace.note(transferred_bytes)
         if self._deadline.stopped:

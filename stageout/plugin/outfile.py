@@ -84,7 +84,7 @@ class OutFile:
         return True
 
     def restore(self) -> None:
-        """Blank the file, in the size in which it was found."""
+        """Overwrite the file with blanks, in the size in which it was found."""
         self._shrink(self._found_bytes)
         self._blank(0, self._found_bytes)
 
@@ -98,7 +98,7 @@ class OutFile:
 
 
 def roomy_slots(ad_bytes: Sequence[int]) -> tuple[list[Slot], int]:
-    """Slots that leave room for error data; none up to a page in width crosses a page. Also the end of the last."""
+    """Compute slots with room for error data; none up to a page in width crosses a page. Return also the last end."""
     least = _WIDE_BYTES if len(ad_bytes) <= _FEW else _NARROW_BYTES
     slots: list[Slot] = []
     end = 0
@@ -113,7 +113,7 @@ def roomy_slots(ad_bytes: Sequence[int]) -> tuple[list[Slot], int]:
 
 
 def tight_slots(least_bytes: Sequence[int], size: int) -> list[Slot]:
-    """As many slots as ``size`` bytes can hold, what is left over shared between them."""
+    """Compute as many slots as ``size`` bytes can hold; they share what is left over."""
     needs: list[int] = []
     for length in least_bytes:
         if sum(needs) + length + 1 > size:

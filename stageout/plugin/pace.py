@@ -20,7 +20,7 @@ class Pace:
         self._spacing_s = _SPACING_S
 
     def note(self, moved_bytes: int, now_s: float | None = None) -> None:
-        """So many bytes so far; kept only when there are more than before."""
+        """Note how many bytes have been moved; a number that is not larger than the last one is ignored."""
         now_s = time.monotonic() if now_s is None else now_s
         points = self._points
         if points and (moved_bytes <= points[-1][1] or now_s - points[-1][0] < self._spacing_s):
@@ -31,7 +31,7 @@ class Pace:
             self._spacing_s *= 2
 
     def bytes_per_s(self) -> float | None:
-        """Rate in the middle of the transfer; None when that was too short a time to tell.
+        """Compute the rate in the middle of the transfer; None when that was too short a time to tell.
 
         By the line through all points there: bytes of many streams come in steps, and two points may differ by one.
         """
@@ -49,7 +49,7 @@ class Pace:
 
 
 def _slope(points: list[tuple[float, int]]) -> float:
-    """Of the line with the least sum of squares."""
+    """Compute the slope of the line with the least sum of squares."""
     mean_s = sum(at for at, _ in points) / len(points)
     mean = sum(place for _, place in points) / len(points)
     return sum((at - mean_s) * (place - mean) for at, place in points) / sum((at - mean_s) ** 2 for at, _ in points)

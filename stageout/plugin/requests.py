@@ -110,7 +110,7 @@ class Reader:
             index += 1
 
     def item(self, ad: ClassAd, index: int) -> Item:
-        """One file ad."""
+        """Read one file ad."""
         url, file_name = ad.text("Url"), ad.text("LocalFileName")
         method = split_scheme(url).method if is_url(url) else ""
         given = self._given(ad, method)
@@ -183,7 +183,7 @@ def _fragment(destination: str) -> TransferFailure | None:
 
 
 def _merged(given: ClassAd) -> dict[str, Any]:
-    """Attributes of all ads together; what is no ad keeps its name."""
+    """Merge the attributes of all ads; what is no ad keeps its name."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         found.update(value if isinstance(value, ClassAd) else {name: value})
@@ -191,7 +191,7 @@ def _merged(given: ClassAd) -> dict[str, Any]:
 
 
 def read_items(call: Call, abilities: Abilities, destination: Callable[[str, bool], str]) -> list[Item]:
-    """All files of a call, each with the reason why it cannot be tried, if there is one.
+    """Read all files of a call, each with the reason why it cannot be tried, if there is one.
 
     When the input file is broken nothing of it is tried: what is missing would be done without, in silence.
     """

@@ -161,7 +161,7 @@ class AdWriter:
 
 
 def exit_status(failures: Sequence[TransferFailure]) -> int:
-    """0 when nothing failed, 11 when everything that failed may be tried again, else 1."""
+    """Return 0 when nothing failed, 11 when everything that failed may be tried again, else 1."""
     if not failures:
         return 0
     return RETRYABLE_STATUS if all(failure.kind.retryable for failure in failures) else FAILED_STATUS
@@ -182,7 +182,7 @@ def fitted(ad: Ad, limit_bytes: int) -> str:
 
 
 def least_bytes(ad: Ad) -> int:
-    """Length of the shortest form of an ad that :func:`fitted` makes, with room for numbers that are not known yet."""
+    """Compute the length of the shortest form of an ad that :func:`fitted` makes, with room for unknown numbers."""
     smaller = {**ad, "TransferError": "x" * _SHORT_CHARS, "TransferTotalBytes": 10**18}
     for step in _STEPS:
         step(smaller)

@@ -184,7 +184,7 @@ class Session:
             batch.run(self._concurrency(waiting))
 
     def _concurrency(self, records: list[Record]) -> int:
-        """Files at once. Uploads to the same URL go one after the other, in HTCondor's order: the last one stays."""
+        """Limit the files at once. Uploads to the same URL go in HTCondor's order, one by one: the last one stays."""
         if self._call.upload and len({record.item.request.url for record in records}) < len(records):
             return 1
         return self._environment.count("CONCURRENCY", self._abilities.parallel)

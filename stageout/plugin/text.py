@@ -27,12 +27,12 @@ class Scrubber:
         self._secrets: set[str] = set()
 
     def learn(self, secret: str) -> None:
-        """Never let this text out. Very short ones are ignored: they would blank ordinary words."""
+        """Remember a secret text. Very short ones are ignored: they would blank ordinary words."""
         if len(secret) >= _SHORTEST_SECRET:
             self._secrets.add(secret)
 
     def learn_url(self, url: str) -> None:
-        """Never let userinfo and query of this URL out, nor what may be a part of a password."""
+        """Remember userinfo and query of this URL as secrets, and what may be a part of a password."""
         rest = url.partition("://")[2]
         query = rest.partition("?")[2]
         if may_split_password(url):
@@ -78,7 +78,7 @@ def _hide(found: re.Match[str]) -> str:
 
 
 def one_line(text: str, limit: int = MESSAGE_CHARS) -> str:
-    """One printable line without the separators that the shadow cuts at."""
+    """Make one printable line without the separators at which the shadow cuts."""
     if not text.isprintable():
         text = "".join(char if char.isprintable() else " " for char in text)
     text = " ".join(_SEPARATORS.sub(",", text).split())

@@ -64,7 +64,7 @@ def split_authority(rest: str) -> tuple[str, str]:
 
 
 def host_of(url: str) -> str:
-    """Host and port of a URL, "" when it has none."""
+    """Return host and port of a URL, "" when it has none."""
     return split_authority(url.partition("://")[2])[0].rpartition("@")[2]
 
 

@@ -174,7 +174,7 @@ class Carrier:
                     left -= file.write(pattern[:left])
 
     def target(self, number: int) -> str:
-        """URL of a sample that an upload leaves."""
+        """Return the URL of a sample that an upload leaves."""
         return self.url[: self.url.rfind("/") + 1] + _SAMPLE_NAME.format(number)
 
     def _requests(self, place: Path, setting: Setting) -> list[ClassAd]:
@@ -255,7 +255,7 @@ class Carrier:
         )
 
     def _rate(self, setting: Setting, ads: list[ClassAd], moved_bytes: int, call_s: float) -> float:
-        """Bytes per second of all files together.
+        """Compute the bytes per second of all files together.
 
         Bytes are seen as they arrive. Of what is sent, megabytes of each stream may wait in the kernel and are not at
         the server: there the whole time counts, without that of an empty file. Of many files it is what the call took,
@@ -275,7 +275,7 @@ class Carrier:
 
 
 def steady_rate(seen: float, whole: float) -> float:
-    """Rate of an upload that goes on for long.
+    """Estimate the rate of an upload that goes on for long.
 
     The plugin measures it while 40 to 90 % of the bytes leave the plugin. The measurement is wrong if it shows only how
     the kernel's buffers fill. The buffers were full by then if they hold at most 40 % of the bytes. Emptying them must

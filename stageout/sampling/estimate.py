@@ -97,7 +97,7 @@ def estimate(asked: Estimation, means: Means) -> ClassAd:
 
 
 def _sides(asked: Estimation) -> list[tuple[str, bool]]:
-    """URL and direction of each leg over a network; of a copy between two directories the writing one."""
+    """Return URL and direction of each leg over a network; of a copy between two directories the writing one."""
     remote = [(url, up) for url, up in ((asked.source, False), (asked.target, True)) if not url.startswith("file://")]
     return remote or [(asked.target, True)]
 
@@ -185,12 +185,12 @@ def _first(carrier: Carrier, leg: Leg, asked: Estimation) -> None:
 
 
 def _long_enough(leg: Leg, asked: Estimation) -> bool:
-    """More sampling would take too long beside the transfer itself."""
+    """Tell whether more sampling would take too long beside the transfer itself."""
     return leg.spent_s > _TIME_SHARE * asked.file_bytes / max(leg.samples.values())
 
 
 def _one(carrier: Carrier, leg: Leg, streams: int, size_bytes: int) -> None:
-    """One sample; with earlier ones of the same number of streams it makes one longer sample."""
+    """Take one sample; with earlier ones of the same number of streams it makes one longer sample."""
     run = carrier.run(carrier.streams(streams, size_bytes))
     leg.runs.append(run)
     rate, moved = max(1.0, run.rate_bytes_per_s), float(max(1, run.moved_bytes))
@@ -203,12 +203,12 @@ def _one(carrier: Carrier, leg: Leg, streams: int, size_bytes: int) -> None:
 
 
 def _expected(leg: Leg, streams: int) -> float:
-    """Rate to expect: of the nearest number of streams that was sampled."""
+    """Return the rate to expect: that of the nearest number of streams that was sampled."""
     return leg.samples[min(leg.samples, key=lambda sampled: abs(sampled - streams))]
 
 
 def _size(samples: Mapping[int, float], streams: int, asked: Estimation, left_bytes: int) -> int:
-    """Bytes of the next sample: a few seconds' worth, at most half of what is left of the budget, at most ``-s``."""
+    """Choose the size of the next sample: a few seconds, at most half of the budget that is left, at most ``-s``."""
     last = max(samples)
     before = [rate for sampled, rate in samples.items() if sampled < last]
     grown = min(_GROWTH, max(1.0, samples[last] / max(before))) if before else _GROWTH
@@ -288,7 +288,7 @@ def _doubt(leg: Leg) -> str:
 
 
 def _add_plan(answer: ClassAd, asked: Estimation, leg: Leg) -> None:
-    """Stripes and nodes by the flow model, where the ad tells what the nodes' interfaces carry."""
+    """Add stripes and nodes by the flow model, where the ad tells what the nodes' interfaces carry."""
     rates = {streams: rate / _MBIT for streams, rate in leg.samples.items()}
     cores = os.cpu_count() or 1
     cpu_rate = float("inf")

@@ -65,12 +65,12 @@ def find(method: str, candidates: Sequence[Path]) -> Plugin:
 
 
 def installed() -> list[Path]:
-    """Plugins of FILETRANSFER_PLUGINS where this machine has an HTCondor, else those beside this program."""
+    """List the plugins of FILETRANSFER_PLUGINS where this machine has an HTCondor, else those beside this program."""
     return [path for path in of_the_node() if path.is_file()] or beside()
 
 
 def beside() -> list[Path]:
-    """Plugins that are installed beside this program."""
+    """List the plugins that are installed beside this program."""
     found = sorted(Path(sys.executable).parent.glob("*_plugin"))
     found.sort(key=lambda path: "curl" in path.name)  # stageout_curl_plugin last: it wins ftp
     return found
@@ -87,7 +87,7 @@ def profiles_folder() -> Path:
 
 
 def node_settings() -> Settings:
-    """HTCondor's configuration where there is one, else ``_CONDOR_NAME`` of the environment."""
+    """Read HTCondor's configuration where there is one, else ``_CONDOR_NAME`` of the environment."""
     try:
         settings = condor_settings()
         settings.condor("FILETRANSFER_PLUGINS")

@@ -20,7 +20,7 @@ class Usage:
 
 
 def usage_of(pid: int) -> Usage:
-    """Usage of a process, its descendants, and those of them that have ended; nothing for 0 or one that is gone."""
+    """Sum the usage of a process, its descendants, and those that have ended; nothing for 0 or one that is gone."""
     cpu_s, rss_bytes = 0.0, 0
     for member in _family(pid) if pid else ():
         try:
@@ -45,7 +45,7 @@ def _family(pid: int) -> Iterator[int]:
 
 
 def listener_on(port: int) -> int:
-    """Pid of the process here that listens on a TCP port, the oldest of several; 0 when it cannot be seen."""
+    """Find the pid of the process here that listens on a TCP port, the oldest of several; 0 when it cannot be seen."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:

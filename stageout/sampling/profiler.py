@@ -102,7 +102,7 @@ class Profiler:
         return Outcome(profile, left_out, self._stop_reason)
 
     def _usual_bytes(self) -> int:
-        """Size of a file that moves for about a second, within what the limits allow for each measurement.
+        """Choose the size of a file that moves for about a second, within the limits of each measurement.
 
         Or for four times as long as connecting and the checks take: over a long way a second of it is nothing but slow
         start. Probes grow until one is about as large: a small one tells
@@ -118,7 +118,7 @@ class Profiler:
             probe_bytes = min(_PROBE_STEP * probe_bytes, most)
 
     def _measure(self, plans: Sequence[tuple[Carrier, list[Setting]]]) -> int:
-        """Both directions in turn, so that a limit cuts both at the same place; returns what was left out."""
+        """Measure both directions in turn, so that a limit cuts both at the same place. Return what was left out."""
         left_out = 0
         for step in range(max(len(plan) for _, plan in plans)):
             for carrier, plan in plans:
@@ -188,7 +188,7 @@ class Profiler:
 
 
 def _best(runs: Sequence[Run], direction: str) -> Best:
-    """Fewest streams of one file, fewest files at once, and the best rate that either reaches."""
+    """Choose the fewest streams of one file, the fewest files at once, and the best rate that either reaches."""
     found = levels(runs, direction)
     if not found.by_streams or not found.by_files:
         return Best(1, 1, max(run.rate_bytes_per_s for run in _plain(runs, direction)))

@@ -30,7 +30,7 @@ _HEAD = (
 
 
 def row(run: Run) -> tuple[str, ...]:
-    """One line of the table."""
+    """Write one line of the table."""
     gigabytes = max(run.moved_bytes, 1) / 1e9
     return (
         run.direction + {True: ", space reserved", False: ", not reserved", None: ""}[run.reserved],
@@ -47,7 +47,7 @@ def row(run: Run) -> tuple[str, ...]:
 
 
 def table(profile: Profile) -> str:
-    """All runs, and the conclusions."""
+    """Write all runs, and the conclusions."""
     rows = [_HEAD, *(row(run) for run in profile.runs)]
     widths = [max(len(line[column]) for line in rows) for column in range(len(_HEAD))]
     lines = []
@@ -154,7 +154,7 @@ def _sizes(panel: Any, runs: Sequence[Run], way: str) -> None:
 
 
 def _cpu(panel: Any, runs: Sequence[Run], way: str) -> None:
-    """CPU of both ends for the same work, over streams of one file, and over files at once."""
+    """Collect the CPU of both ends for the same work, over streams of one file, and over files at once."""
     large = max((run.moved_bytes for run in runs), default=0) // 2
     plain = [run for run in runs if run.all_at_once and not run.block_bytes and run.moved_bytes >= max(1, large)]
     for over, other, style in (("streams", "concurrency", "-"), ("concurrency", "streams", "--")):

@@ -46,7 +46,7 @@ class Estimation:
 
 
 def size_of(text: object, name: str) -> int:
-    """Bytes of ``2GB``, ``50M``, ``1.5 GiB`` or a number; K, M, G and T are powers of 1000, Ki to Ti of 1024.
+    """Read a size: ``2GB``, ``50M``, ``1.5 GiB`` or a number. K, M, G, T are powers of 1000, Ki to Ti of 1024.
 
     :raises BadAd: it is no size. :param name: of the attribute, for that.
     """
@@ -132,11 +132,11 @@ def _count(ad: ClassAd, name: str, default: int) -> int:
 
 
 def duration_text(seconds: float) -> str:
-    """As the estimation service writes it: ``0 hours, 3 mins, 1 secs``."""
+    """Write a duration as the estimation service does: ``0 hours, 3 mins, 1 secs``."""
     whole = round(seconds)
     return f"{whole // 3600} hours, {whole % 3600 // 60} mins, {whole % 60} secs"
 
 
 def stamp() -> Expr:
-    """Now, as a ClassAd's absolute time."""
+    """Write the present time as a ClassAd's absolute time."""
     return Expr(f'absTime("{time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())}+0000")')

@@ -117,7 +117,7 @@ def table(findings: Sequence[Finding]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; exit status 1 when a rule of level "must" failed, 2 when the plugin cannot be examined."""
+    """Run the command; exit status 1 when a rule of level "must" failed, 2 when the plugin cannot be examined."""
     parser = argparse.ArgumentParser(prog="python -m stageout.testing.conformance", description=_ABOUT)
     parser.add_argument("plugin", type=Path, help="the plugin's executable")
     parser.add_argument("--url-base", help="URL below which files can be put and got (with --folder)")

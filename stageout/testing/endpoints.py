@@ -25,7 +25,7 @@ class Endpoint:
         self.folder = folder
 
     def url(self, name: str) -> str:
-        """URL of a file; what cannot stand in a URL is encoded."""
+        """Make the URL of a file; what cannot stand in a URL is encoded."""
         return f"{self.url_base}/{quote(name)}"
 
     def put(self, name: str, data: bytes) -> None:
@@ -35,12 +35,12 @@ class Endpoint:
         path.write_bytes(data)
 
     def get(self, name: str) -> bytes | None:
-        """Content of a file there, None when there is none."""
+        """Return the content of a file there, None when there is none."""
         path = self.folder / name
         return path.read_bytes() if path.is_file() else None
 
     def stall(self) -> str:
-        """URL of a file whose download begins and does not end."""
+        """Make the URL of a file whose download begins and does not end."""
         path = self.folder / STALLED
         if not path.exists():
             os.mkfifo(path)
@@ -62,7 +62,7 @@ class HttpEndpoint(Endpoint):
         self._thread.start()
 
     def stall(self) -> str:
-        """URL of a file of which only the first half comes."""
+        """Make the URL of a file of which only the first half comes."""
         return self.url(STALLED)
 
     def close(self) -> None:

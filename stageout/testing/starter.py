@@ -154,7 +154,7 @@ class PluginTable:
 
 
 def listed(text: str) -> list[str]:
-    """Items of a list with commas or blanks."""
+    """Split a list with commas or blanks."""
     return [item for item in re.split(r"[,\s]+", text) if item]
 
 
@@ -230,14 +230,14 @@ class EmbeddedStarter:
         (scratch / ".machine.ad").write_text(unparse_old(machine_ad or {}))
 
     def download(self, wanted: Sequence[Wanted]) -> list[PluginRun]:
-        """Input transfer: each plugin once, with all of its URLs.
+        """Transfer input: run each plugin once, with all of its URLs.
 
         :raises PluginError: there is no plugin for a URL.
         """
         return self._each(sorted(wanted, key=lambda item: str(self._plugins.find(item.url))), upload=False)
 
     def upload(self, wanted: Sequence[Wanted]) -> list[PluginRun]:
-        """Output transfer: files sorted by scheme, one process for each run of files with the same plugin.
+        """Transfer output: sort files by scheme, and run one process for each run of files with the same plugin.
 
         :raises PluginError: there is no plugin for a URL.
         """
@@ -268,7 +268,7 @@ class EmbeddedStarter:
         return "".join(map(unparse_ad, ads))
 
     def run(self, plugin: Path, input_text: str, upload: bool, outfile_bytes: int = PREALLOCATED_BYTES) -> PluginRun:
-        """One process in the form with ``-infile`` and ``-outfile``.
+        """Run one process in the form with ``-infile`` and ``-outfile``.
 
         :param outfile_bytes: blanks in the output file beforehand; HTCondor always writes the default.
         """
@@ -291,7 +291,7 @@ class EmbeddedStarter:
         return run
 
     def run_single(self, plugin: Path, item: Wanted, upload: bool) -> PluginRun:
-        """One process in the form ``SOURCE DESTINATION``; each line of stdout is an attribute of its result."""
+        """Run one process in the form ``SOURCE DESTINATION``; each line of stdout is an attribute of its result."""
         local = str(self.scratch / item.name)
         arguments = [str(plugin), *([local, item.url] if upload else [item.url, local])]
         run = self._process(plugin, arguments, {**self._environment, **self._variables(plugin)}, stderr=None)
@@ -358,7 +358,7 @@ def _judge(status: int, timed_out: bool) -> tuple[Result, int]:
 
 
 def _judge_ads(run: PluginRun) -> None:
-    """Without a single ad the exit status counts for nothing."""
+    """Judge the ads. Without a single ad the exit status counts for nothing."""
     if not run.ads and run.exit_signal is None:
         run.result, run.subcode = Result.ERROR, -1004
 
@@ -419,7 +419,7 @@ def filtered(ad: ClassAd) -> ClassAd:
 
 
 def dropped(ad: ClassAd) -> list[str]:
-    """Names that the filter drops although it knows them: their values have a wrong type."""
+    """List the names that the filter drops although it knows them: their values have a wrong type."""
     names = _wrong(ad, _RESULT_TYPES, "")
     elements = ad.get("TransferErrorData")
     for item in elements if isinstance(elements, list) else []:

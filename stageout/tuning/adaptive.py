@@ -48,7 +48,7 @@ class Step:
 
 
 def adapt_as_printed(concurrency: int, allocated: int, rate: float, last_rate: float, knobs: Knobs) -> int:
-    """ADAPT, lines 20-31. :param allocated: c_alloc, the grant in transfers. :returns: c."""
+    """Run ADAPT, lines 20-31. :param allocated: c_alloc, the grant in transfers. :returns: c."""
     difference = rate - last_rate  # line 23
     if abs(difference) > knobs.threshold:  # line 24
         if difference < 0:  # lines 25-26
@@ -60,7 +60,7 @@ def adapt_as_printed(concurrency: int, allocated: int, rate: float, last_rate: f
 def client_as_printed(
     jobs: Sequence[Job], provision: Callable[[], int], knobs: Knobs, last_rate: float
 ) -> Generator[list[Job], float, None]:
-    """ADAPTTRANSFERCLIENT, lines 01-16. Yields each F to transfer; send it the rate that was seen.
+    """Run ADAPTTRANSFERCLIENT, lines 01-16. Yields each F to transfer; send it the rate that was seen.
 
     At concurrency 0 it yields empty lists for ever.
 
@@ -92,7 +92,7 @@ class Adaptive:
 
 
 def within_grant(concurrency: int, streams: int, knobs: Knobs) -> tuple[int, int]:
-    """Transfers and streams of each that fit into a grant.
+    """Choose transfers and streams of each that fit into a grant.
 
     At least one transfer while there is a stream at all, with fewer streams than ``parallelism`` if need be.
 
@@ -105,7 +105,7 @@ def within_grant(concurrency: int, streams: int, knobs: Knobs) -> tuple[int, int
 
 
 def adapt(state: Adaptive, rate: float, streams: int, knobs: Knobs) -> tuple[Adaptive, Step]:
-    """One step of the running version, to be taken after every ``knobs.delay`` finished transfers.
+    """Make one step of the running version, after every ``knobs.delay`` finished transfers.
 
     :param rate: seen since the last step. :param streams: granted now. With none, nothing may run and nothing is
         learnt: the next measurement is a first one again.

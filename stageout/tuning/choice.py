@@ -60,7 +60,7 @@ class Filling:
     sharpness: float
 
     def rate(self, streams: float) -> float:
-        """Predicted rate."""
+        """Predict the rate."""
         return float(self.full * _shape(streams, self.bend, self.sharpness))
 
 
@@ -117,7 +117,7 @@ def next_sample(samples: Mapping[int, float], most: int, within: float = WITHIN)
 
 
 def _flat(powers: Mapping[int, float]) -> bool:
-    """Neither of the last two levels brought more than all before them."""
+    """Tell whether neither of the last two levels brought more than all before them."""
     levels = sorted(powers)
     if len(levels) < 3:
         return False
@@ -158,7 +158,7 @@ def choose(
     margin: float = _MARGIN,
     spread: float = 0.0,
 ) -> Choice:
-    """Fewest streams within a fraction of what a full link brings, by the curve, and a margin on top.
+    """Choose the fewest streams within a fraction of what a full link brings, by the curve, and add a margin.
 
     :param samples: streams -> rate; at least one. Points beyond the best one and far below it are left out of the
         curve, which cannot fall. :param weights: as for :func:`fit_filling`. :param margin: factor on the number.

@@ -66,7 +66,7 @@ def begin(concurrency: int) -> Crowding:
 
 
 def control(state: Crowding, rate: float, streams: int, knobs: Knobs) -> tuple[Crowding, Step]:
-    """One step, to be taken after every ``knobs.delay`` finished transfers.
+    """Make one step, after every ``knobs.delay`` finished transfers.
 
     Starts with one transfer: ``knobs.initial`` and ``knobs.threshold`` are the printed client's.
 

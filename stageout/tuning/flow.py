@@ -24,16 +24,16 @@ class CpuLine:
     b: float
 
     def percent(self, rate: float) -> float:
-        """Utilisation at a rate."""
+        """Compute the utilisation at a rate."""
         return self.a + self.b * rate
 
     def rate_at(self, percent: float) -> float:
-        """Rate at which the CPU is used up to ``percent``; infinite when the rate costs nothing."""
+        """Compute the rate at which the CPU is used up to ``percent``; infinite when the rate costs nothing."""
         return max(0.0, (percent - self.a) / self.b) if self.b > 0 else math.inf
 
 
 def cpu_line(samples: Sequence[tuple[float, float]]) -> CpuLine:
-    """Least squares through (rate, percent) pairs.
+    """Fit (rate, percent) pairs by least squares.
 
     :raises StageoutError: fewer than two different rates.
     """
@@ -80,7 +80,7 @@ class Plan:
 
 
 def opt_b(samples: Mapping[int, float], capacities: Capacities, most_stripes: int, within: float = 0.05) -> Plan:
-    """OPT_B for equal nodes: fewest streams, stripes and nodes that reach the greatest possible flow.
+    """Run OPT_B for equal nodes: the fewest streams, stripes and nodes that reach the greatest possible flow.
 
     :param samples: streams -> rate of one stripe, from the sampling. :param most_stripes: per node, such as its cores.
     :param within: fraction of the best rate of a stripe that may be given up to need fewer streams.

@@ -55,7 +55,7 @@ Policy = Callable[[Grant, Sequence[Grant], Limits], int]
 
 
 def provision_as_printed(streams: int, allocated: int, limits: Limits) -> tuple[int, int]:
-    """PROVISION as printed, faults included: the reference that tests compare with. Serves nobody.
+    """Run PROVISION as printed, faults included: the reference that tests compare with. It serves nobody.
 
     After a maximum was lowered, ``available`` (s_v) is negative and line 17 takes streams away, down to less than none.
 
@@ -73,14 +73,14 @@ def provision_as_printed(streams: int, allocated: int, limits: Limits) -> tuple[
 
 
 def available(asker: Grant, grants: Iterable[Grant], limits: Limits) -> int:
-    """Streams that the asker may get on top of its own: never negative, also after a maximum was lowered."""
+    """Count the streams that the asker may get on top of its own: never negative, also after a lowered maximum."""
     total = sum(grant.streams for grant in grants)
     room = min(limits.max_client, asker.wanted) - asker.streams
     return max(0, min(room, limits.max_pair - total))
 
 
 def greedy(asker: Grant, grants: Sequence[Grant], limits: Limits) -> int:
-    """First come, first served: PROVISION without its faults.
+    """Serve who comes first: PROVISION without its faults.
 
     A client keeps what it has, up to what it wants. After a maximum was lowered, each gives back its part as it renews.
     """
@@ -102,7 +102,7 @@ def fair_share(asker: Grant, grants: Sequence[Grant], limits: Limits) -> int:
 
 
 def priority(asker: Grant, grants: Sequence[Grant], limits: Limits) -> int:
-    """All that the highest priority wants, then the next, equal ones by fair share. The lowest may get nothing."""
+    """Give the highest priority all it wants, then the next, equal ones by fair share. The lowest may get nothing."""
     shares: dict[str, int] = {}
     left = limits.max_pair
     for rank in sorted({grant.priority for grant in grants}, reverse=True):
@@ -113,7 +113,7 @@ def priority(asker: Grant, grants: Sequence[Grant], limits: Limits) -> int:
 
 
 def reserved(asker: Grant, grants: Sequence[Grant], limits: Limits) -> int:
-    """Each owner's reservation for its own clients, unused or not; all else by fair share.
+    """Keep each owner's reservation for its own clients, unused or not, and give all else by fair share.
 
     Reservations of more than the maximum in sum are cut in the order of the owners' names.
     """
@@ -150,7 +150,7 @@ def _level(
 
 
 def _highest_level(wants: list[int], streams: int) -> int:
-    """Largest level at which the sum of ``min(want, level)`` is at most ``streams``."""
+    """Find the largest level at which the sum of ``min(want, level)`` is at most ``streams``."""
     left, level = max(0, streams), 0
     for place, want in enumerate(sorted(wants)):
         level = left // (len(wants) - place)
@@ -161,7 +161,7 @@ def _highest_level(wants: list[int], streams: int) -> int:
 
 
 def _first_served(grant: Grant, level: int) -> tuple[int, int, str]:
-    """Order for what is left over: with less than one stream for each, by turns; else who has one more keeps it."""
+    """Order the clients for what is left: by turns with less than one stream each, else who has one more keeps it."""
     if level == 0:
         return (0, grant.turn, grant.client) if grant.streams == 0 else (1, -grant.turn, grant.client)
     return (0 if grant.streams > level else 1, grant.turn, grant.client)

@@ -35,7 +35,7 @@ class StreamModel:
     points: tuple[int, int, int] = (0, 0, 0)
 
     def rate(self, streams: float) -> float:
-        """Predicted rate, in the unit of the samples; infinite where the curve has no value."""
+        """Predict the rate, in the unit of the samples; infinite where the curve has no value."""
         square = self.a * streams**self.c + self.b
         return streams / math.sqrt(square) if square > 0 else math.inf
 
@@ -73,7 +73,7 @@ def solve(samples: Mapping[int, float]) -> StreamModel:
 
 
 def _exponent(n1: int, n2: int, n3: int, ratio: float) -> float:
-    """c with (n3^c - n1^c) / (n2^c - n1^c) = ratio: Newton's iteration, kept within a bracket that always holds it."""
+    """Solve (n3^c - n1^c) / (n2^c - n1^c) = ratio for c: Newton's iteration, within a bracket that always holds it."""
     p, q = math.log(n2 / n1), math.log(n3 / n1)
 
     def wrong_by(c: float) -> float:
@@ -117,7 +117,7 @@ def fit(samples: Mapping[int, float]) -> StreamModel:
 
 
 def best_streams(model: StreamModel, most: int, within: float = 0.0) -> int:
-    """Fewest streams whose predicted rate is at most the fraction ``within`` below the best one.
+    """Choose the fewest streams whose predicted rate is at most the fraction ``within`` below the best one.
 
     :param most: consider up to so many; not beyond what was sampled, where the curve knows nothing.
     """

@@ -15,7 +15,7 @@ ON_ITS_WAY_S = 30
 
 
 def ahead_of_collector_s(ad: Mapping[str, Any]) -> int:
-    """By how much the clock of the node is ahead of the collector's, by an ad of its manager or slot; 0 for a little.
+    """Compute how far the node's clock is ahead of the collector's, by an ad of manager or slot; 0 for a little.
 
     A slot's ad says when the startd sent it; the manager's report in it may be older.
     """

@@ -131,7 +131,7 @@ def _mark(nonce: str, key: str) -> str:
 
 
 def name_of(seed: str, number: int) -> str:
-    """Name of one deposit."""
+    """Name one deposit."""
     return f"{seed}/{number}"
 
 
@@ -154,7 +154,7 @@ def earlier_operation_of(name: str, secret: bytes) -> tuple[str, int]:
 
 
 def written_numbers(numbers: Iterable[int]) -> str:
-    """Numbers of deposits in their order: ``1-3,7,5``."""
+    """Write numbers of deposits in their order: ``1-3,7,5``."""
     found: list[list[int]] = []
     for number in numbers:
         if found and found[-1][1] + 1 == number:

@@ -96,7 +96,7 @@ _NOTHING = TransferContext()
 
 
 def credential_link(number: int) -> str:
-    """Name of the offer's credential of this number among the links."""
+    """Name the link of the offer's credential of this number."""
     return f"credential-{number}"
 
 
@@ -117,7 +117,7 @@ class Receipt(NamedTuple):
     size_bytes: int
 
     def as_attributes(self) -> dict[str, Any]:
-        """As ClassAd attributes (architecture, "Who speaks the truth")."""
+        """Convert the fields to ClassAd attributes (architecture, "Who speaks the truth")."""
         return {
             "Ticket": self.ticket,
             "ManagerName": self.manager_name,
@@ -128,7 +128,7 @@ class Receipt(NamedTuple):
 
 
 def socket_name(execute_dir: str) -> str:
-    """Name of the socket of the manager that serves jobs below ``execute_dir`` (symbolic links are resolved)."""
+    """Name the socket of the manager that serves jobs below ``execute_dir`` (symbolic links are resolved)."""
     return _sha256(os.fsencode(os.path.realpath(execute_dir)))[:16] + ".sock"
 
 
@@ -201,7 +201,7 @@ def receive_frame(sock: socket) -> dict[str, Any]:
 
 
 def checked_length(length: int) -> int:
-    """``length`` of a frame's body in bytes. :raises BadMessage: it is above the limit."""
+    """Return the ``length`` of a frame's body in bytes. :raises BadMessage: it is above the limit."""
     if length > MAX_FRAME_BYTES:
         raise BadMessage(f"a frame of {length} bytes is above the limit of {MAX_FRAME_BYTES}")
     return length
@@ -294,5 +294,5 @@ def _offered_credential(row: Any) -> OfferedCredential:
 
 
 def is_service(name: str) -> bool:
-    """Letters, digits, ``_`` and ``-``: what is safe as the name of a file."""
+    """Tell whether a text has letters, digits, ``_`` and ``-`` only, and so is safe as the name of a file."""
     return 0 < len(name) <= 200 and name.isascii() and name.replace("_", "a").replace("-", "a").isalnum()

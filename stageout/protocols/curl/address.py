@@ -118,7 +118,7 @@ class Address:
 
 
 def origin_of(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port of a URL."""
+    """Return scheme, host and port of a URL."""
     parts = urlsplit(url)
     return parts.scheme, (parts.hostname or "").lower(), parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
 
@@ -146,7 +146,7 @@ def address_of(url: str) -> Address:
 
 
 def _apart(url: str) -> tuple[str, str, str]:
-    """URL without userinfo and fragment, user, password. :raises ValueError: it is malformed."""
+    """Split a URL: without userinfo and fragment, user, password. :raises ValueError: it is malformed."""
     scheme, mark, rest = url.partition("://")
     authority, tail = split_authority(rest)
     userinfo, _, host = authority.rpartition("@")  # before the rest is looked at: a password may hold a bracket

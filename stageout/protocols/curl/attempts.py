@@ -159,7 +159,7 @@ def run_attempts(movement: Movement, task: Task) -> Outcome:
 
 
 def _try_again(movement: Movement, task: Task, first: TransferFailure, begin_s: float) -> Outcome:
-    """All attempts after the first, which has just failed.
+    """Make all attempts after the first, which has just failed.
 
     :raises TransferFailure: the last one.
     """

@@ -22,7 +22,7 @@ _LENGTH = re.compile(r"\s*([0-9]{1,18})\s*")
 
 
 def make_collections(http: Http, address: Address) -> TransferFailure | None:
-    """MKCOL of the collection around a place, and of those around it as far as they are missing.
+    """Make the collection around a destination with MKCOL, and those around it as far as they are missing.
 
     :returns: the first refusal. When another job makes the collection at the same time some servers refuse with
         other statuses than 405 (Apache: 403): only the next PUT shows whether the collection exists.
@@ -51,7 +51,7 @@ def _refusal(http: Http, reply: Reply, folder: Address) -> TransferFailure | Non
 
 
 def properties(http: Http, address: Address) -> Reply | None:
-    """PROPFIND of one place; None where no answer came."""
+    """Query one destination with PROPFIND; None where no answer came."""
     return http.question("PROPFIND", address, _HEADERS, {pycurl.POSTFIELDS: _BODY})
 
 

@@ -25,7 +25,7 @@ class _Deletion(Movement):
     """One file that is to go."""
 
     def abandon(self) -> None:
-        """Nothing to remove."""
+        """Leave everything: a deletion has nothing to remove."""
 
     def attempt(self) -> Outcome:
         """Delete the file.

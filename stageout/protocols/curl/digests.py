@@ -125,7 +125,7 @@ class Digests:
             self._waiting.popleft().result()
 
     def values(self) -> dict[str, str]:
-        """Name -> value of the data so far."""
+        """Return the digests of the data so far, by name."""
         while self._waiting:
             self._waiting.popleft().result()
         return {name: running.hexdigest() for name, running in self._running.items()}
@@ -155,7 +155,7 @@ def read_value(name: str, text: str) -> str | None:
 
 
 def _listed(header: str, mark: str) -> Iterator[tuple[str, str]]:
-    """Items of ``sha-256=:...:, md5=...`` (mark ``=``) or ``MD5:... ADLER32:...`` (mark ``:``)."""
+    """Split ``sha-256=:...:, md5=...`` (mark ``=``) or ``MD5:... ADLER32:...`` (mark ``:``) into its items."""
     for item in re.split(r"[,\s]+", header):
         name, found, value = item.partition(mark)
         known = _NAMES.get(name.strip().lower())
@@ -164,7 +164,7 @@ def _listed(header: str, mark: str) -> Iterator[tuple[str, str]]:
 
 
 def stated_by_user(text: str) -> dict[str, str]:
-    """Digests as PluginData gives them: ``"sha-256:<hexadecimal>"``, several separated by blanks or commas.
+    """Read digests as PluginData gives them: ``"sha-256:<hexadecimal>"``, several with blanks or commas between.
 
     :raises ValueError: for a name or value that cannot be read: it must not be passed over.
     """

@@ -138,7 +138,7 @@ class HttpDownload(Download):
         return "last-modified" in self._headers or bool(self._stated.sure or self._expected)
 
     def attempt(self) -> Outcome:
-        """One GET, of what is still missing where that is safe."""
+        """Send one GET, for the missing part where that is safe."""
         headers: tuple[str, ...] = ()
         if self._part.size_bytes and self.resumable:
             headers = (f"Range: bytes={self._part.size_bytes}-",)
@@ -211,7 +211,7 @@ class HttpDownload(Download):
         super()._forget()
 
     def _asked_digests(self) -> dict[str, str]:
-        """HEAD with the wish for digests: as part of the GET the wish makes some servers refuse the file."""
+        """Ask for digests with HEAD: as part of the GET the wish makes some servers refuse the file."""
         origin, servers, required = self._address.origin, self._task.servers, self._task.digest_required
         asks = required or not servers.has(origin, Habit.STATES_NO_DIGESTS)
         if self._address.signed or not asks:
@@ -247,7 +247,7 @@ class FtpDownload(Download):
         self._ftp = Ftp(task)
 
     def attempt(self) -> Outcome:
-        """One RETR."""
+        """Send one RETR."""
         reply = self._ftp.retrieve(self)
         self._announced_bytes = reply.length_bytes if reply.length_bytes >= 0 else None
         outcome = self._finish()

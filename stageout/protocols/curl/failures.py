@@ -192,7 +192,7 @@ REMOTE_ERRNOS: dict[int, ErrorClass] = {
 
 
 def of_status(status: int, body: bytes = b"") -> ErrorClass:
-    """Class of an HTTP status that is not a success; one that is not in the table counts as its hundred.
+    """Classify an HTTP status that is not a success; one that is not in the table counts as its hundred.
 
     :param body: where it has a code of S3 that says more, that counts.
     """
@@ -201,7 +201,7 @@ def of_status(status: int, body: bytes = b"") -> ErrorClass:
 
 
 def of_curl(code: int, ftp_reply: int = 0) -> ErrorClass:
-    """Class of a code of libcurl.
+    """Classify a code of libcurl.
 
     :param ftp_reply: last reply of an FTP server, 0 when there was none.
     """

@@ -33,13 +33,13 @@ class Ftp:
         self.unanswered: TransferFailure | None = None  # why the last question brought nothing
 
     def retrieve(self, receiver: Receiver) -> Reply:
-        """RETR."""
+        """Retrieve a file (RETR)."""
         reply = self._perform(self._task.address, receiver=receiver)
         self.facts["TransferHTTPStatusCode"] = reply.status
         return reply
 
     def store(self, address: Address, source: SourceFile) -> Reply:
-        """STOR; directories that are missing are made."""
+        """Store a file (STOR), and make the directories that are missing."""
         options = {pycurl.FTP_CREATE_MISSING_DIRS: _CREATE_AND_RETRY}
         reply = self._perform(address, source=source, options=options)
         self.facts["TransferHTTPStatusCode"] = reply.status
@@ -68,7 +68,7 @@ class Ftp:
         return Witness("MLST", int(found[1]) if found else None, silent="" if found else "it states no length")
 
     def delete(self, address: Address) -> None:
-        """DELE. :raises TransferFailure: refused, also when there is no such file."""
+        """Delete a file (DELE). :raises TransferFailure: refused, also when there is no such file."""
         options = {pycurl.NOBODY: 1, **_after([f"DELE {address.name}"])}
         self._perform(address.parent() or address, options=options)
 
@@ -113,7 +113,7 @@ class Ftp:
 
 
 def _after(commands: list[str]) -> dict[int, Any]:
-    """Commands to be given when the connection stands in the directory of the URL."""
+    """Make the options for commands that are given when the connection stands in the directory of the URL."""
     for command in commands:
         if any(ord(char) < 32 for char in command):
             raise TransferFailure(ErrorClass.BAD_URL, f"FTP cannot carry the file name {quote(command)}; rename it")

@@ -26,7 +26,7 @@ def temporary_name(name: str) -> str:
 
 
 def file_digest(path: Path, name: str) -> str:
-    """One digest of a file, by reading it.
+    """Compute one digest of a file by reading it.
 
     :raises OSError: it cannot be read.
     """
@@ -134,7 +134,7 @@ class PartFile:
             raise self._failure(error) from None
 
     def filled(self, size_bytes: int) -> None:
-        """All bytes up to here were written in some order; digests come from reading the file."""
+        """Note that all bytes up to here were written in some order; digests come from reading the file."""
         self.size_bytes = size_bytes
         self._digests = Digests(())
 

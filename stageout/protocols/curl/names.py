@@ -14,7 +14,7 @@ _DEFINITIVE = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAM
 
 
 def lookup_failure(host: str, one_attempt: bool = False) -> tuple[ErrorClass, str]:
-    """Class and sentence for a name that libcurl could not resolve: the resolver is asked once more for its code.
+    """Classify a name that libcurl could not resolve, with a sentence: the resolver is asked once more for its code.
 
     :param one_attempt: nobody waits long for the code.
     """
@@ -25,7 +25,7 @@ def lookup_failure(host: str, one_attempt: bool = False) -> tuple[ErrorClass, st
 
 
 def _ask(host: str, patience_s: float) -> int | None:
-    """Code of the resolver; 0 when the name now resolves, None when it takes too long."""
+    """Ask the resolver for its code; 0 when the name now resolves, None when it takes too long."""
     answer: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def look() -> None:

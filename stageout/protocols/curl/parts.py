@@ -51,7 +51,7 @@ class Signed:
 
 
 def read_signed(data: Mapping[str, Any]) -> Signed | None:
-    """``s3_parts`` of PluginData; None when there is none.
+    """Read ``s3_parts`` of PluginData; None when there is none.
 
     :raises TransferFailure: BAD_REQUEST for one that cannot be used.
     """

@@ -34,7 +34,7 @@ Piece = tuple[int, int]  # from, to (not included)
 
 
 def pieces(start: int, end: int, streams: int, most_bytes: int) -> list[Piece]:
-    """Ranges for the rest of a file: several per stream, so that a slow stream does not keep the others waiting."""
+    """Divide the rest of a file into several ranges per stream, so that no slow stream keeps the others waiting."""
     size = max(min(_LEAST_PIECE_BYTES, most_bytes), min(most_bytes, (end - start) // (streams * _PIECES_PER_STREAM)))
     return [(place, min(place + size, end)) for place in range(start, end, size)]
 

@@ -51,6 +51,6 @@ class Servers:
             self._digests[origin] = (name,)
 
     def making(self, origin: Origin) -> threading.Lock:
-        """Held while collections are made there: one file at a time, the others then find them."""
+        """Return the lock under which one file at a time makes collections there; the others then find them."""
         with self._lock:
             return self._making.setdefault(origin, threading.Lock())

@@ -42,6 +42,6 @@ class StreamProgress(FileProgress):
         self._reported_bytes = 0
 
     def moved(self, request_bytes: int) -> None:
-        """So many bytes of the running request."""
+        """Note the bytes of the current request that have been transferred."""
         gain_bytes, self._reported_bytes = request_bytes - self._reported_bytes, request_bytes
         self._shared.add(gain_bytes)

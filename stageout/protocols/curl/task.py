@@ -28,7 +28,7 @@ class FileProgress:
         self._before_bytes = self.total_bytes
 
     def moved(self, request_bytes: int) -> None:
-        """So many bytes of the running request.
+        """Note the bytes of the current request that have been transferred.
 
         :raises TransferFailure: the plugin has to end.
         """

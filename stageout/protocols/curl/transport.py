@@ -38,7 +38,7 @@ class Receiver(Protocol):
     """Receiver of the body of a successful answer."""
 
     def begin(self, reply: Reply) -> None:
-        """Status and headers are here, data follows."""
+        """Receive status and headers, behind which data follows."""
 
     def write(self, data: bytes) -> None:
         """Take the next block; the last one follows when the request has ended, also when it has failed."""
@@ -98,10 +98,10 @@ class Meter(Protocol):
     """Counters of the bytes that requests move, and of the time that they have a connection."""
 
     def moved(self, request_bytes: int) -> None:
-        """Bytes moved so far by the running request. :raises TransferFailure: the plugin has to end."""
+        """Note the bytes that the current request has transferred. :raises TransferFailure: the plugin has to end."""
 
     def connected(self, seconds: float) -> None:
-        """Time of a request since its connection was made."""
+        """Note the time of a request since its connection was made."""
 
 
 class Watch:
@@ -450,7 +450,7 @@ def _method_options(query: Query) -> dict[int, Any]:
 
 @lru_cache(maxsize=1)
 def _trust() -> dict[int, Any]:
-    """Certificate authorities: those the environment names, else the system's.
+    """Choose the certificate authorities: those that the environment names, else the system's.
 
     libcurl may come with pycurl and then does not know where this system keeps them. CURL_CA_BUNDLE is left out: it may
     be the job's, for its own programs, and HTCondor's own plugin does not read it either.

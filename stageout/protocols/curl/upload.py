@@ -90,7 +90,7 @@ class Upload(Movement):
         )
 
     def abandon(self) -> None:
-        """Nothing to remove: the name of the file is the only one that was written to."""
+        """Leave everything: the name of the file is the only one that was written to."""
 
     def close(self) -> None:
         """Let go of the local file."""
@@ -216,7 +216,7 @@ class HttpUpload(Upload):
         return sent, stated_by_server(reply.headers, whole_body=False, about_upload=True, amazon=amazon)
 
     def _put(self) -> Reply:
-        """PUT; where the collection is missing it is made, and the file is sent once more."""
+        """Send the file with PUT; where the collection is missing, make it and send the file once more."""
         reply = self._http.ask("PUT", self._address, source=self._source)
         if not self._is_dav or reply.status not in NO_COLLECTION:
             return reply
@@ -244,7 +244,7 @@ class HttpUpload(Upload):
         return ""
 
     def _witnesses(self, verdict: Verdict) -> Iterator[Witness]:
-        """HEAD, with WebDAV PROPFIND where HEAD does not confirm, and one byte where there is a doubt."""
+        """Confirm with HEAD, with PROPFIND of WebDAV where HEAD does not, and with one byte where there is a doubt."""
         sent, origin, servers = self._sent, self._address.origin, self._task.servers
         is_deaf = servers.has(origin, Habit.ANSWERS_NO_QUESTIONS) and not self._task.digest_required
         if sent is None or self._address.signed or is_deaf:
@@ -265,7 +265,7 @@ class HttpUpload(Upload):
                 yield witness_of("GET of one byte", reply, sent)
 
     def _head(self) -> Reply | None:
-        """HEAD that asks for digests; without asking where the server does not like that."""
+        """Send a HEAD that asks for digests; without asking where the server does not like that."""
         servers, origin, task = self._task.servers, self._address.origin, self._task
         asks = not task.no_digests and (task.digest_required or not servers.has(origin, Habit.STATES_NO_DIGESTS))
         reply = self._http.question("HEAD", self._address, (*WANTED, *_FRESH) if asks else _FRESH)

@@ -91,7 +91,7 @@ def _checked(base: str, collection: str) -> str:
 
 
 def _length(response: HTTPResponse) -> int | None:
-    """Content-Length in bytes, None when the answer has none."""
+    """Return Content-Length in bytes, None when the answer has none."""
     stated = response.headers.get("Content-Length", "")
     return int(stated) if stated.isdecimal() else None
 
@@ -198,7 +198,7 @@ class Direct:
             raise self._failure(ErrorClass.CONTENT_MISMATCH, text)
 
     def _look(self, path: str) -> _Version:
-        """Size and version of a file of the collection, from the answer to a range of one byte.
+        """Find size and version of a file of the collection, from the answer to a range of one byte.
 
         :raises TransferFailure: it is refused, or the answer has no length.
         """

@@ -114,7 +114,7 @@ def words_of(kind: ErrorClass) -> str:
 
 
 def retry_after_s(error: GlobusError) -> float | None:
-    """Seconds that the service asked to wait."""
+    """Return the seconds that the service asked to wait."""
     if not isinstance(error, GlobusAPIError):
         return None
     text = error.headers.get("Retry-After", "")
@@ -139,7 +139,7 @@ def request_failure(error: GlobusError, doing: str) -> TransferFailure:
 
 
 def _kind(error: GlobusAPIError) -> ErrorClass:
-    """By the code, of which the service's own form is ``ExternalError.DirListingFailed.PermissionDenied``."""
+    """Classify by the code, as in ``ExternalError.DirListingFailed.PermissionDenied`` of the service itself."""
     parts = (error.code or "").split(".")
     if parts[-1] in CODES:
         return CODES[parts[-1]]

@@ -107,7 +107,7 @@ class Journal:
         durable.unlink("globus-over", self._path(entry))
 
     def is_open(self, entry: Entry) -> bool:
-        """Nobody has closed it yet: another call of the plugin may watch the same task."""
+        """Tell whether the record is not closed yet: another call of the plugin may watch the same task."""
         return self._path(entry).exists()
 
     def finish(self) -> None:

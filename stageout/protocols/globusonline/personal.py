@@ -87,7 +87,7 @@ class PersonalEndpoint:
         return str(made["globus_connect_setup_key"])
 
     def _remove_left_behind(self) -> None:
-        """Endpoints of earlier calls on this node that nobody is connected to, and that are not just being started."""
+        """Remove endpoints of earlier calls on this node that are neither connected nor just being started."""
         found = self._service.ask(
             "looking for personal endpoints of earlier calls",
             lambda client: client.endpoint_search(filter_scope="my-gcp-endpoints", limit=_LISTED),

@@ -42,12 +42,12 @@ class Move:
 
 
 def split(moves: Sequence[Move], most_files: int) -> list[list[Move]]:
-    """Parts of at most so many files, in their order."""
+    """Split the files into parts of limited length, in their order."""
     return [list(moves[start : start + most_files]) for start in range(0, len(moves), most_files)]
 
 
 def by_folder(moves: Iterable[Move]) -> list[list[Move]]:
-    """Parts with one destination directory each."""
+    """Split the files into parts with one destination directory each."""
     parts: dict[str, list[Move]] = {}
     for move in moves:
         parts.setdefault(move.destination_folder, []).append(move)

@@ -124,7 +124,7 @@ class _Call:
         self._context.log("by a personal endpoint", collection=self._local.collection)
 
     def _folders(self) -> list[Path]:
-        """Directories of this node that the call reads or writes."""
+        """List the directories of this node that the call reads or writes."""
         if not self._upload:
             return [Path.cwd().resolve()]
         return sorted({Path(transfer.request.local_path).resolve().parent for transfer in self._transfers})

@@ -152,7 +152,7 @@ class Service:
             self.time_limit.sleep(wait_s)
 
     def _wait_s(self, error: GlobusError, attempt: int, token: str) -> float | None:
-        """Seconds until the next attempt; None when there should be none."""
+        """Return the seconds until the next attempt; None when there should be none."""
         backoff_s = growing_s(0.25, 15.0, attempt + 1) * random.uniform(0.8, 1.2)
         if isinstance(error, NetworkError):
             return backoff_s
@@ -183,7 +183,7 @@ class Service:
     # ---- tasks and collections ---------------------------------------------------------------------------------------
 
     def rows(self, doing: str, task: str, name: str) -> Iterator[dict[str, Any]]:
-        """All rows of ``task_successful_transfers`` or ``task_skipped_errors``, page by page."""
+        """Yield all rows of ``task_successful_transfers`` or ``task_skipped_errors``, page by page."""
         marker: str | None = None
         while True:
             query = {"marker": marker} if marker is not None else {}
@@ -194,7 +194,7 @@ class Service:
                 return
 
     def sizes(self, collection: str, folder: str) -> dict[str, int]:
-        """Size in bytes of each file in a directory of a collection, by name; empty when there is no such directory.
+        """Return the size in bytes of each file in a directory of a collection; empty when there is no such directory.
 
         :raises TransferFailure: the collection does not answer, or does not allow it.
         """

@@ -70,7 +70,7 @@ class TaskExecutor:
             raise self._problem
 
     def _works(self, group: Group) -> Iterable[Work]:
-        """First the tasks of earlier calls that move some of these files, then new ones for the rest."""
+        """Yield first the tasks of earlier calls that move some of these files, then new ones for the rest."""
         left = {move.pair: move for move in group.moves}
         for entry in self._journal.entries():
             known = [move for pair, move in left.items() if entry.between == group.between and pair in entry.pairs]
@@ -149,7 +149,7 @@ class TaskExecutor:
             return failure
 
     def _go_on(self, work: Work, ended: Ended, left: list[Move]) -> None:
-        """Files that the task did not carry over.
+        """Plan further tasks for the files that this task did not carry over.
 
         A trouble that lasts may be that of one directory: each then gets a task of its own, so that nobody is blamed
         for the neighbour. The task of an earlier call had its own reasons to end: one more attempt.

@@ -145,7 +145,7 @@ class _Batch:
                 self._alone(move)
 
     def _sample(self, move: Move) -> None:
-        """Only the first bytes of a file, for a measurement: there is nothing to compare them with."""
+        """Move only the first bytes of a file, for a measurement: there is nothing to compare them with."""
         most_bytes = int(move.transfer.request.data[_SAMPLE])
         size_bytes, dialogue = _size(move.part), Dialogue()
         if size_bytes != most_bytes:
@@ -187,7 +187,7 @@ class _Batch:
                 move.finish(self._kept(move, move.part.stat().st_size, verified, said.digests.get(move.url, "")))
 
     def _verified(self, move: Move, said: Dialogue, differs: bool) -> str:
-        """ "md5" or "size"; "" when the server says nothing of the file.
+        """Verify a file. Return "md5" or "size"; "" when the server says nothing of the file.
 
         :raises TransferFailure: SOURCE_CHANGED, NOT_VERIFIED, CONTENT_MISMATCH.
         """

@@ -77,7 +77,7 @@ def read_proxy(pem: bytes) -> Proxy:
 
 
 def _items(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Tag and content of each DER value in a row."""
+    """Yield tag and content of each DER value in a row."""
     place = 0
     while place < len(data):
         tag, length = data[place], data[place + 1]
@@ -97,7 +97,7 @@ def _inside(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def _fields(der: bytes) -> list[tuple[int, bytes]]:
-    """Fields of the part of a certificate that is signed."""
+    """Return the fields of the part of a certificate that is signed."""
     certificate = next(content for _, content in _items(der))
     return _inside(next(content for _, content in _items(certificate)))
 
@@ -124,7 +124,7 @@ def _is_limited(der: bytes) -> bool:
 
 
 def _policy(info: bytes) -> bytes:
-    """OID of the policy in a ProxyCertInfo."""
+    """Return the OID of the policy in a ProxyCertInfo."""
     (_, content) = _inside(info)[0]
     policy = next(inner for tag, inner in _items(content) if tag == _SEQUENCE)
     return next(oid for tag, oid in _items(policy) if tag == _OBJECT)

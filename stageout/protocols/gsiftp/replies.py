@@ -60,7 +60,7 @@ ERRNO_WORDS = {os.strerror(number): number for number in ERRNOS}
 
 
 def class_of(code: int, globus: str = "", number: int = 0) -> ErrorClass:
-    """Class of a negative answer: the most exact of the codes in it decides."""
+    """Classify a negative answer by the most exact of the codes in it."""
     found = GLOBUS_CODES.get(globus) or ERRNOS.get(number) or REPLY_CODES.get(code)
     if found is None:
         found = _K.SERVER_ERROR if code < 600 else _K.UNKNOWN

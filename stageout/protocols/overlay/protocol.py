@@ -88,7 +88,7 @@ def _download(transfer: Transfer) -> None:
 
 
 def _by_router(transfers: Sequence[Transfer]) -> dict[tuple[str, int], list[tuple[Transfer, str]]]:
-    """Files and their paths; one that goes nowhere has failed already."""
+    """Group the files by router, with their paths; a file without a destination has failed already."""
     groups: dict[tuple[str, int], list[tuple[Transfer, str]]] = {}
     for transfer in transfers:
         try:
@@ -156,7 +156,7 @@ def _hand_over(transfers: Sequence[Transfer], custodians: Sequence[str], concurr
 
 
 def _deposits(transfers: Sequence[Transfer]) -> Iterator[_Deposit]:
-    """Files with the numbers of their deposits: those that the manager has for them, also when they are given again.
+    """Find the files with the numbers of their deposits: those that the manager has, also when they are given again.
 
     A file that goes nowhere has failed already.
     """
@@ -262,7 +262,7 @@ def _connections(context: Context, routes: int = 1) -> tuple[int, int]:
 
 
 def _wishes(context: Context) -> tuple[int, int]:
-    """Priority and deadline that the job asks for; they only order what its owner sends."""
+    """Read the priority and deadline that the job asks for; they only order what its owner sends."""
     priority = context.job_attribute("StageOutPriority")
     if priority is None:
         priority = context.job_attribute("JobPrio")
@@ -307,7 +307,7 @@ def _through(gateway: Gateway, custodian: str) -> tuple[Gateway, str]:
 
 
 def _place(url: str) -> tuple[str, int, str]:
-    """Host and port of the router, and the path below its root. :raises TransferFailure: BAD_URL."""
+    """Return host and port of the router, and the path below its root. :raises TransferFailure: BAD_URL."""
     parts = urlsplit(url)
     path = os.fsdecode(unquote_to_bytes(parts.path)).strip("/")
     if not parts.hostname or not path or parts.query or parts.fragment or parts.username:
