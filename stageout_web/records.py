@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -161,6 +162,7 @@ class Records:
         self._follower = HistoryFollower(path)
         self._restarts = 0
         self._days: dict[str, _Day] = {}
+        self._lock = threading.Lock()  # threads make the views
         self._last: tuple[tuple[str, int, str], str, bool] = ("", 0, ""), "", False
 
     async def read(self) -> None:
@@ -189,6 +191,10 @@ class Records:
         return found
 
     def _add(self, found: Iterable[FileRecord]) -> None:
+        with self._lock:
+            self._add_all(found)
+
+    def _add_all(self, found: Iterable[FileRecord]) -> None:
         if self._follower.restarts != self._restarts:
             self._restarts = self._follower.restarts
             self._days.clear()
@@ -225,20 +231,22 @@ class Records:
     def sums(self, kind: str, first: str, last: str) -> dict[str, Sums]:
         """Return sums of the days from ``first`` to ``last``. :param kind: day, destination, owner or plugin."""
         found: dict[str, Sums] = {}
-        for day, known in sorted(self._days.items()):
-            if first <= day <= last:
-                parts = {day: known.total} if kind == "day" else known.names[kind]
-                for name, part in parts.items():
-                    found.setdefault(name, Sums()).add_all(part)
+        with self._lock:
+            for day, known in sorted(self._days.items()):
+                if first <= day <= last:
+                    parts = {day: known.total} if kind == "day" else known.names[kind]
+                    for name, part in parts.items():
+                        found.setdefault(name, Sums()).add_all(part)
         return found
 
     def days_of(self, destination: str) -> dict[str, Sums]:
         """Return the sums of each day for a destination. On days with very many it may be among the others."""
-        return {
-            day: known.names["destination"][destination]
-            for day, known in list(self._days.items())
-            if destination in known.names["destination"]
-        }
+        found: dict[str, Sums] = {}
+        with self._lock:
+            for day, known in self._days.items():
+                if destination in known.names["destination"]:
+                    found.setdefault(day, Sums()).add_all(known.names["destination"][destination])
+        return found
 
     def delivered(self, day: str) -> tuple[int, int] | None:
         """Return outputs and bytes delivered on a day; None if the records were not all read."""

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -31,10 +31,14 @@ from stageout_web.readers import COOKIE, SESSION_S, ProxyRefused, Readers
 from stageout_web.ring import COARSE_STEP_S, FINE_S
 from stageout_web.state import SERIES, PageState
 from stageout_web.views import destinations, history, jobs, nodes, now, owners, page, policy, requests, routers
+from stageout_web.views.listing import SCHEMA as LIST_SCHEMA
+from stageout_web.views.listing import Listing
 from stageout_web.views.page import PageContext
+from stageout_web.work import Busy, Work
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Build = Callable[[PageContext, web.Request], Markup]
+MakeListing = Callable[[PageContext, PageState, Mapping[str, str]], Listing[Any]]
 MakeView = Callable[[PageContext, PageState, Mapping[str, str]], Markup]
 
 STATIC = Path(__file__).with_name("static")
@@ -56,7 +60,7 @@ _DEFAULT_PORTS = {"http": "80", "https": "443"}
 BASE = re.compile(r"(/[A-Za-z0-9._~-]+)*\Z")
 _BODY_BYTES = 4096
 #: Pages that are kept until the next reading of the collector.
-_PAGES_KEPT = 100
+_PAGES_KEPT, _KEPT_CHARACTERS = 100, 200_000
 _FOREIGN_NAME = "This page has another name. Its administrator allows names in STAGEOUT_WEB_NAMES."
 #: Exports at the same time, and seconds that one may take.
 _EXPORTS, _EXPORT_S = 2, 300.0
@@ -64,6 +68,10 @@ _EXPORTS, _EXPORT_S = 2, 300.0
 _OTHER_CONNECTIONS = 300
 #: Seconds between two lines of the log about requests that name a user and must not.
 _REFUSALS_S = 60.0
+#: Answers that come in parts. They have no answer to HEAD.
+_STREAMS = "/events", "/history.csv"
+#: Figures that are older are no longer those of the pool.
+_HEALTHY_S = 180.0
 _JOB = re.compile(r"(\d{1,9})\.(\d{1,9})\Z", re.A)
 
 
@@ -72,6 +80,13 @@ _LISTS: tuple[tuple[str, str, MakeView], ...] = (
     ("nodes", "Nodes", nodes.nodes), ("owners", "Owners", owners.owners), ("routers", "Routers", routers.routers),
     ("policy", "Policy", policy.policy),
 )  # fmt: skip
+
+
+#: Lists for programs: address -> list.
+LISTINGS: Mapping[str, MakeListing] = {
+    "jobs": jobs.listing, "destinations": destinations.listing, "nodes": nodes.listing, "owners": owners.listing,
+    "routers": routers.listing, "links": routers.links_listing, "history": history.state_listing,
+}  # fmt: skip
 
 
 class Wanted(NamedTuple):
@@ -114,6 +129,7 @@ class Server:
         self._streams: dict[asyncio.Transport, float] = {}
         self._exports = 0
         self._changed: asyncio.Event = asyncio.Event()
+        self._work = Work()
         self._static, self._files = _static_files()
         self._data: dict[tuple[str, ...], tuple[int, str]] = {}
         self._ticks = 0
@@ -149,7 +165,9 @@ class Server:
             ("GET", "/history", self._view("history", "History",
                                            lambda c, r: history.history(c, self._state.records, r.query))),
             ("GET", "/history.csv", self._export),
-            ("GET", "/matters.json", self._matters), ("GET", "/grid.json", self._grid),
+            *(("GET", f"/{name}.json", partial(self._list, name)) for name in LISTINGS),
+            ("GET", "/health", self._health), ("GET", "/matters.json", self._matters),
+            ("GET", "/grid.json", self._grid),
             ("GET", "/series.json", self._series), ("GET", "/events", self._events),
             ("GET", "/sign-in", self._view("", "Show file names", lambda c, r: page.sign_in(c, False))),
             ("POST", "/sign-in", self._sign_in), ("POST", "/sign-out", self._sign_out),
@@ -158,7 +176,13 @@ class Server:
         for base in dict.fromkeys(("", self._base)):
             for method, path, handler in routes:
                 app.router.add_route(method, base + path, handler)
+                if method == "GET" and path not in _STREAMS:
+                    app.router.add_route("HEAD", base + path, handler)
+        app.on_cleanup.append(self._end_work)
         return app
+
+    async def _end_work(self, app: web.Application) -> None:
+        self._work.close()
 
     def tick(self) -> None:
         """Tell all browsers that the state has changed."""
@@ -186,6 +210,9 @@ class Server:
         except ProxyRefused as problem:
             self._note_refusal(request, str(problem))
             response = web.Response(status=403, text=str(problem))
+        except Busy:
+            text = "Many readers ask for long lists now. Try again in some seconds."
+            response = web.Response(status=503, text=text, headers={"Retry-After": "5"})
         except web.HTTPMisdirectedRequest as problem:
             response = web.Response(status=problem.status, text=problem.text)
         except web.HTTPException as problem:
@@ -253,10 +280,10 @@ class Server:
         async def handle(request: web.Request) -> web.StreamResponse:
             context = self._context(request)
             key = context.base, request.path_qs, context.sees_names, context.may_sign_in
-            content = self._kept.get(key)
+            content, ticks = self._kept.get(key), self._ticks
             if content is None:
-                content = build(context, request)
-                if len(self._kept) < _PAGES_KEPT:
+                content = await self._work.do((*key, ticks), lambda: build(context, request))
+                if len(self._kept) < _PAGES_KEPT and len(content) <= _KEPT_CHARACTERS and ticks == self._ticks:
                     self._kept[key] = content
             name = title or request.query.get("server") or request.query.get("name", "").rpartition("@")[2]
             return self._page(request, view, name, content)
@@ -298,8 +325,9 @@ class Server:
         may_ask = ad is not None and self.readers.rights.allow(
             self.readers.reader(request).name, str(ad.get("User", ""))
         )
-        content = _or_not_found(jobs.job(self._context(request), self._state, name, ad, problem, may_ask))
-        return self._page(request, "jobs", f"Job {short}", content)
+        context = self._context(request)
+        content = await self._work.do(object(), lambda: jobs.job(context, self._state, name, ad, problem, may_ask))
+        return self._page(request, "jobs", f"Job {short}", _or_not_found(content))
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
@@ -366,7 +394,25 @@ class Server:
     # ---- data --------------------------------------------------------------------------------------------------------
 
     async def _grid(self, request: web.Request) -> web.StreamResponse:
-        return self._json(("grid",), self._ticks, lambda: nodes.grid(self._state.pool))
+        return await self._made(("grid",), lambda: nodes.grid(self._state.pool))
+
+    async def _list(self, name: str, request: web.Request) -> web.StreamResponse:
+        """Answer with the rows that the page of this list shows."""
+        state = self._state
+
+        def make() -> object:
+            data = LISTINGS[name](PageContext(), state, request.query).data()
+            return {"schema": LIST_SCHEMA, "at": state.pool.now_at, **data}
+
+        return await self._made(("list", name, request.query_string), make)
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        """Tell monitoring whether the figures are new."""
+        state = self._state
+        age_s = int(state.wall_s() - state.updated_at) if state.updated_at else None
+        is_healthy = age_s is not None and age_s <= _HEALTHY_S
+        found = {"schema": LIST_SCHEMA, "healthy": is_healthy, "age_s": age_s, "problems": sorted(state.problems)}
+        return web.json_response(found, status=200 if is_healthy else 503)
 
     async def _matters(self, request: web.Request) -> web.StreamResponse:
         state = self._state
@@ -377,13 +423,25 @@ class Server:
 
         return self._json(("matters",), self._ticks, make)
 
-    def _json(self, key: tuple[str, ...], version: int, make: Callable[[], object]) -> web.Response:
+    async def _made(self, key: tuple[str, ...], make: Callable[[], object]) -> web.Response:
+        """Return data that a thread makes, once for each reading of the pool."""
+        ticks, kept = self._ticks, self._data.get(key)
+        if kept is not None and kept[0] == ticks:
+            return web.Response(text=kept[1], content_type="application/json")
+        text = await self._work.do((*key, ticks), lambda: json.dumps(make()))
+        if len(text) > _KEPT_CHARACTERS:
+            return web.Response(text=text, content_type="application/json")
+        return self._json(key, ticks, lambda: text, str)
+
+    def _json(
+        self, key: tuple[str, ...], version: int, make: Callable[[], object], write: Callable[[Any], str] = json.dumps
+    ) -> web.Response:
         """Return data, which are made once for each version."""
         kept = self._data.get(key)
         if kept is None or kept[0] != version:
             if len(self._data) >= _PAGES_KEPT:
                 self._data.clear()
-            kept = self._data[key] = version, json.dumps(make())
+            kept = self._data[key] = version, write(make())
         return web.Response(text=kept[1], content_type="application/json")
 
     async def _series(self, request: web.Request) -> web.StreamResponse:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from stageout_web.format import count, duration, rate, size
 from stageout_web.html import Markup, join, tag
 from stageout_web.records import DAYS, Records, Sums, percentile
+from stageout_web.state import PageState
 from stageout_web.views.listing import Column, Listing
 from stageout_web.views.page import PageContext, choice
 
@@ -100,6 +101,11 @@ def listing(records: Records, query: Mapping[str, str]) -> Listing[str]:
     )  # fmt: skip
     place = {name: at for at, name in enumerate(order)}
     return Listing("history", wanted.kind, columns, order, query, place.__getitem__, _ROWS)
+
+
+def state_listing(context: PageContext, state: PageState, query: Mapping[str, str]) -> Listing[str]:
+    """Return the same list out of the state."""
+    return listing(state.records, query)
 
 
 def _time(found: Mapping[str, Sums], name: str, title: str, share: float) -> Column[str]:

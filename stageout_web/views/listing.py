@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, Union
@@ -11,10 +12,14 @@ from stageout_web.format import count
 from stageout_web.html import Content, Markup, join, table, tag
 from stageout_web.views.page import PageContext, page_number, pages_links
 
+SCHEMA = 1
+"""Version of the lists for programs: a field may be added, and one that changes or goes raises it."""
+MOST_ROWS = 1000
 T = TypeVar("T")
 Value = Union[str, int, float, bool, None]
 #: Parameters of an address that links of a list keep, and characters of each.
 _KEPT, _CHARACTERS = 20, 200
+_NUMBER = re.compile(r"\d{1,6}\Z", re.A)
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,9 @@ class Listing(Generic[T]):
     """A list of rows, as an address asks for it.
 
     :param view: path of the address. :param noun: name of a row. :param order: the list's own order, the first row
-        first. :param query: of the address; ``sort`` is a column, with ``-`` in front for the largest first, and
-        ``page`` a number from 1. :param rows: on a page. :param prefix: of ``sort`` and ``page``, for a second list.
+        first. :param query: of the address; ``sort`` is a column, with ``-`` in front for the largest first,
+        ``page`` a number from 1, and ``rows`` on a page. :param rows: on a page, if the query does not say.
+    :param prefix: of ``sort`` and ``page``, for a second list.
     :param about: end of the title.
     """
 
@@ -61,7 +67,9 @@ class Listing(Generic[T]):
         about: str = "",
     ) -> None:
         self.columns = tuple(columns)
-        self._view, self._noun, self._rows, self._prefix, self._about = view, noun, rows, prefix, about
+        wanted = query.get("rows", "")
+        self._rows = rows = max(1, min(MOST_ROWS, int(wanted))) if _NUMBER.match(wanted) else rows
+        self._view, self._noun, self._prefix, self._about = view, noun, prefix, about
         self._given = {name: query[name][:_CHARACTERS] for name in list(query)[:_KEPT]}
         self._found, self._order = list(found), order
         name = query.get(f"{prefix}sort", "")

@@ -97,7 +97,7 @@ def routers(context: PageContext, state: PageState, query: Mapping[str, str]) ->
     if not pool.routers:
         nothing = join(tag("p", "No router in this pool."), tag("p", with_code(_NONE), class_="action"))
         return tag("div", nothing, data_live="routers", id="routers")
-    found = links(context, pool, query)
+    found = _links(context, pool, query, "links-")
     shown = found.table(context) if len(found) else None
     return tag("div", listing(context, state, query).table(context), shown, data_live="routers", id="routers")
 
@@ -119,7 +119,12 @@ def _oldest(age_s: int) -> str:
     return duration(age_s) if age_s else ""
 
 
-def links(context: PageContext, pool: Pool, query: Mapping[str, str]) -> Listing[Pair]:
+def links_listing(context: PageContext, state: PageState, query: Mapping[str, str]) -> Listing[Pair]:
+    """Return the list of links for programs."""
+    return _links(context, state.pool, query)
+
+
+def _links(context: PageContext, pool: Pool, query: Mapping[str, str], prefix: str = "") -> Listing[Pair]:
     """Return the list of links, those that are not connected first, then the slowest."""
     found = [(one.name, link) for one in list(pool.routers.values()) for link in one.report.links]
     columns: list[Column[Pair]] = [
@@ -131,7 +136,7 @@ def links(context: PageContext, pool: Pool, query: Mapping[str, str]) -> Listing
                lambda pair: _round_trip(pair[1]), is_number=True),
         Column("source", "Measured by", lambda pair: _SOURCES.get(pair[1].source, "")),
     ]  # fmt: skip
-    return Listing("routers", "link", columns, found, query, prefix="links-",
+    return Listing("routers", "link", columns, found, query, prefix=prefix,
                    order=lambda pair: (pair[1].is_up > 0, pair[1].rate_bytes_per_s, pair[0], pair[1].to))  # fmt: skip
 
 
