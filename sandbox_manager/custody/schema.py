@@ -73,19 +73,19 @@ CREATE TABLE sums (
     files INTEGER NOT NULL, size INTEGER NOT NULL, PRIMARY KEY (sandbox, destination, state)) WITHOUT ROWID;
 CREATE TRIGGER sums_insert AFTER INSERT ON files BEGIN
     INSERT INTO sums VALUES (NEW.sandbox, NEW.destination, NEW.state, 1, NEW.size)
-    ON CONFLICT DO UPDATE SET files = files + 1, size = size + NEW.size;
+    ON CONFLICT (sandbox, destination, state) DO UPDATE SET files = files + 1, size = size + NEW.size;
 END;
 CREATE TRIGGER sums_update AFTER UPDATE OF state ON files WHEN NEW.state != OLD.state BEGIN
     UPDATE sums SET files = files - 1, size = size - OLD.size
     WHERE sandbox = OLD.sandbox AND destination = OLD.destination AND state = OLD.state;
     INSERT INTO sums VALUES (NEW.sandbox, NEW.destination, NEW.state, 1, NEW.size)
-    ON CONFLICT DO UPDATE SET files = files + 1, size = size + NEW.size;
+    ON CONFLICT (sandbox, destination, state) DO UPDATE SET files = files + 1, size = size + NEW.size;
 END;
 CREATE TRIGGER sums_readdress AFTER UPDATE OF destination ON files WHEN NEW.destination != OLD.destination BEGIN
     UPDATE sums SET files = files - 1, size = size - OLD.size
     WHERE sandbox = OLD.sandbox AND destination = OLD.destination AND state = OLD.state;
     INSERT INTO sums VALUES (NEW.sandbox, NEW.destination, NEW.state, 1, NEW.size)
-    ON CONFLICT DO UPDATE SET files = files + 1, size = size + NEW.size;
+    ON CONFLICT (sandbox, destination, state) DO UPDATE SET files = files + 1, size = size + NEW.size;
 END;
 """
 
