@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from stageout.core.errors import ErrorClass as K
+from stageout.core.errors import TransferFailure
+from stageout.protocols.curl.address import address_of
+from stageout.protocols.curl.download import FtpDownload
+from stageout.protocols.curl.transport import Reply
 from tests.curl.plugin import NO_RETRY
 
 DATA = os.urandom(100_000)
@@ -97,3 +102,27 @@ def test_checksum_of_the_owner(plugin, ftp):
 def test_policy_required(plugin, ftp):
     result = plugin.put(ftp.url("file"), DATA, env={"STAGEOUT_CHECKSUM_POLICY": "required"})
     assert result.failures == [K.NOT_VERIFIED]
+
+
+@pytest.mark.parametrize(("announced_bytes", "verified"), [(0, ""), (-1, ""), (3, "size"), (4, None)])
+def test_a_size_of_0_with_data_is_no_announcement(tmp_path, announced_bytes, verified):
+    """libcurl 7.76 (Enterprise Linux 9) makes 0 of an answer to SIZE that it cannot read; newer ones make -1."""
+
+    def perform(query, context, settings, meter):
+        reply = Reply(status=226, length_bytes=announced_bytes)
+        query.receiver.begin(reply)
+        query.receiver.write(b"abc")
+        return reply
+
+    task = SimpleNamespace(
+        address=address_of("ftp://server/file"), path=tmp_path / "file", user_digests=dict, no_digests=True,
+        digest_required=False, transport=SimpleNamespace(perform=perform), context=None, settings=None,
+        progress=SimpleNamespace(begin=lambda: None, total_bytes=3),
+    )  # fmt: skip
+    download = FtpDownload(task)
+    if verified is None:
+        with pytest.raises(TransferFailure, match="announced 4 bytes and sent 3"):
+            download.attempt()
+    else:
+        assert download.attempt().verified == verified
+        assert (tmp_path / "file").read_bytes() == b"abc"

@@ -270,6 +270,13 @@ def test_markers_are_those_of_the_python_that_is_asked_for() -> None:
     applicable = tool("wheels").applicable
     assert list(applicable(LOCK, "3.9")) == ["old==1.0 --hash=sha256:aa --hash=sha256:bb", "all==3.0 --hash=sha256:dd"]
     assert list(applicable(LOCK, "3.11")) == ["new==2.0 --hash=sha256:cc", "all==3.0 --hash=sha256:dd"]
+    assert list(applicable(LOCK, "3.11", ("new",))) == ["all==3.0 --hash=sha256:dd"]
+
+
+def test_no_package_has_libraries_that_its_python_gets_no_more() -> None:
+    """pycurl's last wheel for Python 3.9 is of 2025: decision 0054."""
+    old = [target for target in tool("build").TARGETS if target.python == "3.9"]
+    assert old and all("pycurl" in target.system for target in old)
 
 
 @pytest.mark.parametrize("name", ["pilot", "runtime", "dev", "bench-docs"])

@@ -45,18 +45,20 @@ class Target(NamedTuple):
     """One package.
 
     :param kind: "deb" or "rpm". :param distribution: last part of the release. :param python: its ``/usr/bin/python3``.
+    :param system: requirements that the distribution's own packages meet, each ``python3-NAME``; decision 0054 has why.
     """
 
     kind: str
     distribution: str
     python: str
+    system: tuple[str, ...] = ()
 
 
 TARGETS = (
     Target("deb", "deb12", "3.11"),
     Target("deb", "deb13", "3.13"),
     Target("deb", "deb14", "3.14"),
-    Target("rpm", "el9", "3.9"),
+    Target("rpm", "el9", "3.9", ("pycurl",)),
     Target("rpm", "el10", "3.12"),
 )
 
@@ -271,11 +273,11 @@ def build_packages(build: Build) -> None:
         for target in build.targets:
             for machine in build.machines:
                 place = Path(scratch) / f"{target.distribution}-{machine}"
-                wheels = [build.wheel, *download(LOCK, target.python, place / "wheels", machine)]
+                wheels = [build.wheel, *download(LOCK, target.python, place / "wheels", machine, target.system)]
                 facts = Facts(
                     build.version, f"1.{target.distribution}", target.python, machine, build.epoch,
                     build.address or about["url"], about["author"], about["author_email"],
-                    notices.expression(notices.components(wheels)),
+                    notices.expression(notices.components(wheels)), [f"python3-{name}" for name in target.system],
                 )  # fmt: skip
                 root = place / "root"
                 make_tree(root, target, wheels, source, _papers(build, wheels), build.epoch)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ class Facts(NamedTuple):
     """The description of a package.
 
     :param release: such as "1.deb12". :param python: such as "3.11". :param epoch: time of the sources, in s since
-        1970. :param license: SPDX expression of all that it contains.
+        1970. :param license: SPDX expression of all that it contains. :param requires: further packages, of an RPM.
     """
 
     version: str
@@ -42,6 +43,7 @@ class Facts(NamedTuple):
     author: str
     author_email: str
     license: str
+    requires: Sequence[str] = ()
 
     @property
     def next_python(self) -> str:
@@ -95,9 +97,10 @@ def make_rpm(root: Path, facts: Facts, out: Path) -> None:
     """Make an RPM. Its payload's names begin with ``./``: who unpacks it elsewhere writes there."""
     with tempfile.TemporaryDirectory() as scratch:
         values = {
-            "topdir": scratch, "tree": str(root), "ver": facts.version, "rel": facts.release, "python": facts.python,
+            "topdir": scratch, "tree": str(root), "ver": facts.version, "rel": facts.release,
             "summary": _SUMMARY, "license_tag": facts.license, "address": facts.address, "scripts": str(HERE),
             "author": f"{facts.author} <{facts.author_email}>", "long": "\n".join(_LONG),
+            "requires": " ".join([f"python(abi) = {facts.python}", *facts.requires]),
             "changed": time.strftime("%a %b %d %Y", time.gmtime(facts.epoch)),
         }  # fmt: skip
         defines = [part for name, value in values.items() for part in ("--define", f"_{name} {value}")]

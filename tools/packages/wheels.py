@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from packaging.markers import default_environment
@@ -33,10 +33,10 @@ def main() -> int:
     return 0
 
 
-def download(lock: Path, version: str, directory: Path, machine: str) -> list[Path]:
+def download(lock: Path, version: str, directory: Path, machine: str, without: Collection[str] = ()) -> list[Path]:
     """Download the wheels that one version of Python needs; pip checks their hashes.
 
-    :param version: such as "3.11".
+    :param version: such as "3.11". :param without: names of requirements to leave out.
     :return: one wheel for each requirement; others may be in the directory already.
     :raises subprocess.CalledProcessError: a wheel cannot be had, or has another hash.
     """
@@ -45,7 +45,7 @@ def download(lock: Path, version: str, directory: Path, machine: str) -> list[Pa
     command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
     with tempfile.TemporaryDirectory() as scratch:
         wanted = Path(scratch) / "wanted.txt"
-        wanted.write_text("".join(f"{line}\n" for line in applicable(lock.read_text(), version)))
+        wanted.write_text("".join(f"{line}\n" for line in applicable(lock.read_text(), version, without)))
         fresh = Path(scratch) / "wheels"
         subprocess.run(
             [*command, "--only-binary=:all:", "--require-hashes", *platforms, "--python-version", _full(version),
@@ -60,7 +60,7 @@ def _full(version: str) -> str:
     return f"{version}.99"
 
 
-def applicable(lock: str, version: str) -> Iterator[str]:
+def applicable(lock: str, version: str, without: Collection[str] = ()) -> Iterator[str]:
     """Yield the requirements of a lock file that hold for one version of Python, with hashes and without markers."""
     environment = {**default_environment(), "python_version": version, "python_full_version": _full(version)}
     for line in re.sub(r"\\\n", " ", lock).splitlines():
@@ -68,7 +68,8 @@ def applicable(lock: str, version: str) -> Iterator[str]:
         if not text or text.startswith(("#", "-")):
             continue
         requirement = Requirement(text)
-        if requirement.marker is None or requirement.marker.evaluate(environment):
+        applies = requirement.marker is None or requirement.marker.evaluate(environment)
+        if applies and requirement.name not in without:
             yield " ".join([f"{requirement.name}{requirement.specifier}", *hashes])
 
 

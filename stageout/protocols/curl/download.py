@@ -249,7 +249,8 @@ class FtpDownload(Download):
     def attempt(self) -> Outcome:
         """Send one RETR."""
         reply = self._ftp.retrieve(self)
-        self._announced_bytes = reply.length_bytes if reply.length_bytes >= 0 else None
+        unknown = (-1, 0) if self._part.size_bytes else (-1,)  # an older libcurl reads "213 many" as 0
+        self._announced_bytes = None if reply.length_bytes in unknown else reply.length_bytes
         outcome = self._finish()
         outcome.developer.update(self._ftp.facts)
         return outcome
