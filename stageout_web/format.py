@@ -32,11 +32,33 @@ def count(number: int, noun: str) -> str:
 
 
 def moment(at: float) -> str:
-    """Return a time of this machine's zone: ``2026-01-31 12:00:00 CET``; "" for none, and for one without a date."""
+    """Return a time of this machine's zone: ``2026-01-31 12:00:00``; "" for none, and for one without a date."""
     try:
-        return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at)) if at > 0 else ""
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at > 0 else ""
     except (OSError, OverflowError, ValueError):
         return ""
+
+
+def zone(at: float) -> str:
+    """Return the name of this machine's time zone with its offset: ``CET (UTC+01:00)``."""
+    there = time.localtime(at)
+    hours, minutes = divmod(abs(there.tm_gmtoff) // 60, 60)
+    return f"{there.tm_zone} (UTC{'-' if there.tm_gmtoff < 0 else '+'}{hours:02}:{minutes:02})"
+
+
+def offsets(first: float, last: float) -> list[tuple[int, int]]:
+    """Return since when this machine's time zone has which offset from UTC, in seconds, between two times.
+
+    A change in these days is found to the second. Of two changes only the last one counts.
+    """
+    low, high = int(first), int(last)
+    before, after = (time.localtime(at).tm_gmtoff for at in (low, high))
+    if before == after:
+        return [(low, before)]
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if time.localtime(middle).tm_gmtoff == after else (middle, high)
+    return [(int(first), before), (high, after)]
 
 
 def machine_time(at: float) -> str:

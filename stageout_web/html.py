@@ -93,7 +93,10 @@ def table(
 def moment(at: float) -> Markup:
     """Return a time with its form for programs; a dash without one."""
     shown = words.moment(at)
-    return tag("time", shown, datetime=words.machine_time(at)) if shown else Markup("&ndash;")
+    if not shown:
+        return Markup("&ndash;")
+    day, clock = shown.split()
+    return tag("time", tag("span", day), " ", tag("span", clock), datetime=words.machine_time(at))
 
 
 def with_code(text: str) -> Markup:

@@ -8,6 +8,27 @@ const COLOURS = {
 const FRESH_MS = 60000;
 const AGAIN_MS = 15000;
 
+// ---- times --------------------------------------------------------------------------------------------------------
+
+// All times are of the access point's zone, as in the rest of the page. The server names its offsets from UTC.
+const offsets = JSON.parse(document.body.dataset.offsets);
+const there = (seconds) => {
+  const [, offset] = offsets.reduce((found, one) => (one[0] <= seconds ? one : found), offsets[0]);
+  return new Date((seconds + offset) * 1000);
+};
+const time = (seconds) => there(seconds).toISOString().slice(0, 19).replace("T", " ");
+
+// A date whose fields in the browser's zone are those of the access point's: for the places of the ticks.
+function shifted(seconds) {
+  const date = there(seconds);
+  return new Date(date.getUTCFullYear(), date.getUTCMonth(), date.getUTCDate(), date.getUTCHours(), date.getUTCMinutes(), date.getUTCSeconds());
+}
+
+function ticks(self, splits) {
+  const isLong = splits[splits.length - 1] - splits[0] > 2 * 86400;
+  return splits.map((at) => (isLong ? time(at).slice(5, 10) : time(at).slice(11, 16)));
+}
+
 // ---- charts -------------------------------------------------------------------------------------------------------
 
 const charts = [];
@@ -46,8 +67,9 @@ function options(place, series) {
   return {
     width: place.clientWidth, height: 200, cursor: { sync: { key: "time" } },
     scales: { y: { range: (self, least, most) => [0, Math.max(1, most * 1.1)] } },
-    axes: [axis, { ...axis, values: size, size: place.dataset.unit ? 80 : 60 }],
-    series: [{}, ...series.map(([name, label]) => ({
+    tzDate: shifted,
+    axes: [{ ...axis, values: ticks }, { ...axis, values: size, size: place.dataset.unit ? 80 : 60 }],
+    series: [{ label: "Time", value: (self, at) => (at ? time(at) : "--") }, ...series.map(([name, label]) => ({
       label, stroke: colour(COLOURS[name]), width: 2, fill: `${colour(COLOURS[name])}22`, value: (self, value) => shown(value),
     }))],
   };
@@ -77,7 +99,7 @@ function fillTable(place, series, found) {
   row(["Time", ...series.map(([, label]) => label)], "th");
   const step = Math.max(1, Math.floor(found[0].length / 30));
   for (let index = found[0].length - 1; index >= 0; index -= step) {
-    row([new Date(found[0][index] * 1000).toLocaleString([], { timeZoneName: "short" }), ...found.slice(1).map((one) => short(one[index], place.dataset.unit))], "td");
+    row([time(found[0][index]), ...found.slice(1).map((one) => short(one[index], place.dataset.unit))], "td");
   }
   target.replaceChildren(table);
 }
@@ -100,8 +122,9 @@ async function drawGrid() {
   if (!canvas) return;
   const found = await (await fetch(canvas.dataset.grid)).json();
   const count = Math.max(1, found.names.length);
-  const width = canvas.parentElement.clientWidth;
-  const cell = Math.max(6, Math.min(22, Math.floor(Math.sqrt((width * 320) / count))));
+  const { clientWidth: width, clientHeight: height } = canvas.parentElement;
+  let cell = 22;
+  while (cell > 6 && Math.ceil(count / Math.floor(width / cell)) * cell > height) cell -= 1;
   const columns = Math.max(1, Math.floor(width / cell));
   const ratio = window.devicePixelRatio || 1;
   canvas.width = width * ratio;

@@ -108,15 +108,17 @@ def nodes(context: PageContext, state: PageState, query: Mapping[str, str]) -> M
         context, "nodes", "Node", query, choice("condition", "Condition", options, query.get("condition", ""))
     )
     shown = listing(context, state, query).table(context, "No node matches.")
-    return join(_grid(context), form, tag("div", shown, data_live="nodes", id="nodes"))
+    return join(_grid(context, len(state.pool.nodes)), form, tag("div", shown, data_live="nodes", id="nodes"))
 
 
-def _grid(context: PageContext) -> Markup:
+def _grid(context: PageContext, number: int) -> Markup:
     """Return the place of the grid, which the table below repeats, with the meaning of its colours."""
     legend = [tag("li", tag("span", "", class_=f"cell {name}"), f" {words}") for name, words in CONDITIONS.items()]
     canvas = tag("canvas", "", data_grid=context.link("grid.json"), data_node=context.link("node"), role="img",
                  aria_label="Grid of all nodes. The table below has the same nodes.")  # fmt: skip
-    return tag("section", tag("h2", "All nodes"), canvas, tag("ul", legend, class_="legend"))
+    size_class = "small" if number <= 100 else "medium" if number <= 1000 else "large"
+    place = tag("div", canvas, class_=f"grid {size_class}")  # its height does not change when a script draws the grid
+    return tag("section", tag("h2", "All nodes"), place, tag("ul", legend, class_="legend"))
 
 
 def _spool(node: Node) -> str:

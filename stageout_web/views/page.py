@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
 
 from stageout import __version__
+from stageout_web.format import offsets, zone
 from stageout_web.html import Markup, encodable, join, moment, tag
 
 #: Views in the menu, in their order.
@@ -17,6 +20,8 @@ MENU = {
 }  # fmt: skip
 
 _MOST_PAGES = 10_000
+#: Days whose offsets from UTC the charts need.
+_PAST_S, _SOON_S = 31 * 86400, 3600
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ def page(context: PageContext, view: str, title: str, content: Markup, is_form: 
         None if is_form else tag("noscript", tag("meta", http_equiv="refresh", content="30")),
         tag("script", "", type="module", src=context.file("page.js")),
     )
+    now_at = context.updated_at or time.time()
     body = tag(
         "body",
         tag("a", "Skip to content", href="#content", class_="skip"),
@@ -87,6 +93,7 @@ def page(context: PageContext, view: str, title: str, content: Markup, is_form: 
         _footer(context),
         data_events=f"{context.base}/events",
         data_uplot=context.file("uplot.js"),
+        data_offsets=json.dumps(offsets(now_at - _PAST_S, now_at + _SOON_S)),
     )
     return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en")
 
@@ -128,8 +135,9 @@ def _footer(context: PageContext) -> Markup:
     elif context.may_sign_in:
         reader = tag("a", "Show file names", href=context.link("sign-in"))
     updated = join("Updated ", tag("span", moment(context.updated_at), id="updated"))
+    times = tag("span", f"All times: {zone(context.updated_at or time.time())}")
     status = tag("span", "", id="connection", role="status")
-    return tag("footer", tag("span", updated, " ", status), reader, tag("span", f"stageout {__version__}"))
+    return tag("footer", tag("span", updated, " ", status), times, reader, tag("span", f"stageout {__version__}"))
 
 
 def choice(name: str, label: str, options: Mapping[str, str], chosen: str) -> Markup:

@@ -6,6 +6,7 @@ import asyncio
 import html
 import json
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from stageout.core.tokens import TokenTable
 from stageout.movers.results import PLUGINS_WORD
 from stageout.wire.control import Tuning
 from stageout.wire.custody import ServerReport
-from stageout_web.format import moment
+from stageout_web.format import moment, offsets, zone
 from stageout_web.html import Markup, join, tag
 from stageout_web.readers import Readers
 from stageout_web.server import STATIC, Server
@@ -446,9 +447,38 @@ def test_data_are_made_once_for_all_readers(tmp_path: Path, monkeypatch: pytest.
     serve(tmp_path, work)
 
 
-def test_times_name_their_zone() -> None:
-    assert re.fullmatch(r"2027-01-1\d \d\d:\d\d:\d\d \S+", moment(NOW))
+def test_a_page_names_its_time_zone_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.fullmatch(r"2027-01-1\d \d\d:\d\d:\d\d", moment(NOW))
     assert moment(2**62) == moment(0) == ""
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+
+    async def work(client: Client, server: Server) -> None:
+        for path in PAGES:
+            text = await (await client.get(path)).text()
+            assert text.count("IST") == 1, path
+            assert "All times: IST (UTC+05:30)" in text
+            assert "UTC" not in text.replace("UTC+05:30", "")
+
+    try:
+        serve(tmp_path, work)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_the_charts_know_when_the_offset_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Zurich")
+    time.tzset()
+    change = 1_774_746_000  # 2026-03-29 01:00 UTC
+    try:
+        assert offsets(change - 20 * 86400, change - 1) == [(change - 20 * 86400, 3600)]
+        assert offsets(change - 20 * 86400, change + 9) == [(change - 20 * 86400, 3600), (change, 7200)]
+        assert offsets(change, change + 86400) == [(change, 7200)]
+        assert (zone(change - 1), zone(change)) == ("CET (UTC+01:00)", "CEST (UTC+02:00)")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_elements_escape_all_but_markup() -> None:

@@ -68,6 +68,10 @@ class Browser:
         """Prefer "light" or "dark"."""
         self._devtools("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": name}]})
 
+    def zone(self, name: str) -> None:
+        """Set the browser's time zone; "": that of the machine."""
+        self._devtools("Emulation.setTimezoneOverride", {"timezoneId": name})
+
     def screenshot(self) -> bytes:
         """Return the window as a PNG."""
         return base64.b64decode(self.ask("GET", "/screenshot"))

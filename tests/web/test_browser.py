@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -43,12 +44,13 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Browser, 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("width", [1200, 400])
 def test_every_view_is_accessible_and_breaks_no_policy(
-    window: tuple[Browser, str, Site], view: str, theme: str
+    window: tuple[Browser, str, Site], view: str, theme: str, width: int
 ) -> None:  # fmt: skip
     opened, url, _ = window
     opened.theme(theme)
-    opened.size(1200, 900)
+    opened.size(width, 900)
     opened.open(url + VIEWS[view])
     if view in ("now", "destination"):
         wait_for(lambda: opened.run("return document.querySelectorAll('.u-wrap canvas').length") == 2, "the charts")
@@ -63,6 +65,44 @@ def test_a_phone_needs_no_sideways_scrolling(window: tuple[Browser, str, Site], 
     opened.size(360, 740)
     opened.open(url + VIEWS[view])
     assert opened.run("return document.documentElement.scrollWidth") <= 360
+
+
+_SHIFTS = """
+const observer = new PerformanceObserver(() => {});
+observer.observe({ type: "layout-shift", buffered: true });
+return observer.takeRecords().reduce((sum, one) => sum + one.value, 0);
+"""
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+@pytest.mark.parametrize("view", VIEWS)
+def test_nothing_moves_while_a_page_loads(window: tuple[Browser, str, Site], view: str, width: int) -> None:
+    opened, url, _ = window
+    opened.size(width, 900)
+    opened.open(url + VIEWS[view])
+    if view in ("now", "destination"):
+        wait_for(lambda: opened.run("return document.querySelectorAll('.u-wrap canvas').length") == 2, "the charts")
+    if view == "nodes":
+        wait_for(lambda: opened.run("return document.querySelector('[data-grid]').style.height") != "", "the grid")
+    assert opened.run(_SHIFTS) < 0.01
+
+
+def test_charts_have_the_times_of_the_page_whatever_the_browser_s_zone(window: tuple[Browser, str, Site]) -> None:
+    opened, url, _ = window
+    opened.size(1200, 900)
+    opened.zone("Pacific/Auckland")
+    try:
+        opened.open(url)
+        rows = "return document.querySelector('[data-table=cpu] tr:nth-child(2) th')?.textContent ?? ''"
+        wait_for(lambda: opened.run(rows), "the table of the chart")
+        shown, offset = opened.run(rows), opened.run("return JSON.parse(document.body.dataset.offsets)[0][1]")
+        at = opened.run(
+            "return fetch('/series.json').then((answer) => answer.json()).then(({values}) => values[0].slice(-1)[0])"
+        )
+        newest = datetime.fromisoformat(shown).replace(tzinfo=timezone.utc).timestamp() - offset
+        assert abs(newest - at) < 300
+    finally:
+        opened.zone("")
 
 
 def test_the_reason_of_a_failed_file_is_two_clicks_away(window: tuple[Browser, str, Site]) -> None:
