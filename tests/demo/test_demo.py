@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 from tests.harness.demo import report
 from tests.harness.demo.picture import draw
@@ -77,8 +78,12 @@ def test_a_missing_file_is_not_delivered(tmp_path: Path) -> None:
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     run = _record(tmp_path)
-    draw([run, run], tmp_path / "timeline.png", subtitle="one job")
-    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    draw([run, run], tmp_path / "timeline.svg", subtitle="one job")
+    picture = ElementTree.parse(tmp_path / "timeline.svg").getroot()
+    kinds = [part.get("class") for part in picture.iter("{http://www.w3.org/2000/svg}rect")]
+    assert kinds.count("busy") == 2 * len(run.jobs) + 1, "the legend has one, too"
+    assert int(picture.attrib["viewBox"].split()[2]) <= 480, "letters of 14 pixels can be read at 400"
+    assert "prefers-color-scheme:dark" in (tmp_path / "timeline.svg").read_text()
 
 
 def test_the_submit_file_of_a_job_without_output_names_no_destination() -> None:

@@ -98,19 +98,15 @@ def _one_run(pool: Pool, destination: NarrowDestination, load: Workload, name: s
 
 def _conclude(synchronous: Record, stage_out: Record, out: Path) -> int:
     """Write the picture and the figures, print the table and the last line."""
-    load, picture = WORKLOAD, out / "timeline.png"
+    load, picture = WORKLOAD, out / "timeline.svg"
     subtitle = (
         f"{load.jobs} jobs of {load.compute_s} s on 2 CPU slots; each leaves {load.files} files of "
         f"{load.file_bytes / MB:.0f} MB for a destination that takes 12.5 MB/s in all"
     )
-    shown = f"picture: {picture}"
-    try:
-        draw([synchronous, stage_out], picture, subtitle=subtitle)
-    except ImportError:
-        shown = "There is no picture: matplotlib is not installed."
+    draw([synchronous, stage_out], picture, subtitle=subtitle)
     figures = {"synchronous": asdict(synchronous), "stage_out": asdict(stage_out)}
     (out / "timeline.json").write_text(json.dumps(figures, indent=1))
-    print(f"\n{report.table(synchronous, stage_out)}\n\n{shown}")
+    print(f"\n{report.table(synchronous, stage_out)}\n\npicture: {picture}")
     wrong = report.shortfalls(synchronous, stage_out)
     for sentence in wrong:
         print(sentence, file=sys.stderr)

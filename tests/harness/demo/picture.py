@@ -1,51 +1,76 @@
-"""The timeline picture: CPU slots and data slots over time, one run below the other, on one time axis."""
+"""The timeline picture: CPU slots and data slots over time, one run below the other, on one time axis.
+
+The picture is an SVG that needs no library. It can be read when it is 400 pixels wide, and follows the colours that the
+reader's browser prefers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from xml.sax.saxutils import escape
 
 from tests.harness.demo.record import JobRecord, Record
 
-COMPUTE, HELD, WAITS, MOVES = "#2f6db5", "#d9534f", "#d8d8d8", "#3f9b62"
 _LEGEND = (
-    (COMPUTE, "job computes on a CPU slot"),
-    (HELD, "CPU slot held after the job's end"),
-    (WAITS, "output waits in a data slot"),
-    (MOVES, "output is sent from a data slot"),
+    ("busy", "job computes on a CPU slot"),
+    ("held", "CPU slot held after its end"),
+    ("waits", "output waits in a data slot"),
+    ("sent", "output is sent from there"),
 )
-_SHORTEST_LABEL_S = 1.5
+_STYLE = """
+text{font:14px sans-serif;fill:#1a1a1a}.head{font-weight:bold}.page{fill:#fff}.grid{stroke:#e0e0e0}
+.end{stroke:#222;stroke-dasharray:4 3}
+.busy{fill:#2f6db5}.held{fill:#c9403c}.waits{fill:#c4c4c4}.sent{fill:#2f7d50}.on{fill:#fff}
+@media (prefers-color-scheme:dark){text{fill:#f0f0f0}.page{fill:#14181d}.grid{stroke:#3a414a}.end{stroke:#ddd}
+.busy{fill:#3a78c2}.held{fill:#cf4a46}.waits{fill:#6b7683}.sent{fill:#35855a}.on{fill:#fff}}
+"""
+_WIDTH, _LEFT, _RIGHT = 480, 90, 10
+_LINE, _ROW, _TICK_S = 19, 40, 20
+_SHORTEST_LABEL_S = 2.0
 
 
 def draw(records: Sequence[Record], path: Path, *, subtitle: str) -> None:
     """Write the picture.
 
     :param records: runs, drawn top to bottom.
-    :param subtitle: one line about the jobs and the link.
+    :param subtitle: a sentence about the jobs and the link.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import Patch
-
-    rows = [len(_rows(record)) for record in records]
-    sizes: dict[str, Any] = {"height_ratios": rows, "hspace": 0.42}
-    figure, panels = plt.subplots(
-        len(records), 1, sharex=True, figsize=(11, 1.9 + 0.62 * sum(rows)), gridspec_kw=sizes, squeeze=False
+    longest_s = 1.06 * max(record.makespan_s for record in records)
+    scale = (_WIDTH - _LEFT - _RIGHT) / longest_s
+    y, parts = _LINE, []
+    for line in textwrap.wrap(subtitle, 66):
+        parts.append(_text(8, y, line))
+        y += _LINE
+    for record in records:
+        y += 12
+        parts.append(_text(8, y, f"{record.title}: all delivered after {record.makespan_s:.0f} s,", "head"))
+        parts.append(_text(8, y + _LINE, f"slots held {record.held_s:.2f} s after a job's end", "head"))
+        y += _LINE + 8
+        parts += _panel(record, y, scale, longest_s)
+        y += _ROW * len(_rows(record)) + 12
+    for at_s in range(0, int(longest_s) + 1, _TICK_S):
+        parts.append(_text(_LEFT + at_s * scale, y + 4, f"{at_s} s", "", "middle"))
+    y += 12
+    for number, (kind, label) in enumerate(_LEGEND):
+        x, at = 8 + (number % 2) * 236, y + (number // 2) * 22
+        parts += [
+            f'<rect class="{kind}" x="{x}" y="{at}" width="18" height="14" rx="2"/>',
+            _text(x + 26, at + 12, label),
+        ]
+    height = y + 50
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" aria-labelledby="t">'
+    title = "CPU slots and data slots over time: " + "; ".join(
+        f"{record.title}: {record.makespan_s:.0f} s" for record in records
     )
-    for panel, record in zip(panels[:, 0], records):
-        _panel(panel, record)
-    panels[-1, 0].set_xlabel("seconds since the jobs were submitted")
-    panels[-1, 0].set_xlim(0, 1.06 * max(record.makespan_s for record in records))
-    figure.suptitle(subtitle, x=0.125, y=0.985, ha="left", fontsize=10, color="#444444")
-    patches = [Patch(color=color, label=label) for color, label in _LEGEND]
-    figure.legend(handles=patches, loc="lower center", ncol=4, frameon=False, fontsize=9)
-    inches = figure.get_figheight()
-    figure.subplots_adjust(left=0.125, right=0.985, top=1 - 0.75 / inches, bottom=0.95 / inches)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    page = f'<rect class="page" width="{_WIDTH}" height="{height}"/>'
+    lines = [head, f'<title id="t">{escape(title)}</title><style>{_STYLE}</style>', page, *parts, "</svg>"]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _rows(record: Record) -> list[tuple[str, str]]:
@@ -60,39 +85,33 @@ def _in_data_slot(job: JobRecord) -> bool:
     return job.moved_s[1] > job.free_s
 
 
-def _panel(panel: Any, record: Record) -> None:
+def _panel(record: Record, top: float, scale: float, longest_s: float) -> Iterator[str]:
+    """Draw one run below ``top``. :param scale: pixels of a second."""
     rows = _rows(record)
+    bottom = top + _ROW * len(rows)
+    for at_s in range(0, int(longest_s) + 1, _TICK_S):
+        x = _LEFT + at_s * scale
+        yield f'<path class="grid" d="M{x:.1f} {top}V{bottom}"/>'
     for index, (kind, slot) in enumerate(rows):
         jobs = [job for job in record.jobs if job.slot == slot]
+        middle = top + (index + 0.5) * _ROW
+        yield _text(8, middle + 5, f"{kind} slot {slot.rpartition('_')[2].removeprefix('slot')}")
         if kind == "CPU":
-            _cpu_row(panel, index, jobs, record.began_s)
+            yield from _cpu_row(middle, jobs, record.began_s, scale)
         else:
-            _data_row(panel, index, [job for job in jobs if _in_data_slot(job)], record.began_s)
-    panel.axvline(record.makespan_s, color="#222222", linewidth=1, linestyle=(0, (4, 3)))
-    panel.set_yticks(range(len(rows)), [f"{kind} slot {slot.removeprefix('slot')}" for kind, slot in rows], fontsize=9)
-    panel.set_ylim(len(rows) - 0.45, -0.55)
-    panel.tick_params(axis="y", length=0)
-    panel.grid(axis="x", color="#e6e6e6", linewidth=0.8)
-    panel.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        panel.spines[side].set_visible(False)
-    held = f"slots held {record.held_s:.2f} s after a job's end"
-    panel.set_title(
-        f"{record.title}: all delivered after {record.makespan_s:.0f} s, {held}",
-        loc="left",
-        fontsize=11,
-        fontweight="bold",
-    )
+            yield from _data_row(middle, [job for job in jobs if _in_data_slot(job)], record.began_s, scale)
+    x = _LEFT + record.makespan_s * scale
+    yield f'<path class="end" d="M{x:.1f} {top}V{bottom}"/>'
 
 
-def _cpu_row(panel: Any, index: int, jobs: Sequence[JobRecord], began_s: float) -> None:
+def _cpu_row(middle: float, jobs: Sequence[JobRecord], began_s: float, scale: float) -> Iterator[str]:
     for job in jobs:
         start, end, free = (at - began_s for at in (job.report.started_s, job.report.ended_s, job.free_s))
-        _bar(panel, index, start, end, COMPUTE, str(job.number))
-        _bar(panel, index, end, free, HELD, str(job.number))
+        yield from _bar(middle, start, end, scale, "busy", str(job.number))
+        yield from _bar(middle, end, free, scale, "held", str(job.number))
 
 
-def _data_row(panel: Any, index: int, jobs: Sequence[JobRecord], began_s: float) -> None:
+def _data_row(middle: float, jobs: Sequence[JobRecord], began_s: float, scale: float) -> Iterator[str]:
     """Bars in as many lanes as sandboxes are in the data slot at once."""
     lanes: list[float] = []
     placed = []
@@ -100,15 +119,21 @@ def _data_row(panel: Any, index: int, jobs: Sequence[JobRecord], began_s: float)
         lane = next((number for number, free_s in enumerate(lanes) if free_s <= job.free_s), len(lanes))
         lanes[lane : lane + 1] = [job.moved_s[1]]
         placed.append((job, lane))
-    height = 0.74 / max(1, len(lanes))
+    height = (_ROW - 4) / max(1, len(lanes))
     for job, lane in placed:
-        y = index - 0.37 + (lane + 0.5) * height
+        y = middle - (_ROW - 4) / 2 + (lane + 0.5) * height
         free, start, end = (at - began_s for at in (job.free_s, *job.moved_s))
-        _bar(panel, y, free, start, WAITS, "", height)
-        _bar(panel, y, start, end, MOVES, str(job.number), height)
+        yield from _bar(y, free, start, scale, "waits", "", height)
+        yield from _bar(y, start, end, scale, "sent", str(job.number), height)
 
 
-def _bar(panel: Any, y: float, start: float, end: float, color: str, label: str, height: float = 0.74) -> None:
-    panel.barh(y, max(0.0, end - start), left=start, height=height * 0.94, color=color, linewidth=0)
+def _bar(
+    middle: float, start: float, end: float, scale: float, kind: str, label: str, height: float = _ROW - 8
+) -> Iterator[str]:
+    x, width = _LEFT + start * scale, max(0.0, end - start) * scale
+    yield (
+        f'<rect class="{kind}" x="{x:.1f}" y="{middle - height / 2 + 0.5:.1f}" width="{width:.1f}" '
+        f'height="{height - 1:.1f}"/>'
+    )
     if label and end - start > _SHORTEST_LABEL_S:
-        panel.text((start + end) / 2, y, label, ha="center", va="center", color="white", fontsize=8.5)
+        yield _text(x + width / 2, middle + 5, label, "on", "middle")
