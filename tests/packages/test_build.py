@@ -119,7 +119,9 @@ def test_the_sdist_has_the_documents_as_they_are_read(built: Path) -> None:
         assert len({member.mtime for member in archive.getmembers()}) == 1
     programs = [name for name in PROGRAMS if name.startswith("stageout-") and name != "stageout-startd-cron"]
     assert {f"manual/man/{name}.8" for name in programs} | {"manual/man/stageout.1"} <= names
-    assert {"manual/html/index.html", "manual/html/searchindex.js"} <= names
+    assert {
+        f"manual/html/{book}{name}" for book in ("", "developer/") for name in ("index.html", "searchindex.js")
+    } <= names
 
 
 def test_the_metadata_says_whose_it_is_and_under_which_licence(built: Path) -> None:
