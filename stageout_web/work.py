@@ -20,7 +20,7 @@ class Work:
     :param threads: that work at the same time. :param most: questions that are worked on or wait.
     """
 
-    def __init__(self, threads: int = 4, most: int = 64) -> None:
+    def __init__(self, threads: int = 2, most: int = 64) -> None:
         self._most = most
         self._pool = ThreadPoolExecutor(threads, "page")
         self._running: dict[Hashable, asyncio.Future[Any]] = {}
