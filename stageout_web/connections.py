@@ -93,12 +93,14 @@ class Connections:
 class _Listener(socket.socket):
     """A listening socket that counts what it accepts."""
 
-    counts: Connections
+    def __init__(self, counts: Connections, family: int, kind: int, protocol: int) -> None:
+        super().__init__(family, kind, protocol)
+        self._counts = counts
 
     def accept(self) -> tuple[socket.socket, object]:
         """Accept a connection."""
         connection, address = super().accept()
-        self.counts.accepted(connection)
+        self._counts.accepted(connection)
         return connection, address
 
 
@@ -119,8 +121,7 @@ async def listen(host: str, port: int, counts: Connections) -> list[socket.socke
 
 
 def _listening(family: int, kind: int, protocol: int, address: object, counts: Connections) -> socket.socket:
-    listener = _Listener(family, kind, protocol)
-    listener.counts = counts
+    listener = _Listener(counts, family, kind, protocol)
     try:
         listener.setblocking(False)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
