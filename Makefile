@@ -115,7 +115,7 @@ sign:
 
 dist-test: $(STAMP)
 	$(BUILD) --if-changed
-	$(PY) -m pytest -v -s --durations=0 tests/packages/test_build.py tests/packages/roots.py $(if $(WORDS),-k "$(WORDS)")
+	$(PY) -m pytest -v -s --durations=0 tests/packages/test_build.py tests/packages/roots.py tests/packages/first_job.py $(if $(WORDS),-k "$(WORDS)")
 
 lock:
 	tools/lock
