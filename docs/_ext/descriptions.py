@@ -18,10 +18,11 @@ STATE_MEANINGS = {
     "waiting to retry": "An attempt failed. NEXT is the time until the next one, and REASON says why it failed.",
     "at a router": "A pilot has ended, and a router of the overlay has the files.",
     "delivered": "The destination has confirmed every file. The job leaves the queue within a minute.",
-    "failed": "A person must act. The job is held.",
+    "node silent": "The node has sent no report for some minutes. REASON has the state of its last report.",
+    "failed": "A person must act. The job is held. The node of a DAG stays in state C or X instead.",
     "cancelled": "Somebody cancelled the delivery or removed the job.",
     "replaced by a newer run": "The job ran again. Nothing of this run is sent.",
-    "lost": "The output no longer exists. The job runs again.",
+    "lost": "The output no longer exists. The job runs again, but not a node of a DAG, nor a job that is held.",
 }
 
 #: Macros that only the configuration fragments use -> role, default, description.
@@ -412,7 +413,7 @@ EVENTS: dict[str, str] = {
     "space-exhausted": "There is no space below the root or in the spool. Senders wait. Make space. For a spool also find out why its terminal does not take the files (`delivery-failed`).",
     "router/blocks-write-failed": "Received data cannot be recorded. Make space in `STAGEOUT_ROUTER_DIR`; the router tries again.",
     "expiry-failed": "Expired data cannot be removed from the records. The router tries again.",
-    "root-lost": "The root is not the directory that the records describe. Mount it; the router waits. If the root is lost for good, follow `advice` in the line.",
+    "root-lost": "The root is not the directory that the records describe. Mount it; the router waits. If the root is lost for good, run the command in `problem`.",
     "data-cleanup-failed": "Unwanted data below the root cannot be removed. Check the disk; the next start removes them.",
     "rename-recovery-failed": "Changes of names that were begun cannot be finished. Mount the root for writing and start the router again.",
     "rename-failed": "A name could not be changed for the problem in the line. The sender gets the error.",
@@ -444,6 +445,8 @@ EVENTS: dict[str, str] = {
     "custody-reported": "Figures of what the router holds in custody.",
     "report-write-failed": "The file with these figures could not be written.",
     "custody-accepted": "A file or a pack was taken into custody.",
+    "custody-ended": "The end of a file or pack in custody, with its `outcome`. It is an error if something did not arrive: `reason` says why.",
+    "copy-ended": "The end of a copy from router to router, with its `outcome`. It is an error if the file did not arrive: `reason` says why.",
     "custody-freed": "Data that the terminal refused were deleted from the spool.",
     "custody-release-failed": "Delivered data cannot be removed from the spool. Check its disk; the router tries again.",
     "custody-refused": "The terminal does not take a file. Its data stay in the spool until they expire.",

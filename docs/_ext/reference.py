@@ -66,6 +66,7 @@ EVENT_SOURCES: dict[str, tuple[str, ...]] = {
         "stageout/sampling",
     ),
 }
+_SAID = ("INFO", "ERROR")
 _LEVELS = {"event": "INFO", "warn": "WARNING", "error": "ERROR"}
 #: Functions that write an event whose name they are given -> ends that they add to the name.
 _INDIRECT = {"ThrottledLog": ("", "-repeated"), "_try": ("",)}
@@ -237,6 +238,9 @@ def events_in(tree: ast.Module) -> Iterator[tuple[str, str, list[str]]]:
             facts = [word.arg for word in call.keywords if word.arg]
             for found in _names_of(call.args[0], tree):
                 yield found, level, facts
+        elif name == "say" and call.args and call.keywords:  # log.event or log.error, as the end is
+            for found in _constants(call.args[0]):
+                yield from ((found, level, [word.arg for word in call.keywords if word.arg]) for level in _SAID)
         elif name in _INDIRECT:
             for argument in call.args:
                 for found in _constants(argument):
@@ -317,7 +321,7 @@ def states(_: str) -> str:
     rows = [[UNREPORTED, "`None`", STATE_MEANINGS[UNREPORTED]]]
     rows += [[word, ", ".join(f"`{state}`" for state in known), STATE_MEANINGS[word]] for word, known in ledger.items()]
     rows.append(["waiting for the server", "`Confirmed`, `RetryWait`", STATE_MEANINGS["waiting for the server"]])
-    rows.append(["paused", "any state before the end", STATE_MEANINGS["paused"]])
+    rows += [[word, "any state before the end", STATE_MEANINGS[word]] for word in ("paused", "node silent")]
     return _table(["`stageout status`", "ledger, `--json`, `--node`", "meaning"], rows)
 
 

@@ -191,7 +191,7 @@ class Copies:
         del self._commanded[key]
         self.cancelled.discard(key)
         say = log.event if result.outcome in (Outcome.DONE, Outcome.CANCELLED) else log.error
-        say("copy-settle", origin=key[0], seq=key[1], source=one.copy.source, terminal=one.copy.terminal,
+        say("copy-ended", origin=key[0], seq=key[1], source=one.copy.source, terminal=one.copy.terminal,
             outcome=result.outcome.value, reason=result.reason)  # fmt: skip
         return [Reply(one.sender, as_result(*key, result))]
 

@@ -609,7 +609,7 @@ class Custodian:
         self._ended(key)
         self._free(gone)
         say = log.event if result.outcome in (Outcome.DONE, Outcome.CANCELLED, Outcome.STALE) else log.error
-        say("custody-settle", origin=key[0], seq=key[1], path=operation.path, terminal=operation.terminal,
+        say("custody-ended", origin=key[0], seq=key[1], path=operation.path, terminal=operation.terminal,
             outcome=result.outcome.value, reason=result.reason)  # fmt: skip
         return [Reply(sender, as_result(*key, result))]
 

@@ -488,7 +488,7 @@ class PackCustody:
                 self._arrived(held)
             reason = failed.reason or failed.outcome.value if failed else ""
             say = log.event if {result.outcome for result in results} <= _AS_WANTED else log.error
-            say("custody-settle", origin=held.origin, seq=held.seq, path=held.path, terminal=held.terminal,
+            say("custody-ended", origin=held.origin, seq=held.seq, path=held.path, terminal=held.terminal,
                 files=held.files, failed=sum(result.outcome is not Outcome.DONE for result in results),
                 reason=reason)  # fmt: skip
             if held.key in kept:

@@ -335,7 +335,7 @@ def test_damage_of_the_only_copy_is_a_loss_and_said_so(
     terminal.start()
     wait_until(lambda: said(custodian, given) == "lost", what="the loss")
     assert not (terminal.root / "some/where").exists()
-    assert re.search(r"ERROR custody-settle .*outcome=lost", custodian.log)
+    assert re.search(r"ERROR custody-ended .*outcome=lost", custodian.log)
     assert spool_is_empty(custodian)
     staging = terminal.root / ".stageout/staging"
     wait_until(lambda: not any(staging.iterdir()), what="its other blocks to be dropped at the terminal")

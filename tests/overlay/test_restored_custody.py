@@ -146,7 +146,7 @@ def test_what_was_delivered_since_the_backup_is_no_loss(terminal: RouterProcess,
     older = backup(custodian, "older")
     terminal.start()
     arrived(terminal, {"f": data})
-    wait_until(lambda: " custody-settle " in custodian.log, what="the end of its custody")
+    wait_until(lambda: " custody-ended " in custodian.log, what="the end of its custody")
     put_back(custodian, older)
 
     def end() -> str:
