@@ -482,7 +482,7 @@ _MESSAGES: tuple[Source, ...] = (
     ),
     Source(
         Kind.MESSAGE, ("request of a browser",), (_PAGE,), "anybody who reaches the port",
-        "The page changes nothing. It shows names of files only to readers with a token.",
+        "It changes nothing but requests of users who may. It shows names of files only to readers with a token.",
     ),
 )  # fmt: skip
 

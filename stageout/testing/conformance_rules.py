@@ -77,7 +77,7 @@ def _query_answers(exam: Examination) -> str:
     try:
         printed, status = exam.printed
         if "No module named 'stageout'" in printed:
-            return f"{exam.first_line} has no stageout: name a Python that has it, as #!/opt/stageout/bin/python3"
+            return f"{exam.first_line} has no stageout: name a Python that has it, as #!/opt/stageout/bin/python"
         return "" if exam.answer and status == 0 else f"exit status {status}"
     except PluginError as problem:
         return str(problem)
