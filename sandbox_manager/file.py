@@ -1,7 +1,7 @@
 """One file in custody: the same record from the hand-off to the end of its row in the ledger.
 
-A plugin offers a :class:`stageout.wire.handoff.OfferedFile`. The mover gives a plugin a
-:class:`stageout.movers.results.SentFile` to send.
+:class:`stageout.wire.handoff.OfferedFile` is a file as a plugin offers it. :class:`stageout.movers.results.SentFile` is
+one in the call of the plugin that sends it.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class Pipeline:
             self.custody.background.run(self.deliver(batch, transfer))
 
     async def deliver(self, plan: BatchPlan, transfer: ActiveTransfer) -> None:
-        """Send one batch, from its lease to its record. Give its places back whatever goes wrong.
+        """Send one batch, from its lease to its record. Its places are given back in any case.
 
         The durable steps are those of "Moving" in ``docs/developer/durable-steps.md``, in the same order.
         """

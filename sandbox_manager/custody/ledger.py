@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sandbox_manager.custody import schema
+from sandbox_manager.custody import queries, schema
 from sandbox_manager.custody.reserve import Reserve
 from stageout.core import databases, durable, log
 from stageout.core.errors import StageoutError
@@ -190,19 +190,6 @@ def _settle(items: Sequence[_Change]) -> None:
         item.settle()
 
 
-class DamagedText(str):
-    """Text of the ledger that is not UTF-8; the bytes that are wrong stand in it as ``\\xff``."""
-
-    __slots__ = ()
-
-
-def _text(data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return DamagedText(data.decode("utf-8", "backslashreplace"))
-
-
 def _opened(path: Path, sandboxes: Path | None) -> sqlite3.Connection:
     """Open the ledger in this program's version."""
     connection = _open(path)
@@ -217,7 +204,7 @@ def _opened(path: Path, sandboxes: Path | None) -> sqlite3.Connection:
 
 def _open(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
-    connection.text_factory = _text
+    connection.text_factory = queries.text_of
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if tables and not schema.is_ledger(tables):
         connection.close()

@@ -22,6 +22,20 @@ CODE_OF: dict[State, int] = {
 }  # fmt: skip
 
 
+class DamagedText(str):
+    """Text of the ledger that is not UTF-8; the bytes that are wrong stand in it as ``\\xff``."""
+
+    __slots__ = ()
+
+
+def text_of(data: bytes) -> str:
+    """Return a text of the ledger from its bytes."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return DamagedText(data.decode("utf-8", "backslashreplace"))
+
+
 class _States(dict[int, State]):
     def __missing__(self, code: object) -> State:
         """A number that no version has written stands in a damaged row: its output cannot be relied upon."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sandbox_manager.custody import queries, updates
 from sandbox_manager.custody.credentials import StoredCredentials
-from sandbox_manager.custody.ledger import DamagedText
+from sandbox_manager.custody.queries import DamagedText
 from sandbox_manager.file import StoredFile
 from sandbox_manager.sandbox import Destination
 from stageout.core.states import AWAY_FILES, STILL_FILES

@@ -19,7 +19,7 @@ from sandbox_manager.sandbox import (
 from stageout.core.states import FREED, State
 from stageout.wire.custody import ANY_OWNER, JobKey, Run
 
-#: Highest run number that was heard of, by job.
+#: Highest known run number of each job.
 Fences = Mapping[JobKey, int]
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from sandbox_manager.custody import fallbacks, queries, updates
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.fallbacks import FallbackRules
-from sandbox_manager.custody.ledger import DamagedText, get_meta, set_meta
+from sandbox_manager.custody.ledger import get_meta, set_meta
+from sandbox_manager.custody.queries import DamagedText
 from sandbox_manager.custody.running import RunningBatch
 from sandbox_manager.custody.spool import Spool
 from sandbox_manager.file import StoredFile

@@ -29,7 +29,7 @@ import stageout.movers.mover
 import stageout.movers.trees
 import stageout.wire.custody
 from sandbox_manager.custody import orders
-from sandbox_manager.custody.ledger import DamagedText
+from sandbox_manager.custody.queries import DamagedText
 from sandbox_manager.custody.spool import Spool
 from sandbox_manager.intake.listener import Intake
 from sandbox_manager.intake.peers import NotIdentified

@@ -439,7 +439,7 @@ _SET_FROM_OUTSIDE = {"sandbox_manager": 0, "schedd_agent": 13, "policy_service":
 
 @pytest.mark.parametrize("daemon", _SET_FROM_OUTSIDE)
 def test_no_object_sets_attributes_of_another(daemon: str) -> None:
-    """What an object needs comes by its constructor, and what it is told by a method of its own."""
+    """An object gets all that it needs by its constructor, and learns of changes by a method of its own."""
     found = [item for path in sorted((ROOT / daemon).rglob("*.py")) for item in _set_from_outside(path)]
     assert len(found) == _SET_FROM_OUTSIDE[daemon], "\n".join(found)
 
