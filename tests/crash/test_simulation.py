@@ -34,7 +34,8 @@ def _run(*options: str) -> subprocess.CompletedProcess[str]:
 def test_schedules_break_no_promise() -> None:
     done = _run("--schedules", "100")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert re.fullmatch(r"crash: 100 schedules, \d+ labels hit, 0 violations", done.stdout.splitlines()[-1])
+    found = re.fullmatch(r"crash: 100 schedules, (\d+) labels hit, 0 violations", done.stdout.splitlines()[-1])
+    assert found and int(found[1]) >= 40, "hardly anything happened in them"
 
 
 def test_what_was_visited_is_printed() -> None:
