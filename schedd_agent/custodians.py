@@ -168,6 +168,10 @@ class CustodyTable:
         self._asking: Future[None] | None = None
         self._asked_s = float("-inf")
 
+    def follow(self, allowed: Collection[str], ask: CustodianQuery) -> None:
+        """Take new addresses and keys of custodians. The next query uses them."""
+        self.allowed, self.ask = frozenset(allowed), ask
+
     def with_answers(
         self,
         reported: Mapping[JobKey, Sequence[ReportedSandbox]],

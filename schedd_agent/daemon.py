@@ -220,7 +220,7 @@ class Daemon:
     def _read_settings(self) -> Settings:
         settings = self._load()
         limits, poll_s = limits_of(settings), settings.number("STAGEOUT_POLL_INTERVAL")
-        custodians, ask = frozenset(custodians_of(settings)), CustodianClient(*keys_of(settings))
+        custodians, ask = custodians_of(settings), CustodianClient(*keys_of(settings))
         notice_s, mail_s = settings.number("STAGEOUT_NOTICE_INTERVAL"), settings.number("STAGEOUT_MAIL_INTERVAL")
         history = history_limits_of(settings)
         agent = self._agent
@@ -230,7 +230,7 @@ class Daemon:
             agent.limits, agent.notice_interval_s = limits, notice_s
             agent.order_outbox.lease_s, agent.liveness.lease_s = lease_of_managers(limits), limits.lease_s
             if agent.custody_table:
-                agent.custody_table.allowed, agent.custody_table.ask = custodians, ask
+                agent.custody_table.follow(custodians, ask)
             if isinstance(agent.collector_client, FlockingCollectorClient):
                 agent.collector_client.follow(flocked_to(settings))
             if agent.file_recorder:
