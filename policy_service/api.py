@@ -43,6 +43,10 @@ class Api:
         self._worker = worker
         self._requests: Counter[tuple[str, int]] = Counter()
 
+    def replace_tokens(self, tokens: TokenTable) -> None:
+        """Let these tokens count from now on."""
+        self.tokens = tokens
+
     def application(self) -> web.Application:
         """Return the application that aiohttp serves."""
         app = web.Application(middlewares=[self._answer], client_max_size=_MOST_BODY_BYTES)

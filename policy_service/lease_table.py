@@ -46,6 +46,15 @@ class LeaseTable:
         self._leases = {lease.id: lease for lease in loaded}
         self._last_turn = max((lease.turn for lease in loaded), default=0)
 
+    def note_reconfig(self, problem: str = "") -> None:
+        """Note how the last reconfig went. :param problem: reason why it was refused, "" when it was accepted."""
+        self.reconfig_problem = problem
+
+    def change_rules(self, rules: LeaseRules, policy: ActivePolicy) -> None:
+        """Go on with other rules and another policy. The old policy ends."""
+        old, self.rules, self.policy = self.policy, rules, policy
+        old.close()
+
     def leases(self) -> list[Lease]:
         """Return all leases that have not ended, by pair, owner and client."""
         self.expire()

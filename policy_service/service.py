@@ -137,18 +137,17 @@ class Daemon:
         try:
             settings = await self._api.call(self._read_again)
         except StageoutError as problem:
-            self._table.reconfig_problem = str(problem)
+            self._table.note_reconfig(str(problem))
             raise
-        self._table.reconfig_problem = ""
+        self._table.note_reconfig()
         return settings
 
     def _read_again(self) -> Settings:
         settings = self._load()
         rules, tokens = rules_of(settings), TokenTable(Path(settings.text("STAGEOUT_POLICY_TOKENS")))
         policy = open_policy(settings.text("STAGEOUT_POLICY"))
-        old, self._table.policy = self._table.policy, policy
-        self._table.rules, self._api.tokens = rules, tokens
-        old.close()
+        self._api.replace_tokens(tokens)
+        self._table.change_rules(rules, policy)
         return settings
 
 
@@ -158,6 +157,4 @@ def _policy_at_start(name: str) -> ActivePolicy:
         return open_policy(name)
     except PolicyError as problem:
         log.error("policy-refused", problem=problem, instead="greedy")
-        fallback = BuiltInPolicy("greedy")
-        fallback.problem = str(problem)
-        return fallback
+        return BuiltInPolicy("greedy", str(problem))

@@ -52,15 +52,19 @@ class ActivePolicy(Protocol):
 
 
 class BuiltInPolicy:
-    """A policy that comes with stageout. :raises PolicyError: no policy has this name."""
+    """A policy that comes with stageout.
 
-    def __init__(self, name: str) -> None:
+    :param problem: reason why it stands in for the configured one, "" when it is that.
+    :raises PolicyError: no policy has this name.
+    """
+
+    def __init__(self, name: str, problem: str = "") -> None:
         if name not in BUILT_IN:
             raise PolicyError(
                 f"no policy {name!r}: choose one of {', '.join(BUILT_IN)}, or the absolute path of a Python module"
             )
         self.name = name
-        self.problem = ""
+        self.problem = problem
         self._policy: Policy = BUILT_IN[name]
 
     def decide(self, asker: Grant, grants: Sequence[Grant], limits: Limits) -> int:

@@ -434,7 +434,7 @@ def _set_from_outside(path: Path) -> list[str]:
 
 
 #: Daemon -> attributes of other objects that it still sets from outside.
-_SET_FROM_OUTSIDE = {"sandbox_manager": 0, "schedd_agent": 13, "policy_service": 6}
+_SET_FROM_OUTSIDE = {"sandbox_manager": 0, "schedd_agent": 13, "policy_service": 0}
 
 
 @pytest.mark.parametrize("daemon", _SET_FROM_OUTSIDE)
