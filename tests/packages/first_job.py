@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from tests.harness.pool.image import Image, run_host
 from tests.packages.followed import Command, File, Machine, steps
-from tests.packages.roots import clean_root, el9_root, install_deb, package, shell
+from tests.packages.roots import base_container as base_container
+from tests.packages.roots import build_container, clean_root, el9_root, install_deb, package, shell
 from tests.packages.transplant import add_htcondor
 
 PAGE, SECTION = "docs/start/quick-start.md", "A personal pool from the package"
@@ -83,3 +85,20 @@ def test_the_quick_start_where_htcondor_is_from_elsewhere(
     image = make_root(tmp_path)
     add_htcondor(image, python)
     follow(image, steps(PAGE, SECTION)[1:], tmp_path / "machine")
+
+
+@pytest.mark.timeout(1800)
+def test_the_trial_container_delivers_two_jobs(base_container: list[str], tmp_path: Path) -> None:
+    """Built as any container, then run as a machine of its own: buildah would share this machine's ports with it."""
+    name = build_container("trial", base_container)
+    root = Path(run_host([*base_container, "mount", name]).stdout.split()[-1])
+    machine = Machine(Image("trial", root, tmp_path), tmp_path / "machine")
+    began = time.monotonic()
+    try:
+        done = machine.run("trial", as_root=True)
+    finally:
+        machine.end()
+    print(f"{done.stdout}  {time.monotonic() - began:.0f} s from the start to both deliveries")
+    assert not done.returncode, done.stdout + done.stderr
+    assert {"1.0 alice Delivered", "1.1 alice Delivered"} <= set(done.stdout.splitlines())
+    assert done.stdout.count(" 100000000 ") == 2
