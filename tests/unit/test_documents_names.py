@@ -23,6 +23,8 @@ _NAME = re.compile(r"(?<!`)`([a-z][a-z0-9]*(?:-[a-z0-9]+)+)`(?!`)")
 _CHECK = re.compile(r"\bdoctor`?[^.|`(]{0,40}\(`([a-z][a-z-]+)`(?:, `([a-z][a-z-]+)`)*\)")
 _NUMBERS = ("eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen")
 _ALERTS = re.compile(rf"\b({'|'.join(_NUMBERS)}|\d+) alerts\b")
+#: A whole name: not the beginning of several (``STAGEOUT_CURL_...``), nor that of an example (``tape``).
+_SETTING = re.compile(r"\bSTAGEOUT_(?!TAPE_)[A-Z0-9_]*[A-Z0-9]\b(?!_)")
 #: Pages for people who work on the code, and the list of durable steps, which are no events.
 _OWN_NAMES = {*(DOCS / "developer").glob("*.md"), DOCS / "reference/durable-steps.md", DOCS / "explanation/crash.md"}
 #: Names that are neither events nor checks, matters or rules.
@@ -89,6 +91,16 @@ def test_the_page_about_state_c_has_the_words_of_the_command() -> None:
     cells = re.findall(r"^\| (`[^|]+) \|", page.partition("| STATE |")[2].partition("\n\n")[0], re.M)
     words = {word for cell in cells for word in re.findall(r"`([^`]+)`", cell)}
     assert words == set(STATE_MEANINGS) - {"being handed off"}, "that one is in the ledger only"
+
+
+def test_settings_that_users_read_of_are_in_the_reference() -> None:
+    """Each name is in the page of all knobs or in that of the curl plugin."""
+    listed = "".join((DOCS / "reference" / name).read_text() for name in ("knobs.md", "curl.md"))
+    pages = [
+        page for page in PAGES if page.parent.name in ("start", "user", "administrator", "pilot", "plugin", "overlay")
+    ]
+    names = {name: page for page in pages for name in _SETTING.findall(page.read_text())}
+    assert {name: str(page) for name, page in names.items() if name not in listed} == {}
 
 
 @pytest.mark.parametrize(
