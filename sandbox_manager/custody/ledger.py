@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,7 +60,7 @@ class Ledger:
 
     :param path: of the database; its directory exists. :param sandboxes: of the spool that it is of.
     :ivar commits: durations of commits.
-    :raises LedgerError: it is damaged, empty while there are sandboxes, of a newer version, or cannot be opened.
+    :raises LedgerError: it is damaged, empty while there are sandboxes, of another version, or cannot be opened.
     """
 
     def __init__(self, path: Path, sandboxes: Path | None = None) -> None:
@@ -191,24 +191,39 @@ def _settle(items: Sequence[_Change]) -> None:
 
 
 def _opened(path: Path, sandboxes: Path | None) -> sqlite3.Connection:
-    """Open the ledger in this program's version."""
+    """Open the ledger, and make its tables if it is new."""
+    if path.exists():
+        _check(path)
     connection = _open(path)
     try:
         _prepare(connection, path, sandboxes)
-        _make_compactable(connection)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
+def _check(path: Path) -> None:
+    """Refuse what is no ledger of this version. It is opened to read: else SQLite would move its journal into it."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        connection.text_factory = queries.text_of
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and not schema.is_ledger(tables):
+            raise LedgerError(f"{path} is the database of another program, and was not touched: put the ledger back")
+        version = schema.other_version(connection)
+    if version:
+        raise LedgerError(
+            f"the ledger {path} has version {version}, this program knows {schema.VERSION} and did not touch it: start "
+            "that version again. To change to this one, let that one deliver what it holds, until 'stageout status "
+            f"--node --empty' ends with 0. Then stop it, and move {path.parent} out of the spool. If that version is "
+            "lost, move what is in sandboxes/ of the spool to unknown/, too: the jobs run again, and the files stay "
+            "for STAGEOUT_RETENTION"
+        )
+
+
 def _open(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
     connection.text_factory = queries.text_of
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if tables and not schema.is_ledger(tables):
-        connection.close()
-        raise LedgerError(f"{path} is the database of another program, and was not touched: put the ledger back")
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # for a new database, before anything is in it
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
@@ -219,18 +234,10 @@ def _open(path: Path) -> sqlite3.Connection:
 def _prepare(connection: sqlite3.Connection, path: Path, sandboxes: Path | None) -> None:
     """Give the database the tables of this version. :raises LedgerError: it must not be used."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > schema.VERSION:
-        raise LedgerError(
-            f"the ledger {path} has version {version}, this program knows {schema.VERSION}: start that version again. "
-            "To go back all the same, let that one deliver what it holds ('stageout status --node' is empty then), "
-            "stop it, remove the directory of the ledger, and start this one"
-        )
     if version:
-        damage = schema.repair(connection, version)
+        damage = schema.repair(connection)
         if damage:
             log.warn("ledger-repaired", problem=damage, advice="see whether the disk of the spool is sound")
-        if version < schema.VERSION:
-            schema.migrate(connection, version)
         return
     count = sum(1 for _ in sandboxes.iterdir()) if sandboxes is not None and sandboxes.is_dir() else 0
     if count:  # without records their jobs would run again
@@ -240,19 +247,6 @@ def _prepare(connection: sqlite3.Connection, path: Path, sandboxes: Path | None)
             "the jobs run again, and the files stay there for STAGEOUT_RETENTION"
         )
     schema.make(connection)
-
-
-def _make_compactable(connection: sqlite3.Connection) -> None:
-    """Rewrite a ledger of an earlier version, once, so that :meth:`Ledger.compact` can shorten it."""
-    if connection.execute("PRAGMA auto_vacuum").fetchone()[0]:
-        return
-    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    try:
-        connection.execute("VACUUM")
-    except sqlite3.Error as problem:
-        log.warn(
-            "ledger-rewrite-failed", problem=problem, advice="make room for a second copy; the next start tries again"
-        )
 
 
 @contextmanager
@@ -268,10 +262,7 @@ def _explained(path: Path) -> Iterator[None]:
 
 def _advice(problem: Exception, is_full: bool) -> str:
     if is_full:
-        return (
-            "it is as it was: make room on its disk, as much again as the ledger has; condor_master starts the manager "
-            "again"
-        )
+        return "it is as it was: make room on its disk; condor_master starts the manager again"
     if isinstance(problem, OSError):
         return "it is as it was: see whether its disk is sound, and start the manager again"
     return (

@@ -1,24 +1,20 @@
-"""The tables of the ledger, and how a ledger of an earlier version gets them.
+"""The tables of the ledger.
 
-To change a table, change :data:`_SCHEMA`, and raise :data:`VERSION` if that version was released. :func:`migrate` makes
-all tables anew and copies the columns that both versions have; a new column takes its DEFAULT. So one step leads from
-every earlier version to this one. The tests keep the tables of all earlier versions (``tests/unit/ledgers``).
+To change a table, change :data:`_SCHEMA`. If its :data:`VERSION` was released, raise that, too: a manager refuses a
+ledger of another version and leaves it as it is.
 """
 
 from __future__ import annotations
 
 import functools
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from typing import NamedTuple
 
-from stageout.core import durable, log
+from stageout.core import durable
 
-VERSION = 7
-_DERIVED = ("sums",)  # the triggers fill it
-#: Columns that only earlier versions have.
-_FORMER = frozenset({("files", "device")})
+VERSION = 1
 
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -109,16 +105,22 @@ def make(connection: sqlite3.Connection) -> None:
         _run(connection, _SCHEMA)
 
 
-def migrate(connection: sqlite3.Connection, version: int) -> None:
-    """Bring a ledger of an earlier version to :data:`VERSION`; when that fails it is as it was.
+def other_version(connection: sqlite3.Connection) -> str:
+    """Return the version of a ledger that this program does not know, "" for its own and for an empty database.
 
-    :raises sqlite3.Error: it cannot be done, or the definition of a table is damaged. :raises OSError: the same.
+    Programs from before the first release counted from 1, too: their tables have fewer columns.
     """
-    _check_columns(connection)
-    script = "\n".join(_steps(connection))
-    with durable.step("ledger-migrate"):
-        _run(connection, script)
-    log.event("ledger-migrated", was=version, now=VERSION)
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version not in (0, VERSION):
+        return str(version)
+    with closing(sqlite3.connect(":memory:")) as empty:
+        empty.executescript(_SCHEMA)
+        is_older = bool(version) and _count_columns(connection) < _count_columns(empty)
+    return f"{version} from before the first release" if is_older else ""
+
+
+def _count_columns(connection: sqlite3.Connection) -> int:
+    return len(connection.execute("PRAGMA table_info (sandboxes)").fetchall())
 
 
 def is_ledger(tables: Iterable[str]) -> bool:
@@ -130,13 +132,12 @@ def is_ledger(tables: Iterable[str]) -> bool:
     return not own.isdisjoint(tables)
 
 
-def repair(connection: sqlite3.Connection, version: int) -> str:
+def repair(connection: sqlite3.Connection) -> str:
     """Make damaged indexes and triggers anew. Returns what was wrong, "" for nothing.
 
-    :param version: of the ledger; the definitions of an earlier one are not known here.
     :raises sqlite3.Error: more than indexes and triggers is damaged.
     """
-    wrong = _repair_definitions(connection) if version == VERSION else ""
+    wrong = _repair_definitions(connection)
     found = _damage(connection)
     if not found:
         return wrong
@@ -193,19 +194,6 @@ def _quoted(name: str) -> str:
     return f'"{escaped}"'
 
 
-def _check_columns(connection: sqlite3.Connection) -> None:
-    """Check that no column of an earlier ledger would be left out. :raises sqlite3.DatabaseError: one would be."""
-    with closing(sqlite3.connect(":memory:")) as empty:
-        empty.executescript(_SCHEMA)
-        wanted = _columns(empty)
-    for table, names in _columns(connection).items():
-        if table not in wanted:
-            raise sqlite3.DatabaseError(f"it is malformed: no version has a table {table}")
-        for name in names:
-            if name not in wanted[table] and (table, name) not in _FORMER:
-                raise sqlite3.DatabaseError(f"it is malformed: no version has a column {name} of {table}")
-
-
 def _damage(connection: sqlite3.Connection) -> str:
     (first,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     return "" if first == "ok" else str(first)
@@ -218,41 +206,3 @@ def _run(connection: sqlite3.Connection, script: str) -> None:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-
-
-def _steps(connection: sqlite3.Connection) -> Iterator[str]:
-    with closing(sqlite3.connect(":memory:")) as empty:
-        empty.executescript(_SCHEMA)
-        wanted = _columns(empty)
-    old = {table: names for table, names in _columns(connection).items() if table in wanted}
-    for kind, name in connection.execute(
-        "SELECT type, name FROM sqlite_master WHERE type IN ('index', 'trigger') AND sql IS NOT NULL"
-    ):
-        yield f"DROP {kind} {name};"
-    for table in old:
-        yield f"ALTER TABLE {table} RENAME TO old_{table};"
-    yield _SCHEMA
-    for table, names in old.items():
-        if table not in _DERIVED:
-            both = ", ".join(name for name in wanted[table] if name in names)
-            yield f"INSERT INTO {table} ({both}) SELECT {both} FROM old_{table};"
-        yield f"DROP TABLE old_{table};"
-    for table, last in _last_numbers(connection):
-        yield f"DELETE FROM sqlite_sequence WHERE name = '{table}';"
-        yield f"INSERT INTO sqlite_sequence VALUES ('{table}', {last});"
-
-
-def _columns(connection: sqlite3.Connection) -> dict[str, list[str]]:
-    """Names of the columns of each table."""
-    tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
-    return {
-        table: [column[1] for column in connection.execute(f"PRAGMA table_info ({table})")]
-        for (table,) in tables.fetchall()
-    }
-
-
-def _last_numbers(connection: sqlite3.Connection) -> list[tuple[str, int]]:
-    """The highest number that was ever given in each table that never gives one twice."""
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'sqlite_sequence'").fetchone():
-        return []
-    return connection.execute("SELECT name, seq FROM sqlite_sequence").fetchall()

@@ -26,7 +26,7 @@ _LENGTH_S = 1200.0
 
 #: Labels of other parts, or of parts that this pool has not; they are walked where they are tested.
 ELSEWHERE = re.compile(
-    r"ledger-migrate|ledger-repair|spool-aside|spool-take-back|record-unknown|policy-|profile-|overlay-|router-|capability-|globus-|handoff-credential|credential-|record-renewed"
+    r"ledger-repair|spool-aside|spool-take-back|record-unknown|policy-|profile-|overlay-|router-|capability-|globus-|handoff-credential|credential-|record-renewed"
     r"|intake-account|agent-certificate|front-end|plugin-answer|report-last|record-handed-over|custody-|egress-|copy-|failure-"
     r"|edit-factory|watched-|brought-"
 )

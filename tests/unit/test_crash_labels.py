@@ -39,7 +39,6 @@ _BY_THEMSELVES = {
         "tests/unit/test_overlay_lots.py",
     ),
     "ledger-repair": "tests/unit/test_damaged_ledger.py",
-    "ledger-migrate": "tests/unit/test_ledger_migrations.py",
     "overlay-migrate": "tests/unit/test_overlay_migrations.py",
     "overlay-recover-sync": "tests/unit/test_overlay_packs.py",
     "policy-record": "tests/unit/test_policy_service.py",

@@ -306,17 +306,6 @@ def test_a_damaged_definition_of_a_table_stops_the_manager_with_advice(tmp_path:
         Ledger(path)
 
 
-@pytest.mark.parametrize(("old", "new"), [("ended_at", "endee_at"), ("CREATE TABLE rates", "CREATE TABLE rades")])
-def test_a_damaged_ledger_of_an_earlier_version_is_not_brought_to_this_one(tmp_path: Path, old: str, new: str) -> None:
-    """The values of a column with another name would be left out."""
-    path = tmp_path / "ledger.sqlite"
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript((Path(__file__).parent / "ledgers" / "version_5.sql").read_text())
-    redefine(path, old, new)
-    with pytest.raises(LedgerError, match=r"malformed.*put it back from a backup"):
-        Ledger(path)
-
-
 def test_a_database_of_another_program_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with closing(sqlite3.connect(path)) as db:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -42,18 +41,6 @@ def test_what_is_forgotten_leaves_the_disk(tmp_path: Path) -> None:
     assert before > 100
     assert after <= 28, "10 MB stay for the next records, and 16 MB of the journal"
     assert tickets == [("kept",)]
-
-
-def test_a_ledger_of_an_earlier_version_learns_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "ledger"
-    Ledger(path).close()
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.execute("PRAGMA journal_mode = DELETE")
-        db.execute("PRAGMA auto_vacuum = NONE")
-        db.execute("VACUUM")
-    with closing(Ledger(path)) as ledger:
-        before, after = asyncio.run(_fill_and_forget(ledger, path))
-    assert before > 100 and after <= 28
 
 
 def test_a_change_does_not_wait_for_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
