@@ -83,8 +83,9 @@ class AgentCounts:
         found = Readings()
         found.put_all("stageout_agent_jobs", self.jobs)
         found.put_all("stageout_agent_jobs_held", self.held)
-        found.put_all("stageout_agent_edits_total", {word: self.edits[kind] for kind, word in _EFFECTS.items()})
-        found.put("stageout_agent_reruns_total", self.edits["Rerun"])
+        edits = {word: self.edits[kind] for kind, word in _EFFECTS.items()}
+        found.put_all("stageout_agent_edits_total", edits)
+        found.put("stageout_agent_reruns_total", edits["rerun"])
         found.put("stageout_agent_lost_bytes_total", self.lost_bytes)
         found.put("stageout_agent_edit_failures_total", self.edit_failures)
         found.put_all("stageout_agent_left_output", self.left_output)

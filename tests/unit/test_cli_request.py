@@ -160,7 +160,7 @@ def test_a_cancelled_job_may_leave(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (None, "the collector knows none", 10),
         (4000, "was last heard of 1h06m ago", 10),
-        (5, "is the custodian", 60),
+        (5, "does its node report", 60),
         (52, "was last heard of 1m37s ago", 60),
     ],
 )

@@ -103,5 +103,5 @@ def test_executables_are_short():
         head, _, body = plugin.read_text().rpartition("\n'''\n\n")  # of ours; tests/unit/test_stored_answer.py has it
         lines = body.rstrip().split("\n")
         assert (head or body).startswith("#!")
-        assert len(lines) <= (40 if plugin.parent.name == "examples" else 10)
+        assert len(lines) <= (60 if plugin.parent.name == "examples" else 10)
         assert not re.search(r"^import (pycurl|ssl|requests)", plugin.read_text(), re.M)
