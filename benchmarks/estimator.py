@@ -35,6 +35,7 @@ from stageout.sampling.carrier import Carrier
 from stageout.sampling.estimate import Means, estimate, memory_folder
 from stageout.sampling.plugins import Plugin
 from stageout.sampling.request import read_estimation
+from tests.harness.as_printed import choose_as_printed
 from tests.harness.gridftp import GridFtpServer
 from tests.harness.wide_area import Link, WideArea
 
@@ -200,8 +201,6 @@ def asked(place: Place, size_bytes: int) -> ClassAd:
 
 def one_link(name: str, quick: bool) -> list[Figure]:
     """Figures of one link."""
-    from stageout.tuning.choice import choose_as_printed
-
     levels = [1, 2, 4, 6, 8, 12, 16] if quick else [*range(1, 9), *range(10, MOST + 1, 2)]
     folder = Path(tempfile.mkdtemp(prefix="stageout-bench-"))
     folder.chmod(0o755)

@@ -32,7 +32,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--most-streams", metavar="N", type=streams, default=32, help="largest number of streams (default: 32)"
     )
-    command.add_argument("--printed", action="store_true", help="choose by the curve alone, as in the published model")
     command.add_argument("--fresh", action="store_true", help="take samples even if a stored profile exists")
     add_json(command)
     add_measuring(command)
@@ -43,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     ads = _read(options.file)
     candidates = [Path(path) for path in options.plugin] or installed()
     profiles = None if options.fresh else Path(options.profiles or profiles_folder())
-    means = Means(lambda method: find(method, candidates), profiles, options.most_streams, options.printed)
+    means = Means(lambda method: find(method, candidates), profiles, options.most_streams)
     status = Exit.OK
     for ad in ads:
         try:

@@ -22,9 +22,9 @@ from stageout.core.profiles import Profile, Run, load
 from stageout.sampling.carrier import Carrier
 from stageout.sampling.plugins import Plugin
 from stageout.sampling.request import BadAd, Estimation, duration_text, stamp
-from stageout.tuning.choice import Choice, choose, choose_as_printed, next_sample, sample_again, spread_of
+from stageout.tuning.choice import Choice, choose, next_sample, sample_again, spread_of
 from stageout.tuning.flow import Capacities, cpu_line, opt_b
-from stageout.tuning.streams import NoModelError, next_level
+from stageout.tuning.streams import NoModelError
 
 SHARE = 0.05
 """Most of a transfer's bytes that sampling may move."""
@@ -75,13 +75,12 @@ class Means:
     """The bounds of an estimate.
 
     :param find: the plugin for a URL scheme. :param profiles: directory of stored profiles; None: not looked at.
-    :param most_streams: never sample or answer more. :param printed: choose as printed, not as the samples say.
+    :param most_streams: never sample or answer more.
     """
 
     find: Callable[[str], Plugin]
     profiles: Path | None = None
     most_streams: int = MOST_STREAMS
-    printed: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -93,7 +92,7 @@ def estimate(asked: Estimation, means: Means) -> ClassAd:
     sides = _sides(asked)
     most_bytes = int(asked.file_bytes * SHARE) // len(sides)
     legs = [_leg(asked, url, upload, means, most_bytes) for url, upload in sides]
-    return _answer(asked, legs, means)
+    return _answer(asked, legs)
 
 
 def _sides(asked: Estimation) -> list[tuple[str, bool]]:
@@ -108,7 +107,7 @@ def _leg(asked: Estimation, url: str, upload: bool, means: Means, most_bytes: in
     leg = Leg(url, upload, multi_stream=plugin.multi_stream(method, upload))
     known = load(means.profiles, urlsplit(url).netloc.lower()) if means.profiles else None
     if known is not None and known.fresh() and _of_profile(leg, known):
-        leg.choice = _choose(leg, means)
+        leg.choice = _choose(leg)
         return leg
     if not upload and not leg.multi_stream:
         text = f"{plugin.path.name} cannot fetch a part of a {method}:// file: swap src_url and dest_url"
@@ -117,7 +116,7 @@ def _leg(asked: Estimation, url: str, upload: bool, means: Means, most_bytes: in
         carrier = _carrier(asked, plugin, leg, means, stack)
         carrier.most_bytes = max(1, most_bytes)
         _sample(carrier, leg, asked, means)
-    leg.choice = _choose(leg, means)
+    leg.choice = _choose(leg)
     return leg
 
 
@@ -150,16 +149,13 @@ def memory_folder() -> Path:
 def _sample(carrier: Carrier, leg: Leg, asked: Estimation, means: Means) -> None:
     """Take samples until the rule says that they suffice; then more of them for what may still be moved."""
     _first(carrier, leg, asked)
-    following = next_level if means.printed else next_sample
     again = 0
     while again < _MOST_AGAIN:
         left_bytes = carrier.left_bytes
-        streams = following(leg.samples, means.most_streams)
+        streams = next_sample(leg.samples, means.most_streams)
         if streams is not None:
             size_bytes = _size(leg.samples, streams, asked, left_bytes)
             enough = size_bytes >= _LEAST_BYTES
-        elif means.printed:
-            return
         else:
             again += 1
             streams = sample_again(leg.samples, leg.weights, leg.spread)
@@ -234,15 +230,11 @@ def _of_profile(leg: Leg, known: Profile) -> bool:
     return leg.stored
 
 
-def _choose(leg: Leg, means: Means) -> Choice:
-    return (
-        choose_as_printed(leg.samples)
-        if means.printed
-        else choose(leg.samples, weights=leg.weights or None, spread=leg.spread)
-    )
+def _choose(leg: Leg) -> Choice:
+    return choose(leg.samples, weights=leg.weights or None, spread=leg.spread)
 
 
-def _answer(asked: Estimation, legs: list[Leg], means: Means) -> ClassAd:
+def _answer(asked: Estimation, legs: list[Leg]) -> ClassAd:
     slow = min(legs, key=lambda leg: leg.choice.rate)
     rate, sampled_bytes = slow.choice.rate, sum(leg.sampled_bytes for leg in legs)
     answer = ClassAd(

@@ -1,19 +1,13 @@
-"""The adaptive client of the ADAPT project: as printed, and the version that runs.
+"""The adaptive client of the ADAPT project.
 
-``client_as_printed`` and ``adapt_as_printed`` are the procedures ADAPTTRANSFERCLIENT (lines 01-16) and ADAPT (lines
-20-31) of Chervenak et al. (see :mod:`stageout.tuning.policies`). They are a reference for tests and benchmarks: they
-can come to concurrency 0 and stay there for ever, and they do not say what the first measurement is compared with.
-:func:`adapt` is ADAPT without these faults.
+:func:`adapt` is the procedure ADAPT of Chervenak et al. (see :mod:`stageout.tuning.policies`) without its faults: as
+printed it can come to concurrency 0 and stay there for ever, and it does not say what the first measurement is compared
+with.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Callable, TypeVar
-
-Job = TypeVar("Job")
 
 
 @dataclass(frozen=True)
@@ -45,42 +39,6 @@ class Step:
     concurrency: int
     parallelism: int
     reason: str
-
-
-def adapt_as_printed(concurrency: int, allocated: int, rate: float, last_rate: float, knobs: Knobs) -> int:
-    """Run ADAPT, lines 20-31. :param allocated: c_alloc, the grant in transfers. :returns: c."""
-    difference = rate - last_rate  # line 23
-    if abs(difference) > knobs.threshold:  # line 24
-        if difference < 0:  # lines 25-26
-            return max(0, concurrency - knobs.increment)
-        return min(concurrency + knobs.increment, allocated, knobs.maximum)  # lines 27-28
-    return concurrency  # line 31
-
-
-def client_as_printed(
-    jobs: Sequence[Job], provision: Callable[[], int], knobs: Knobs, last_rate: float
-) -> Generator[list[Job], float, None]:
-    """Run ADAPTTRANSFERCLIENT, lines 01-16. Yields each F to transfer; send it the rate that was seen.
-
-    At concurrency 0 it yields empty lists for ever.
-
-    :param provision: asks the policy service; returns streams[t].
-    :param last_rate: what the first measurement is compared with (not said in print).
-    """
-    queue = deque(jobs)
-    allocated = provision() // knobs.parallelism  # lines 01-03
-    concurrency = min(knobs.initial, allocated)  # line 04
-    counter = knobs.delay  # line 05
-    rate = last_rate
-    while queue:  # line 06
-        if counter <= 0:  # line 07
-            counter = knobs.delay  # line 08
-            allocated = provision() // knobs.parallelism  # lines 09-10
-            concurrency = adapt_as_printed(concurrency, allocated, rate, last_rate, knobs)  # line 11
-            last_rate = rate
-        batch = [queue.popleft() for _ in range(min(concurrency, len(queue)))]  # line 13
-        rate = yield batch  # line 14
-        counter -= concurrency  # line 15
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""The number of streams to sample next, and the one to take: the published rule and the improved one.
+"""The number of streams to sample next, and the one to take.
 
-As printed (:mod:`stageout.tuning.streams`): powers of two until the rate falls or hardly rises, then the peak of the
-curve through the best three samples. On real links a sample of a few seconds is wrong by a tenth or more. So the first
-fall is often none, and a peak may be luck. And the printed curve bends slowly where a link is full, so its
+The published rule: powers of two until the rate falls or hardly rises, then the peak of the curve through the best
+three samples (:mod:`stageout.tuning.streams`). On real links a sample of a few seconds is wrong by a tenth or more. So
+the first fall is often none, and a peak may be luck. And the printed curve bends slowly where a link is full, so its
 peak lies where nothing is gained any more.
 
-The running version goes one level further before it believes a fall. It draws a curve through all samples that rises
+This one goes one level further before it believes a fall. It draws a curve through all samples that rises
 with the number of streams and then is full, sharply or softly. It takes the fewest streams that the curve has within a
 few percent of its end, and three tenths more where that is at least one. One too many costs little; one too few costs
 its part of the rate. Where samples of the same number differ from each other, what they cannot tell apart counts as
@@ -19,8 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-
-from stageout.tuning.streams import NoModelError, best_streams, fit
 
 WITHIN = 0.03
 _MARGIN = 1.3
@@ -202,14 +200,3 @@ def _doubt(samples: Mapping[int, float], weights: Mapping[int, float] | None, sp
         return 0.0
     fewest, others = weights[near_best[0]], sum(weights[streams] for streams in near_best[1:])
     return min(_MOST_DOUBT, _DOUBT * math.sqrt(spread * (1 / fewest + 1 / others)))
-
-
-def choose_as_printed(samples: Mapping[int, float]) -> Choice:
-    """Return the peak of the printed curve; where no curve fits, the best sample."""
-    try:
-        model = fit(samples)
-    except NoModelError:
-        best = max(samples, key=lambda streams: samples[streams])
-        return Choice(best, samples[best], "samples")
-    streams = best_streams(model, max(samples))
-    return Choice(streams, model.rate(streams), "model")

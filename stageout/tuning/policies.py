@@ -2,8 +2,8 @@
 
 The reference is the greedy policy of the ADAPT project: Chervenak, Sim, Gu, Schuler and Hirpathak, "Adaptation and
 Policy-Based Resource Allocation for Efficient Bulk Data Transfers in High Performance Computing Environments".
-:func:`provision_as_printed` follows its procedure PROVISION line by line. The other policies are :data:`Policy`
-functions: who asks, who holds what, the limits, and back comes the new number of streams of the asker.
+Its procedure PROVISION is :func:`greedy` here, without the printed faults. Policies are :data:`Policy` functions: who
+asks, who holds what, the limits, and back comes the new number of streams of the asker.
 
 A policy never takes streams away from anybody but the asker. When it wants others to hold less it says so when they
 renew, and until then the asker waits: so the sum never passes the maximum.
@@ -52,24 +52,6 @@ class Grant:
 
 #: (the asker's grant as it is now, all grants of the pair with the asker's among them, limits) -> streams of the asker
 Policy = Callable[[Grant, Sequence[Grant], Limits], int]
-
-
-def provision_as_printed(streams: int, allocated: int, limits: Limits) -> tuple[int, int]:
-    """Run PROVISION as printed, faults included: the reference that tests compare with. It serves nobody.
-
-    After a maximum was lowered, ``available`` (s_v) is negative and line 17 takes streams away, down to less than none.
-
-    :param streams: streams[t], held by the client. :param allocated: s_a, of all clients of the pair.
-    :returns: both, updated.
-    """
-    available = min(limits.max_client - streams, limits.max_pair - allocated)  # line 03
-    if available == 0:  # lines 04-06
-        return streams, allocated
-    if streams == 0 and available > limits.initial:  # lines 07-10
-        return limits.initial, allocated + limits.initial
-    if streams > 0 and available > limits.increment:  # lines 11-14
-        return streams + limits.increment, allocated + limits.increment
-    return streams + available, allocated + available  # lines 15-19
 
 
 def available(asker: Grant, grants: Iterable[Grant], limits: Limits) -> int:

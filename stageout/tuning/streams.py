@@ -1,8 +1,8 @@
 """The stream model: how the rate of one transfer depends on its number of parallel streams.
 
 After E. Yildirim, "End-to-end Data-flow Parallelism for GridFTP Throughput Optimization": Th(n) = n / sqrt(a n^c + b),
-the three unknowns solved by Newton's iteration from three samples. Samples are taken at powers of two until the rate
-falls or hardly rises; of all triples of samples the one is kept whose curve is nearest to all samples.
+the three unknowns solved by Newton's iteration from three samples. Of all triples of
+samples the one is kept whose curve is nearest to all samples.
 """
 
 from __future__ import annotations
@@ -38,22 +38,6 @@ class StreamModel:
         """Predict the rate, in the unit of the samples; infinite where the curve has no value."""
         square = self.a * streams**self.c + self.b
         return streams / math.sqrt(square) if square > 0 else math.inf
-
-
-def next_level(samples: Mapping[int, float], most: int, slow: float = 0.02) -> int | None:
-    """Choose the number of streams to sample next. Return None when sampling is over.
-
-    1, 2, 4, ... until the rate falls, or rises by less than the fraction ``slow``.
-
-    :param samples: streams -> rate so far. :param most: never more streams than this.
-    """
-    if not samples:
-        return 1 if most >= 1 else None
-    last = max(samples)
-    before = [streams for streams in samples if streams < last]
-    if before and samples[last] < samples[max(before)] * (1 + slow):
-        return None
-    return 2 * last if 2 * last <= most else None
 
 
 def solve(samples: Mapping[int, float]) -> StreamModel:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stageout.tuning.policies import BUILT_IN, Grant, Limits, fair_share, greedy, provision_as_printed
+from stageout.tuning.policies import BUILT_IN, Grant, Limits, fair_share, greedy
+from tests.harness.as_printed import provision_as_printed
 
 UNBOUNDED = 10**6
 
