@@ -29,11 +29,11 @@ from sharing.plugin import wrapped
 from sharing.quota import before_others, part_of_a_core, part_of_a_disk
 from sharing.web import WebServer, authority
 
+from stageout.condor.plugins import Plugin
 from stageout.core.classads import ClassAd
 from stageout.core.errors import StageoutError
 from stageout.sampling.carrier import Carrier
 from stageout.sampling.estimate import Means, estimate, memory_folder
-from stageout.sampling.plugins import Plugin
 from stageout.sampling.request import read_estimation
 from tests.harness.as_printed import choose_as_printed
 from tests.harness.gridftp import GridFtpServer

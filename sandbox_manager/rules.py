@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import pwd
@@ -11,10 +12,13 @@ from typing import NamedTuple
 
 from sandbox_manager.sandbox import SENDABLE, Sandbox
 from stageout.core.config import ConfigError, Settings
+from stageout.core.controllers import FIXED, Controller, FixedController, Knobs
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.units import MB
 from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
-from stageout.tuning.adaptive import Knobs
+
+#: The part with all controllers but the fixed one. It is loaded when it is chosen.
+_ADAPTIVE = "stageout.tuning.controllers"
 
 
 @dataclass(frozen=True)
@@ -151,18 +155,38 @@ def read_rules(settings: Settings) -> Rules:
 
 def read_tuning(settings: Settings) -> TuningRules:
     """Rules from the configuration. :raises ConfigError: a knob cannot be used."""
-    return TuningRules(
-        settings.text("STAGEOUT_TUNING").lower(),
-        Knobs(
-            initial=settings.count("STAGEOUT_TUNING_INITIAL"),
-            maximum=settings.count("STAGEOUT_TUNING_MAX"),
-            parallelism=settings.count("STAGEOUT_TUNING_STREAMS"),
-            delay=settings.count("STAGEOUT_TUNING_DELAY"),
-            increment=settings.count("STAGEOUT_TUNING_STEP"),
-            threshold=settings.number("STAGEOUT_TUNING_THRESHOLD"),
-        ),
-        Path(settings.text("STAGEOUT_PROFILES")),
+    name = settings.text("STAGEOUT_TUNING").lower()
+    knobs = Knobs(
+        initial=settings.count("STAGEOUT_TUNING_INITIAL"),
+        maximum=settings.count("STAGEOUT_TUNING_MAX"),
+        parallelism=settings.count("STAGEOUT_TUNING_STREAMS"),
+        delay=settings.count("STAGEOUT_TUNING_DELAY"),
+        increment=settings.count("STAGEOUT_TUNING_STEP"),
+        threshold=settings.number("STAGEOUT_TUNING_THRESHOLD"),
     )
+    make_controller(name, knobs)  # a part that is missing is refused here, not at the first delivery
+    return TuningRules(name, knobs, Path(settings.text("STAGEOUT_PROFILES")))
+
+
+def make_controller(name: str, knobs: Knobs, start: int = 0) -> Controller:
+    """Return the controller that ``STAGEOUT_TUNING`` names.
+
+    :param start: transfers at the start, instead of ``knobs.initial``; the fixed one has no use for it.
+    :raises ConfigError: the part that has it is not installed.
+    """
+    if name == FIXED:
+        return FixedController(knobs)
+    try:
+        adaptive = importlib.import_module(_ADAPTIVE)
+    except ModuleNotFoundError as problem:
+        if problem.name not in (_ADAPTIVE, _ADAPTIVE.rpartition(".")[0]):
+            raise
+        raise ConfigError(
+            f"STAGEOUT_TUNING = {name}: the Python package stageout.tuning is not installed; set STAGEOUT_TUNING = "
+            f"{FIXED}, or install all of stageout"
+        ) from None
+    controller: Controller = adaptive.AdaptiveController(name, knobs, start)
+    return controller
 
 
 def read_accounts(names: str) -> tuple[Account, ...]:

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sandbox_manager.rules import make_controller
 from sandbox_manager.scheduling.grants import Grants
 from sandbox_manager.scheduling.policy_client import Address, PolicyClient
 from stageout.core.clock import SystemClock
-from stageout.tuning.adaptive import Knobs
-from stageout.tuning.controllers import Controller
+from stageout.core.controllers import Controller, Knobs
 
 _SERVER = "tcp://far"
 _LOOK_S = 0.01
@@ -166,7 +166,7 @@ async def _all(plan: Plan) -> dict[str, Any]:
             service = PolicyClient(Address(plan.service, Path(plan.token), "near"))
             grants = Grants(service, f"client{number}", SystemClock(), lambda: None)
             keepers.append(asyncio.ensure_future(grants.run()))
-        clients.append(Client(plan, number, plan.files, Controller(plan.controller, plan.knobs), grants))
+        clients.append(Client(plan, number, plan.files, make_controller(plan.controller, plan.knobs), grants))
     times = await asyncio.gather(*(client.run() for client in clients))
     for keeper in keepers:
         keeper.cancel()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from stageout.condor.plugins import Plugin, ask
 from stageout.core.errors import StageoutError
-from stageout.sampling.plugins import Plugin, ask
 from stageout.testing.starter import installed
 
 _PLUGINS = Path(__file__).resolve().parents[2] / "plugins"

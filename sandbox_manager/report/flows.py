@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 from sandbox_manager.pipeline import Pipeline
+from sandbox_manager.scheduling.deadlines import FIRST_SPREAD, is_fresh
 from sandbox_manager.scheduling.scheduler import Scheduler
 from sandbox_manager.scheduling.throughput import Amount
 from stageout.core.clock import wall_now
-from stageout.tuning.deadlines import FIRST_SPREAD, is_fresh
 from stageout.wire.custody import SERVERS_SHOWN, FlowReport
 
 _NOTHING = Amount(0, 0)

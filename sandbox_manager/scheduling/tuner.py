@@ -13,14 +13,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sandbox_manager.rules import TuningRules
+from sandbox_manager.rules import TuningRules, make_controller
 from sandbox_manager.scheduling.grants import Grants
 from stageout.core import log
 from stageout.core.clock import Clock
+from stageout.core.controllers import FIXED, Controller, Step
 from stageout.core.eta import FILE_BYTES
 from stageout.core.profiles import good_for_uploads
-from stageout.tuning.adaptive import Step
-from stageout.tuning.controllers import FIXED, Controller
 from stageout.wire.control import StreamsReport, Tuning
 
 _LONG_S = 60.0
@@ -258,7 +257,7 @@ class Tuner:
         streams = self.rules.knobs.parallelism if multi_stream else 1
         knobs = replace(self.rules.knobs, parallelism=min(streams, good.streams) if good else streams)
         start = self._start(server) or (good.concurrency if good else 0)
-        return Controller(self.rules.controller, knobs, start)
+        return make_controller(self.rules.controller, knobs, start)
 
     def _streams(self, state: _ServerState) -> int:
         """Granted streams, never more than the node's own limits."""

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
+from stageout.core.units import read_size
+
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 JOB = "a cluster (1234) or a job of it (1234.0)"
 
@@ -76,12 +78,10 @@ streams = whole("number of streams (1 to 64)", 1, 64)
 
 def size(text: str) -> int:
     """Read a size in bytes, such as 500M. :raises ValueError: it is none."""
-    from stageout.sampling.request import BadAd, size_of
-
-    try:
-        return size_of(text, "")
-    except BadAd:
-        raise ValueError from None
+    value = read_size(text)
+    if value <= 0:
+        raise ValueError
+    return value
 
 
 size.__name__ = "size such as 500M"

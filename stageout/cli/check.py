@@ -19,12 +19,12 @@ from stageout.cli.own_credentials import OwnCredentials, own_credentials
 from stageout.cli.pool_plugins import Chosen, plugin_for
 from stageout.cli.render import clean
 from stageout.cli.results import ending, tell
+from stageout.condor.plugins import node_settings
 from stageout.core.errors import UNREACHABLE, Advice, ErrorClass
 from stageout.movers.mover import Batch, Equipment, StoppableMover
 from stageout.movers.plugins_table import Plugin
 from stageout.movers.results import Answer, Delivered, Failure, SentFile
 from stageout.movers.schemes import NODE_PATH, is_node_path, method_of, shown_url
-from stageout.sampling.plugins import node_settings
 
 DESCRIPTION = """\
 Try a destination before jobs deliver to it. Write a small file below URL with your credentials and the pool's transfer

@@ -11,11 +11,11 @@ from typing import Any
 from stageout.cli.arguments import add_json, add_measuring, streams
 from stageout.cli.exits import Exit, UsageError
 from stageout.cli.results import tell
+from stageout.condor.plugins import find, installed, profiles_folder
 from stageout.core.classad_parser import parse_ads
 from stageout.core.classads import ClassAd, ClassAdSyntaxError, decode, unparse
 from stageout.core.errors import StageoutError
 from stageout.sampling.estimate import Means, estimate, refused
-from stageout.sampling.plugins import find, installed, profiles_folder
 from stageout.sampling.request import read_estimation
 
 DESCRIPTION = """\

@@ -28,13 +28,13 @@ from stageout.cli.servers import milliseconds_to, server_of
 from stageout.cli.submit_file import first_job, transformed
 from stageout.condor.ads import read_old
 from stageout.condor.configuration import condor_settings
+from stageout.condor.plugins import ask, beside
 from stageout.core.classads import ClassAd
 from stageout.core.config import Settings
 from stageout.core.errors import ErrorClass
 from stageout.core.synchronous import sentence_of
 from stageout.core.units import count, duration, rate, size
 from stageout.movers.schemes import NODE_PATH, fallback_problem, method_of, shown_url
-from stageout.sampling.plugins import ask, beside
 
 DESCRIPTION = """\
 Explain how the output of a job will be delivered, without submitting or changing anything. FILE is a submit file; its

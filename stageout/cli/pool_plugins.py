@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stageout.cli.exits import CommandError
+from stageout.condor.plugins import beside, of_the_node
 from stageout.core import log
 from stageout.movers.plugins_table import Plugin, PluginsTable
 from stageout.movers.schemes import method_of
-from stageout.sampling.plugins import beside, of_the_node
 
 NAMED, CONFIGURED, INSTALLED = "--plugin", "FILETRANSFER_PLUGINS", "installed with this command"
 

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 from stageout.cli.arguments import add_measuring, seconds, size
 from stageout.cli.exits import CommandError, Exit, UsageError
 from stageout.cli.servers import PORTS
+from stageout.condor.plugins import Plugin, find, installed, profiles_folder
 from stageout.core import profiles
 from stageout.core.profiles import Run
 from stageout.sampling.carrier import Carrier
 from stageout.sampling.estimate import memory_folder
-from stageout.sampling.plugins import Plugin, find, installed, profiles_folder
 from stageout.sampling.processes import listener_on
 from stageout.sampling.profiler import Limits, Outcome, Profiler, writer
 from stageout.sampling.report import row, table, write_plot

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import re
+
 #: Bytes of a megabyte, in settings, attributes and texts. Powers of 1024 have names of their own: KiB, MiB, GiB.
 MB = 1_000_000
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)(B?)\s*", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def read_size(text: str) -> int:
+    """Read a size in bytes: ``2GB``, ``50M``, ``1.5 GiB``. K, M, G, T are powers of 1000, Ki to Ti of 1024.
+
+    :returns: 0 when it is no size.
+    """
+    found = _SIZE.fullmatch(text)
+    base = 1024 if found and found[3] else 1000
+    return int(float(found[1]) * base ** _POWERS[found[2].upper()]) if found else 0
 
 
 def size(count_bytes: float) -> str:

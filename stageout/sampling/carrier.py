@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from stageout.condor.plugins import Plugin
 from stageout.core import log
 from stageout.core.classad_parser import parse_ads
 from stageout.core.classads import ClassAd, ClassAdSyntaxError, decode, unparse_ad
 from stageout.core.errors import StageoutError
 from stageout.core.profiles import Run
 from stageout.core.units import size
-from stageout.sampling.plugins import Plugin
 from stageout.sampling.processes import Usage, usage_of
 
 _SAMPLE_NAME = ".stageout-sample-{}"

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from stageout.condor.plugins import Plugin
 from stageout.core.classads import ClassAd
 from stageout.core.errors import StageoutError
 from stageout.core.profiles import Profile, Run, load
 from stageout.sampling.carrier import Carrier
-from stageout.sampling.plugins import Plugin
 from stageout.sampling.request import BadAd, Estimation, duration_text, stamp
 from stageout.tuning.choice import Choice, choose, next_sample, sample_again, spread_of
 from stageout.tuning.flow import Capacities, cpu_line, opt_b

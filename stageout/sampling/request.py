@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 from dataclasses import dataclass
@@ -11,9 +10,8 @@ from urllib.parse import unquote, urlsplit
 
 from stageout.core.classads import ClassAd, Expr
 from stageout.core.errors import StageoutError
+from stageout.core.units import read_size
 
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)(B?)\s*", re.IGNORECASE)
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _KNOWN = {
     "dap_type", "src_url", "dest_url", "filesize", "disk_transfer", "arguments", "x509proxy", "dap_id", "nodes", "nic",
     "stripes", "cred_name",
@@ -52,9 +50,7 @@ def size_of(text: object, name: str) -> int:
     """
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
-    found = _SIZE.fullmatch(text) if isinstance(text, str) else None
-    base = 1024 if found and found[3] else 1000
-    size = int(float(found[1]) * base ** _POWERS[found[2].upper()]) if found else 0
+    size = read_size(text) if isinstance(text, str) else 0
     if size <= 0:
         raise BadAd(f'{name} = {text!r}: write a size such as "2GB", "50M" or a number of bytes')
     return size

@@ -9,36 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-
-@dataclass(frozen=True)
-class Knobs:
-    """Parameters of an adaptive client.
-
-    :param initial: C_i, transfers at the start. :param maximum: C_max, most transfers at once.
-    :param parallelism: p, streams per transfer. :param delay: d, finished transfers between two steps.
-    :param increment: Delta, transfers per step.
-    :param threshold: T, change of the rate that counts, in the unit of the rates.
-    """
-
-    initial: int
-    maximum: int
-    parallelism: int
-    delay: int
-    increment: int
-    threshold: float
-
-
-@dataclass(frozen=True)
-class Step:
-    """A controller's decision.
-
-    :param concurrency: transfers at once from now on. :param parallelism: streams of each.
-    :param reason: one sentence, for the log and for ``status``.
-    """
-
-    concurrency: int
-    parallelism: int
-    reason: str
+from stageout.core.controllers import Knobs, Step, within_grant
 
 
 @dataclass(frozen=True)
@@ -47,19 +18,6 @@ class Adaptive:
 
     concurrency: int
     last_rate: float | None = None
-
-
-def within_grant(concurrency: int, streams: int, knobs: Knobs) -> tuple[int, int]:
-    """Choose transfers and streams of each that fit into a grant.
-
-    At least one transfer while there is a stream at all, with fewer streams than ``parallelism`` if need be.
-
-    :param streams: granted.
-    """
-    if streams <= 0:
-        return 0, knobs.parallelism
-    parallelism = min(knobs.parallelism, streams)
-    return max(1, min(concurrency, streams // parallelism, knobs.maximum)), parallelism
 
 
 def adapt(state: Adaptive, rate: float, streams: int, knobs: Knobs) -> tuple[Adaptive, Step]:

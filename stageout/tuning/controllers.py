@@ -1,17 +1,14 @@
-"""The controllers by name, each with its state: what ``STAGEOUT_TUNING`` chooses.
-
-``fixed`` always uses as much as it may: all streams at once.
-"""
+"""The controllers that adapt, by name, each with its state: what ``STAGEOUT_TUNING`` chooses beside ``fixed``."""
 
 from __future__ import annotations
 
+from stageout.core.controllers import Knobs, Step, within_grant
 from stageout.tuning import adaptive, crowding
-from stageout.tuning.adaptive import Knobs, Step, within_grant
 
-CROWDING, RUNNING, FIXED = NAMES = ("crowding", "running", "fixed")
+CROWDING, RUNNING = NAMES = ("crowding", "running")
 
 
-class Controller:
+class AdaptiveController:
     """Controller of the number of transfers to one destination, step by step.
 
     :param name: one of :data:`NAMES`. :param start: transfers at the start, instead of ``knobs.initial``.
@@ -20,8 +17,7 @@ class Controller:
     def __init__(self, name: str, knobs: Knobs, start: int = 0) -> None:
         self.name = name
         self.knobs = knobs
-        start = max(1, min(start or knobs.initial, knobs.maximum))
-        self._start = knobs.maximum if name == FIXED else start
+        self._start = max(1, min(start or knobs.initial, knobs.maximum))
         self._begin()
 
     def _begin(self) -> None:
@@ -45,10 +41,7 @@ class Controller:
             return self.now(0)
         if self.name == RUNNING:
             self._running, step = adaptive.adapt(self._running, rate, streams, self.knobs)
-        elif self.name == CROWDING:
-            self._crowding, step = crowding.control(self._crowding, rate, streams, self.knobs)
         else:
-            concurrency, parallelism = within_grant(self._level, streams, self.knobs)
-            return Step(concurrency, parallelism, "All that may run at once (STAGEOUT_TUNING = fixed).")
+            self._crowding, step = crowding.control(self._crowding, rate, streams, self.knobs)
         self._level, self.reason = step.concurrency, step.reason
         return step

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from stageout.tuning.adaptive import Knobs, Step, within_grant
+from stageout.core.controllers import Knobs, Step, within_grant
 
 _ROOM = 0.4
 _FULL = 1.0

@@ -99,7 +99,7 @@ def test_a_directory_with_and_without_reservation(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["/some/where/else", ""])
 def test_the_place_of_profiles_is_the_configured_one(place: str) -> None:
     """In a process of its own: the bindings read the configuration once."""
-    script = "from stageout.sampling.plugins import profiles_folder; print(profiles_folder())"
+    script = "from stageout.condor.plugins import profiles_folder; print(profiles_folder())"
     environment = {**os.environ, "CONDOR_CONFIG": "ONLY_ENV", "_CONDOR_STAGEOUT_PROFILES": place}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == (place or "/var/lib/stageout/profiles")

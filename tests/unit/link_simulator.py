@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from stageout.tuning.adaptive import Adaptive, Knobs, adapt
+from stageout.core.controllers import Knobs
+from stageout.tuning.adaptive import Adaptive, adapt
 from stageout.tuning.crowding import Crowding, control
 
 #: (rate since the last step in MB/s, streams granted) -> transfers at once

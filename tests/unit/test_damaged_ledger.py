@@ -22,10 +22,10 @@ from sandbox_manager.file import StoredFile
 from sandbox_manager.report import reporter
 from sandbox_manager.sandbox import SlotKey
 from sandbox_manager.scheduling import rates
+from sandbox_manager.scheduling.deadlines import Observed
 from sandbox_manager.scheduling.rates import Known
 from stageout.core import durable
 from stageout.core.states import FileState, State
-from stageout.tuning.deadlines import Observed
 from stageout.wire.custody import Action, Order, OrderSheet, Run
 from tests.polling import until
 from tests.unit.daemon_site import accepted, in_thread, served

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stageout.condor.plugins import Plugin
 from stageout.core.classads import ClassAd
 from stageout.core.errors import StageoutError
 from stageout.sampling.carrier import Carrier, Setting
 from stageout.sampling.estimate import SHARE, Leg, Means, _doubt, estimate
-from stageout.sampling.plugins import Plugin
 from stageout.sampling.processes import Usage
 from stageout.sampling.request import read_estimation
 from stageout.tuning.choice import Choice, choose, spread_of

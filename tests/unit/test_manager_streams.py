@@ -16,12 +16,12 @@ from sandbox_manager.custody import schema
 from sandbox_manager.file import StoredFile
 from sandbox_manager.report.control import Control
 from sandbox_manager.scheduling import rates
+from sandbox_manager.scheduling.deadlines import LEAST_S, Observed
 from sandbox_manager.scheduling.rates import MOST_SERVERS, Known, Rates
 from sandbox_manager.scheduling.retry import BatchOutcome
 from stageout.cli.node import read_streams
 from stageout.core.errors import ErrorClass
 from stageout.core.states import FileState, State
-from stageout.tuning.deadlines import LEAST_S, Observed
 from tests.polling import until
 
 HEEDS = r'StageOutConcurrency = true\nStageOutInParts = "copy"'

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from sandbox_manager.intake import listener
+from sandbox_manager.scheduling import deadlines
+from sandbox_manager.scheduling.deadlines import Observed
 from sandbox_manager.scheduling.rates import Known, Rates
 from stageout.cli.doctor.probe import try_handoff
 from stageout.core.config import mapping_settings
 from stageout.core.eta import FILE_BYTES
 from stageout.handoff import links
-from stageout.tuning import deadlines
-from stageout.tuning.deadlines import Observed
 from stageout.wire import handoff as wire
 from tests.polling import wait_for
 from tests.unit.handoff_site import ROOT, RawPlugin, Site, write_files

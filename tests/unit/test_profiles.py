@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from stageout.condor.plugins import Plugin
 from stageout.core.profiles import Best, Profile, Run, file_of, good_for_uploads, load, save
 from stageout.sampling.carrier import Carrier
-from stageout.sampling.plugins import Plugin
 from stageout.sampling.profiler import Limits, Profiler, _best
 from stageout.sampling.report import _series, conclusions
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sandbox_manager.rules import TuningRules, read_tuning
 from sandbox_manager.scheduling.tuner import ActiveTransfer, Target, Tuner, places_used
 from stageout.core.config import ConfigError, mapping_settings
+from stageout.core.controllers import Knobs
 from stageout.core.profiles import Best, Profile, save
-from stageout.tuning.adaptive import Knobs
 
 MB = 1_000_000
 KNOBS = Knobs(initial=4, maximum=16, parallelism=4, delay=4, increment=1, threshold=1.0)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageout.core.eta import work_bytes
-from stageout.tuning.deadlines import (
+from sandbox_manager.scheduling.deadlines import (
     LEAST_S,
     MARGIN,
     OLD_S,
@@ -21,6 +20,7 @@ from stageout.tuning.deadlines import (
     stall,
     stalled,
 )
+from stageout.core.eta import work_bytes
 
 MOST_S = 72_000.0
 NOW = 1_800_000_000.0
