@@ -35,7 +35,7 @@ from stageout.core.errors import StageoutError
 from stageout.sampling.carrier import Carrier
 from stageout.sampling.estimate import Means, estimate, memory_folder
 from stageout.sampling.request import read_estimation
-from tests.harness.as_printed import choose_as_printed
+from tests.as_printed import choose_as_printed
 from tests.harness.gridftp import GridFtpServer
 from tests.harness.wide_area import Link, WideArea
 

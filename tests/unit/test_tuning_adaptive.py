@@ -14,7 +14,7 @@ from link_simulator import Controller, Link, all_at_once, as_printed, crowding, 
 from stageout.core.controllers import Knobs
 from stageout.tuning.adaptive import Adaptive, adapt
 from stageout.tuning.crowding import Crowding, begin, control
-from tests.harness.as_printed import adapt_as_printed, client_as_printed
+from tests.as_printed import adapt_as_printed, client_as_printed
 
 SLOW = Knobs(initial=1, maximum=8, parallelism=4, delay=4, increment=1, threshold=5.0)
 FAST = Knobs(initial=4, maximum=8, parallelism=4, delay=2, increment=1, threshold=5.0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stageout.sampling.carrier import steady_rate
 from stageout.tuning.choice import choose, fit_filling, next_sample, sample_again
-from tests.harness.as_printed import choose_as_printed, next_level
+from tests.as_printed import choose_as_printed, next_level
 
 LONI = {1: 903.41, 2: 954.84, 4: 990.91, 8: 953.43}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stageout.core.errors import StageoutError
 from stageout.tuning.flow import Capacities, CpuLine, cpu_line, opt_b
 from stageout.tuning.streams import NoModelError, StreamModel, best_streams, fit, solve
-from tests.harness.as_printed import next_level
+from tests.as_printed import next_level
 
 LONI = {1: 903.41, 2: 954.84, 4: 990.91, 8: 953.43}
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stageout.tuning.policies import BUILT_IN, Grant, Limits, fair_share, greedy
-from tests.harness.as_printed import provision_as_printed
+from tests.as_printed import provision_as_printed
 
 UNBOUNDED = 10**6
 
