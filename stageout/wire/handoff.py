@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from _socket import socket
 
-VERSION = 2
+VERSION = 1
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 FILES_PER_FRAME = 1000
 MAX_CREDENTIALS = 50
