@@ -133,7 +133,8 @@ def _literal(text: object) -> str:
 
 def knobs(role: str) -> str:
     """Return the knobs of one role: "ep", "pilot", "ap", "policy", "router", "globus", "web" or "both"."""
-    rows = [[_anchor(f"`{knob.name}`", knob.name), _default(knob.default), _kind(knob), _sentence(knob.doc)]
+    rows = [[_anchor(f"`{knob.name}`", knob.name), _default(knob.default), _kind(knob),
+             f"{_sentence(knob.doc)} {_sentence(knob.who)}"]
             for knob in KNOBS.values() if knob.role == role]  # fmt: skip
     rows += [[_anchor(f"`{name}`", name), _default(default), "text", doc]
              for name, (where, default, doc) in EXTRA_KNOBS.items() if where == role]  # fmt: skip

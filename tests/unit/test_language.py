@@ -188,6 +188,15 @@ def test_knobs_are_described_by_phrases() -> None:
     assert [knob.name for knob in KNOBS.values() if long_clauses(knob.doc) or passed_on(knob.doc)] == []
 
 
+@pytest.mark.parametrize("name", KNOBS)
+def test_each_knob_says_who_sets_it_and_when(name: str) -> None:
+    """A knob that nobody sets is a constant."""
+    who = KNOBS[name].who
+    setter = r"(?:Administrators|The operators?|The script|The fragment) .*(?:sets?|raises?|lowers?|changes?) .+"
+    assert re.fullmatch(setter, who), who
+    assert not (long_clauses(who) or passed_on(who) or who.endswith("."))
+
+
 @pytest.mark.parametrize("program", programs.PROGRAMS)
 def test_help_is_in_the_imperative(program: str) -> None:
     parser = programs.parser_of(program)
