@@ -31,9 +31,8 @@ from sandbox_manager.report.orders_in import OrderReader
 from sandbox_manager.report.reporter import Reporter
 from sandbox_manager.report.trust import AgentKeys, OrderVerifier, read_listed
 from sandbox_manager.rules import read_rules
-from sandbox_manager.scheduling.grants import Grants
+from sandbox_manager.scheduling.grants import grants_of
 from sandbox_manager.scheduling.own_lease import OwnLease
-from sandbox_manager.scheduling.policy_client import PolicyClient, address_of
 from sandbox_manager.transfer.front_ends import FrontEnds
 from sandbox_manager.transfer.handover import METHOD
 from sandbox_manager.transfer.stored_answers import StoredAnswers
@@ -92,7 +91,7 @@ class Daemon:
         self._dependencies = dependencies
         self._settings = settings = dependencies.read()
         self._rules = read_rules(settings)
-        self._policy = address_of(settings)
+        self._make_grants = grants_of(settings)
         if not settings.condor("EXECUTE"):
             raise ConfigError("EXECUTE is not set; a sandbox manager runs where jobs run")
         execute = Path(checked_path("EXECUTE", settings.condor("EXECUTE")))
@@ -131,7 +130,8 @@ class Daemon:
         dependencies, settings = self._dependencies, self._settings
         key = load_or_make_key("manager-key", self.spool.root / "ledger" / KEY_FILE)
         manager = Manager(manager_name(settings), key.public)
-        grants = self._grants(manager.name, lambda: pipeline.store.wake.set())
+        make = self._make_grants
+        grants = make(manager.name, dependencies.clock, lambda: pipeline.store.wake.set()) if make else None
         pipeline = Pipeline(
             manager, ledger, self.spool, self._table, self._rules, self._agents, dependencies.clock, grants
         )
@@ -180,12 +180,6 @@ class Daemon:
         tasks = [asyncio.get_running_loop().create_task(item) for item in work]
         await self._stop.wait()
         await self._shut_down(pipeline, intake, control, reporter, tasks)
-
-    def _grants(self, name: str, changed: Callable[[], None]) -> Grants | None:
-        """Of the policy service of the configuration, as it was at the start; None without one."""
-        if self._policy is None:
-            return None
-        return Grants(PolicyClient(self._policy), name, self._dependencies.clock, changed)
 
     async def _shut_down(
         self, pipeline: Pipeline, intake: Intake, control: Control, reporter: Reporter, tasks: list[asyncio.Task[None]]

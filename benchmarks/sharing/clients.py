@@ -19,6 +19,7 @@ from typing import Any
 from sandbox_manager.rules import make_controller
 from sandbox_manager.scheduling.grants import Grants
 from sandbox_manager.scheduling.policy_client import Address, PolicyClient
+from sandbox_manager.scheduling.policy_grants import PolicyGrants
 from stageout.core.clock import SystemClock
 from stageout.core.controllers import Controller, Knobs
 
@@ -164,7 +165,7 @@ async def _all(plan: Plan) -> dict[str, Any]:
         grants = None
         if plan.service:
             service = PolicyClient(Address(plan.service, Path(plan.token), "near"))
-            grants = Grants(service, f"client{number}", SystemClock(), lambda: None)
+            grants = PolicyGrants(service, f"client{number}", SystemClock(), lambda: None)
             keepers.append(asyncio.ensure_future(grants.run()))
         clients.append(Client(plan, number, plan.files, make_controller(plan.controller, plan.knobs), grants))
     times = await asyncio.gather(*(client.run() for client in clients))

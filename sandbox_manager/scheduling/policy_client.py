@@ -55,14 +55,9 @@ class Address:
     site: str
 
 
-def address_of(settings: Settings) -> Address | None:
-    """The service of the configuration; None when there is none.
-
-    :raises ConfigError: it cannot be used.
-    """
+def address_of(settings: Settings) -> Address:
+    """The service of the configuration, which names one. :raises ConfigError: it cannot be used."""
     url = settings.text("STAGEOUT_POLICY_URL").rstrip("/")
-    if not url:
-        return None
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"STAGEOUT_POLICY_URL = {url}: write https://HOST:PORT")

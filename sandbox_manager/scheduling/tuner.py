@@ -1,9 +1,8 @@
 """Files that move at once to each server, and the streams of each: one controller per server.
 
-The policy service's grants (``scheduling/grants.py``) bound it, or the node's own limits. A *transfer* is one call of a
-plugin with its share of that. Flights are measured when they end, and after every ``STAGEOUT_TUNING_DELAY`` files the
-controller chooses the next step. Only transfers that began after the last step count, so its own effect decides about
-a step.
+Grants (``scheduling/grants.py``) bound it, or the node's own limits. A *transfer* is one call of a plugin with its
+share of that. Flights are measured when they end, and after every ``STAGEOUT_TUNING_DELAY`` files the controller
+chooses the next step. Only transfers that began after the last step count, so its own effect decides about a step.
 """
 
 from __future__ import annotations

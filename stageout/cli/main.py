@@ -134,8 +134,15 @@ def build_parser(word: str | None = None) -> argparse.ArgumentParser:
 
 
 def _module(name: str) -> Any:
-    """Load the module of a command."""
-    return importlib.import_module(COMMANDS[name][0])
+    """Load the module of a command. :raises CommandError: it belongs to a part that is not installed."""
+    try:
+        return importlib.import_module(COMMANDS[name][0])
+    except ModuleNotFoundError as problem:
+        if not (problem.name or "").startswith("stageout."):
+            raise
+        raise CommandError(
+            f"'stageout {name}' needs the Python module {problem.name}, which is not installed: install all of stageout"
+        ) from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from policy_site import TOKENS, Service
 
-from sandbox_manager.scheduling import grants as grants_module
-from sandbox_manager.scheduling.grants import Grants
+from sandbox_manager.scheduling import policy_grants as grants_module
+from sandbox_manager.scheduling.grants import grants_of
 from sandbox_manager.scheduling.policy_client import (
     Address,
     Lease,
@@ -23,6 +23,7 @@ from sandbox_manager.scheduling.policy_client import (
     address_of,
     service_name,
 )
+from sandbox_manager.scheduling.policy_grants import PolicyGrants
 from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError, mapping_settings
 from tests.polling import until
@@ -83,16 +84,17 @@ def test_what_goes_wrong_says_what_to_do(service: Service) -> None:
 )
 def test_an_address_that_cannot_be_used_is_said_at_the_start(values: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        address_of(mapping_settings(values))
+        grants_of(mapping_settings(values))
 
 
 def test_the_address_of_the_configuration() -> None:
-    assert address_of(mapping_settings({})) is None
+    assert grants_of(mapping_settings({})) is None
+    assert grants_of(mapping_settings({"STAGEOUT_POLICY_URL": "/"})) is None
     values = {"STAGEOUT_POLICY_URL": "https://policy:9620/", "FULL_HOSTNAME": "ep7.example.org"}
     assert address_of(mapping_settings(values)) == Address(
         "https://policy:9620", Path("/etc/condor/stageout-policy.token"), "example.org"
     )
-    assert address_of(mapping_settings({**values, "STAGEOUT_SITE": "here"})).site == "here"  # type: ignore[union-attr]
+    assert address_of(mapping_settings({**values, "STAGEOUT_SITE": "here"})).site == "here"
 
 
 @pytest.mark.parametrize(("text", "name"), [("manager@ep 1/x", "manager@ep-1/x"), ("[::1]", "1-"), ("", "none")])
@@ -127,7 +129,7 @@ class Hands:
 @asynccontextmanager
 async def _running(service: Any, clock: Hands | None = None) -> Any:
     changes: list[int] = []
-    grants = Grants(service, "manager@ep1", clock or Hands(), lambda: changes.append(1))
+    grants = PolicyGrants(service, "manager@ep1", clock or Hands(), lambda: changes.append(1))
     task = asyncio.get_running_loop().create_task(grants.run())
     try:
         yield grants
