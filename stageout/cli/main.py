@@ -113,7 +113,7 @@ def build_parser(word: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of the command line, with all commands and their arguments.
 
     :param word: the command that is called: no other is loaded. Where there is none of that name, none is: they have
-        names and short help only.
+        names and short help only. None: all are loaded, but those of parts that are not installed.
     """
     parser = _Parser(prog="stageout", description=_DESCRIPTION, formatter_class=_GroupedHelp)
     parser.add_argument("--version", action="version", version=f"stageout {stageout.__version__}")
@@ -122,7 +122,12 @@ def build_parser(word: str | None = None) -> argparse.ArgumentParser:
         _, short = COMMANDS[name]
         command = commands.add_parser(name, help=short, formatter_class=argparse.RawDescriptionHelpFormatter)
         if word is None or word == name:
-            module = _module(name)
+            try:
+                module = _module(name)
+            except CommandError:
+                if word is None:
+                    continue
+                raise
             command.description = module.DESCRIPTION
             module.add_arguments(command)
     if word not in COMMANDS:

@@ -94,6 +94,12 @@ def without_streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_the_other_commands_are_completed_without_streams(without_streams: Path) -> None:
+    done = _python(without_streams, "-m", "stageout.cli.main", "completion", "bash")
+    assert done.returncode == 0, done.stderr
+    assert "redirect" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
