@@ -20,11 +20,12 @@
 # make hostile a hostile user tries every way to take over the output of others, on both versions of HTCondor
 # make crash   faults at every durable step, and schedules of crashes and lost power (SCHEDULES=10000)
 # make planted each planted bug is found by ordinary schedules (nightly)
+# make seams   streams, web page and plugin kit each taken out of a copy: the core's unit tests pass there (WORDS="streams": some)
 SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: dist sign dist-test lock pilot demo reference docs test check pythons pools bench figures mutants crash planted sim storm chaos hostile cuts overlay-storm web clean workflow
+.PHONY: dist sign dist-test lock pilot demo reference docs test check pythons pools bench figures mutants crash planted seams sim storm chaos hostile cuts overlay-storm web clean workflow
 
 $(STAMP): setup.cfg pyproject.toml $(wildcard requirements/*.txt)
 	tools/install
@@ -74,6 +75,9 @@ crash: $(STAMP)
 
 planted: $(STAMP)
 	PYTHONHASHSEED=0 $(PY) -m tests.crash.planted
+
+seams: $(STAMP)
+	nice $(PY) -m tests.harness.seams $(WORDS)
 
 sim: $(STAMP)
 	$(PY) -m overlay_router.simulation.simulator --schedules $(or $(SCHEDULES),20000)

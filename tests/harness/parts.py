@@ -32,7 +32,7 @@ sys.meta_path[:] = [one for one in sys.meta_path if not getattr(one, "__module__
 
 
 def modules_of(part: str) -> list[str]:
-    """The names by which a part is imported."""
+    """Return the names by which a part is imported."""
     return [path.removesuffix(".py").replace("/", ".") for path in PARTS[part]]
 
 

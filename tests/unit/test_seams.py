@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.parts import PARTS, copy_without, modules_of
+from tests.harness.seams import needing
 
 #: Prints the modules of the core that cannot be imported.
 _IMPORT_ALL = """
@@ -113,3 +114,17 @@ def test_what_needs_a_part_that_is_missing_says_so(without_streams: Path, words:
     done = _python(without_streams, *words)
     assert done.returncode == 1
     assert says in done.stderr.splitlines()[-1]
+
+
+def test_tests_of_a_part_are_found_through_the_modules_that_they_share(tmp_path: Path) -> None:
+    folder = tmp_path / "tests/unit"
+    folder.mkdir(parents=True)
+    texts = {
+        "page_site": "from stageout_web.daemon import main",
+        "test_page": "from page_site import main",
+        "test_rows": "import stageout_web",
+        "test_core": "from stageout.core import log",
+    }
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text)
+    assert needing(tmp_path, modules_of("web")) == {"tests/unit/test_page.py", "tests/unit/test_rows.py"}
