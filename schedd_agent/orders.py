@@ -12,6 +12,7 @@ from schedd_agent.model import SendOrder, key_of, manager_identity, name_of
 from stageout.core import log
 from stageout.core.durable import read_file, write_file
 from stageout.wire.custody import AD_LIFETIME_S, Action, JobKey, Order, OrderSheet
+from stageout.wire.owner_requests import Verb
 
 REFRESH_S = AD_LIFETIME_S / 3
 
@@ -130,7 +131,7 @@ class OrderOutbox:
 
         An open redirect is dropped: a manager that was set back to an earlier version could read no sheet with it.
         """
-        requests = (Action.RETRY, Action.CANCEL, Action.PAUSE, Action.RESUME, Action.REDIRECT)
+        requests = {Action(verb.value) for verb in Verb}
         self._done[job] = {key: at for key, at in self._done.get(job, {}).items() if key.action not in requests}
         for key in [key for key in self._open if key.job == job and key.request]:
             del self._open[key]

@@ -1,8 +1,12 @@
-"""Admission of hand-offs: every reason to refuse one, before a single byte is linked."""
+"""Admission of hand-offs: every reason of policy to refuse one, before a single byte is linked.
+
+The listener refuses what breaks the protocol and its limits, ``identity.py`` a peer that is no job's plugin, and
+``acceptance.py`` a run that another one has overtaken. ``stageout/core/synchronous.py`` has all codes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from sandbox_manager.custody.accounts import choose
@@ -18,12 +22,14 @@ from sandbox_manager.sandbox import NAME_BYTES, Occupant, SlotKey
 from sandbox_manager.scheduling.breaker import Flow
 from sandbox_manager.scheduling.slots import is_stuck, places_free
 from stageout.core.states import State
-from stageout.core.synchronous import NO_REASON, Reason
+from stageout.core.synchronous import NO_REASON, Reason, sentence_of
 from stageout.core.units import size
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.schemes import split_url
 
 LEAST_FREE_BYTES = 16 * 1024 * 1024
+#: In the row of a file in the ledger, which counts as NAME_BYTES.
+_MOST_URL_BYTES = 4096
 #: A run has one for each plugin and kind of credential.
 _HANDOFFS_OF_RUN = 32
 
@@ -274,3 +280,27 @@ def slot_of(facts: RunFacts) -> SlotKey:
 def schemes_of(urls: Collection[str]) -> frozenset[str]:
     """Return the different schemes of URLs."""
     return frozenset(split_url(url)[0] for url in urls)
+
+
+def reason_against_job(facts: RunFacts, urls: Iterable[str], encrypted: bool) -> Reason:
+    """Return why output of this job, or for one of these destinations, must not be delivered afterwards.
+
+    :param encrypted: ENCRYPT_EXECUTE_DIRECTORY of this node.
+    """
+    if not facts.guard:
+        known = sentence_of(facts.left_out)
+        code, why = (facts.left_out, known) if known else ("NotMarked", "StageOutGuard is not true")
+        return Reason(code, f"the job did not consent to delivery after its end: {why}")
+    if encrypted or facts.encrypted:
+        return Reason("Encrypted", "the execute directory is encrypted (ENCRYPT_EXECUTE_DIRECTORY), the spool is not")
+    checkpoints = facts.checkpoint_destination and facts.checkpoint_destination.rstrip("/") + "/"
+    for url in urls:
+        if checkpoints and url.startswith(checkpoints):
+            return Reason("Checkpoint", "a checkpoint must be at its destination before the job goes on")
+        try:
+            size_bytes = len(url.encode("utf-8"))
+        except UnicodeEncodeError:
+            return Reason("TooMany", "a destination URL holds bytes that are not UTF-8")
+        if size_bytes > _MOST_URL_BYTES:
+            return Reason("TooMany", f"a destination URL has {size_bytes} bytes, more than {_MOST_URL_BYTES}")
+    return NO_REASON

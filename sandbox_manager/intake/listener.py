@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.spool import Overrun, Spool, SpoolError
 from sandbox_manager.intake.acceptance import Acceptance, Handoff, Refusal, Refused, Reservation
+from sandbox_manager.intake.admission import reason_against_job
 from sandbox_manager.intake.client_limits import Client, ClientLimits, ThrottledLog
 from sandbox_manager.intake.counters import HandoffCounters
 from sandbox_manager.intake.identity import RunFacts
@@ -33,7 +34,7 @@ from stageout.core.clock import Clock
 from stageout.core.config import Settings
 from stageout.core.ending import end, outlast
 from stageout.core.sockets import listen_at
-from stageout.core.synchronous import FAILED, NotTaken, sentence_of
+from stageout.core.synchronous import FAILED, NotTaken
 from stageout.core.units import size
 from stageout.wire import handoff as wire
 from stageout.wire.custody import REFUSALS_SHOWN, RefusalReport, Run
@@ -54,8 +55,6 @@ _LOOK_S, _LOOK_PART = 0.2, 10
 _OVERRUN_S = 300.0
 #: Of a reason in the report.
 _REASON_CHARS = 300
-#: In the row of a file in the ledger, which counts as NAME_BYTES.
-_MOST_URL_BYTES = 4096
 
 
 class Identifier(Protocol):
@@ -230,7 +229,7 @@ class Intake:
         link.count_memory(client.take)
         with self._reported(facts.run):
             offer = await self._read_offer(link, await link.receive("offer"), client, latest_s)
-            _check_consent(facts, offer, self._encrypted)
+            _check_job(facts, offer, self._encrypted)
             if link.is_gone:
                 raise EOFError("the plugin did not wait for the answer")
             receipt = await self._receive(link, facts, offer, self._record)
@@ -271,7 +270,7 @@ class Intake:
         facts = RunFacts(Run(f"{schedd}#0.0#0", 0, _DOCTOR), _DOCTOR, peer.uid, peer.gid, "", "no slot", -1, 0, True)
         try:
             offer = await self._read_offer(link, head, client, latest_s)
-            _check_consent(facts, offer, self._encrypted)
+            _check_job(facts, offer, self._encrypted)
             await self._receive(link, facts, offer, self._remove)
         except Refused as refusal:
             await link.send(wire.refusal(str(refusal), refusal.code))
@@ -471,21 +470,8 @@ def _one_ad(text: str) -> str:
         raise wire.BadMessage(f"not a ClassAd: {problem}") from None
 
 
-def _check_consent(facts: RunFacts, offer: _Offer, encrypted: bool) -> None:
+def _check_job(facts: RunFacts, offer: _Offer, encrypted: bool) -> None:
     """Refuse what must not be delivered afterwards. :raises Refused: with the reason."""
-    if not facts.guard:
-        known = sentence_of(facts.left_out)
-        code, why = (facts.left_out, known) if known else ("NotMarked", "StageOutGuard is not true")
-        raise Refused(f"the job did not consent to delivery after its end: {why}", code)
-    if encrypted or facts.encrypted:
-        raise Refused("the execute directory is encrypted (ENCRYPT_EXECUTE_DIRECTORY), the spool is not", "Encrypted")
-    checkpoints = facts.checkpoint_destination and facts.checkpoint_destination.rstrip("/") + "/"
-    for item in offer.files:
-        if checkpoints and item.url.startswith(checkpoints):
-            raise Refused("a checkpoint must be at its destination before the job goes on", "Checkpoint")
-        try:
-            size_bytes = len(item.url.encode("utf-8"))
-        except UnicodeEncodeError:
-            raise Refused("a destination URL holds bytes that are not UTF-8", "TooMany") from None
-        if size_bytes > _MOST_URL_BYTES:
-            raise Refused(f"a destination URL has {size_bytes} bytes, more than {_MOST_URL_BYTES}", "TooMany")
+    reason = reason_against_job(facts, [item.url for item in offer.files], encrypted)
+    if reason:
+        raise Refused(reason)

@@ -1,6 +1,7 @@
 """The choice of the next files and their batches. Pure: no clock, no I/O.
 
-Deadline first, then the owner who had least lately, then job priority, small before large. One owner never uses
+Deadline first, then the owner who had least lately, then job priority, small before large. ``custody/backlog.py``
+orders the sandboxes of a queue, and ``custody/updates.py`` the files of a sandbox. One owner never uses
 all movers of the node or of a server, so another owner's first file never waits for the end of a batch. A server that
 is slow or away uses up only its own movers.
 """

@@ -62,7 +62,9 @@ def test_every_refusal_has_a_code_of_the_table() -> None:
     assert [(place, code) for place, code in literals if code not in CODES] == []
     # A custody's refusal is a Reason, which brings its code; the other classes have one of their own.
     without = {ast.unparse(ast.parse(_line(place))) for place, name, code in found if name == "Refused" and not code}
-    assert without == {"raise Refused(reservation.reason)", "raise Refused(sending_s.reason)"}
+    assert without == {
+        "raise Refused(reason)", "raise Refused(reservation.reason)", "raise Refused(sending_s.reason)"
+    }  # fmt: skip
     assert [place for place, name, code in found if name in ("HandoffRefused", "Reason") and code is None] == []
 
 
