@@ -4,13 +4,16 @@
 set -u
 what=$1 source=$2 target=$3
 [ "$what" = get ] && place=$source || place=$target
-# The top directory of the storage has a file .depot. Where it is not above the place, the storage is not mounted: what
-# is stored there would be on the disk of this node.
-root=$(realpath -m -- "${place:-/}")
-until [ -e "$root/.depot" ]; do
-    [ "$root" != / ] || { echo "$place is not on a mounted storage: no directory above it has .depot" >&2; exit 69; }
-    root=$(dirname -- "$root")
+# depot.tops has the mount points of the storage, one a line. Each has a file .depot in its top directory: where it is
+# missing the storage is not mounted, and what is stored there would be on the disk of this node.
+mapfile -t tops < "$(dirname -- "$0")/depot.tops"
+root=
+for top in "${tops[@]}"; do
+    top=$(realpath -m -- "$top")
+    case $(realpath -m -- "${place:-/}") in "$top"/*) root=$top ;; esac
 done
+[ -n "$root" ] || { echo "$place is below none of the mount points ${tops[*]}" >&2; exit 77; }
+[ -e "$root/.depot" ] || { echo "$root is not mounted: it has no .depot" >&2; exit 69; }
 [ -e "$source" ] || { echo "$source does not exist" >&2; exit 66; }
 [ -r "$source" ] || { echo "$source cannot be read" >&2; exit 77; }
 mkdir -p -- "$(dirname -- "$target")" 2>/dev/null

@@ -30,16 +30,28 @@ def place(tmp_path):
     return folder
 
 
+def _example(name, folder):
+    """An example with all that it needs, and with the mount points of these tests."""
+    plugin = installed(ROOT / "examples" / name, folder)
+    if name == "mounted_plugin":
+        text = plugin.read_text()
+        assert text.count('"/mount/project")') == 1
+        plugin.write_text(text.replace('"/mount/project")', f'"{folder}/place")'))
+    else:
+        shutil.copy(ROOT / "examples" / "bash" / "depot.sh", folder)
+        (folder / "depot.tops").write_text(f"/mount/project\n{folder}/place\n")
+    return plugin
+
+
 def test_the_example(tmp_path, place):
-    plugin = installed(ROOT / "examples" / "mounted_plugin", tmp_path)
+    plugin = _example("mounted_plugin", tmp_path)
     findings = check(plugin, Endpoint(f"mounted://{place}", place))
     assert failures(findings) == [], table(findings)
     assert {item.rule for item in findings if item.outcome == "n/a"} <= {"killed", "nameless-node"}
 
 
 def test_the_example_in_bash(tmp_path, place):
-    plugin = installed(ROOT / "examples" / "bash" / "depot_plugin", tmp_path)
-    shutil.copy(ROOT / "examples" / "bash" / "depot.sh", tmp_path)
+    plugin = _example("bash/depot_plugin", tmp_path)
     findings = check(plugin, Endpoint(f"depot://{place}", place))
     assert failures(findings) == [], table(findings)
     assert {item.rule for item in findings if item.outcome == "n/a"} <= {"nameless-node"}
@@ -50,8 +62,7 @@ def test_the_example_in_bash(tmp_path, place):
 def test_the_page_shows_an_endpoint_of_storage_that_is_not_mounted(tmp_path, place):
     """The program of the page, with a command that reaches the storage; the suite has no folder of it."""
     (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/plugin/bash.md").read_text(), re.S | re.M)
-    installed(ROOT / "examples" / "bash" / "depot_plugin", tmp_path)
-    shutil.copy(ROOT / "examples" / "bash" / "depot.sh", tmp_path)
+    _example("bash/depot_plugin", tmp_path)
     client = tmp_path / "store-client"
     client.write_text(
         '#!/bin/bash\npath=${2#depot://}\nmkdir -p "${path%/*}"\n[ $1 = put ] && exec cat > "$path"\ncat "$path"\n'
@@ -67,7 +78,7 @@ def test_the_page_shows_an_endpoint_of_storage_that_is_not_mounted(tmp_path, pla
 
 
 def test_without_a_place_only_rules_about_the_answer_count(tmp_path):
-    findings = check(installed(ROOT / "examples" / "bash" / "depot_plugin", tmp_path))
+    findings = check(_example("bash/depot_plugin", tmp_path))
     counted = {item.rule for item in findings if item.outcome != "n/a"}
     assert counted == {rule.name for rule in RULES if rule.name.startswith("query-")}
     page = " ".join((ROOT / "docs/plugin/bash.md").read_text().split())
@@ -83,7 +94,7 @@ def _is_there(path: Path) -> bool:
 
 def test_the_example_in_bash_believes_only_what_is_stored(tmp_path, place):
     """A script that stores other bytes, one that says nothing, and one that says why it fails."""
-    plugin = installed(ROOT / "examples" / "bash" / "depot_plugin", tmp_path)
+    plugin = _example("bash/depot_plugin", tmp_path)
     script = tmp_path / "depot.sh"
     (tmp_path / "file").write_text("12345")
     for body, told in (
@@ -101,22 +112,24 @@ def test_the_example_in_bash_believes_only_what_is_stored(tmp_path, place):
 @pytest.mark.parametrize("example", MARKERS)
 def test_a_storage_that_is_not_mounted_gets_and_gives_nothing(example, tmp_path, place):
     """The directory is there, but the storage is not: what arrives would be on the node's own disk."""
-    plugin = installed(ROOT / "examples" / example, tmp_path)
-    shutil.copy(ROOT / "examples" / "bash" / "depot.sh", tmp_path)
+    plugin = _example(example, tmp_path)
     scheme = plugin.name.partition("_")[0]
     (place / "old").write_text("old")
     (tmp_path / "file").write_text("12345")
     starter = EmbeddedStarter(tmp_path, PluginTable([plugin]))
     up, down = Wanted(f"{scheme}://{place}/new/file", "file"), Wanted(f"{scheme}://{place}/old", "got")
-    (place / MARKERS[example]).rename(tmp_path / "marker")
+    (place / MARKERS[example]).rename(tmp_path / MARKERS[example])  # above the mount point it counts for nothing
     for run in (starter.upload([up])[0], starter.download([down])[0]):
         assert "mounted" in run.ads[0].text("TransferError")
         (error,) = run.ads[0]["TransferErrorData"]
         assert error["ErrorCode"] == ErrorClass.CONNECT_FAILED.code, "counts as no attempt"
     assert [path.name for path in place.rglob("*") if path.name not in MARKERS.values()] == ["old"]
-    (tmp_path / "marker").rename(place / MARKERS[example])
+    (tmp_path / MARKERS[example]).rename(place / MARKERS[example])
     assert starter.upload([up])[0].succeeded
     assert (place / "new" / "file").read_text() == "12345"
+    outside = starter.upload([Wanted(f"{scheme}://{place}/../outside", "file")])[0]
+    assert "below none of the mount points" in outside.ads[0].text("TransferError")
+    assert not (tmp_path / "outside").exists()
 
 
 @pytest.mark.parametrize("scheme", ["http", "file"])
@@ -131,7 +144,7 @@ def test_curl_plugin(tmp_path, place, scheme):
 
 
 def test_without_a_place_only_the_rules_of_the_query_count(tmp_path):
-    plugin = installed(ROOT / "examples" / "mounted_plugin", tmp_path)
+    plugin = _example("mounted_plugin", tmp_path)
     counted = {item.rule for item in check(plugin) if item.outcome != "n/a"}
     assert counted == {rule.name for rule in RULES if rule.name.startswith("query-")}
 
@@ -154,7 +167,7 @@ class _Elsewhere(Endpoint):
 
 
 def test_an_endpoint_of_ones_own_needs_no_directory(tmp_path, place):
-    plugin = installed(ROOT / "examples" / "mounted_plugin", tmp_path)
+    plugin = _example("mounted_plugin", tmp_path)
     findings = check(plugin, _Elsewhere(f"mounted://{place}", place))
     assert failures(findings) == [], table(findings)
     assert {item.rule for item in findings if item.outcome == "n/a"} <= {"killed", "nameless-node"}
