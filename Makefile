@@ -59,7 +59,7 @@ pythons: $(STAMP)
 
 # six at once on two cores: pools mostly wait
 pools: $(STAMP)
-	tools/run-tests -n 6 --dist loadgroup --no-loadscope-reorder --durations=25 tests --ignore tests/unit
+	tools/run-tests -n 6 --dist loadfile --no-loadscope-reorder --durations=25 tests --ignore tests/unit
 
 test: check
 	$(MAKE) --no-print-directory -j 2 pythons pools

@@ -6,9 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import hypothesis
@@ -46,23 +44,8 @@ _LONGEST_FIRST = (
 )
 
 
-#: Files whose tests share nothing that takes long to make -> parts that may run in processes of their own.
-#: The other tests of a file stay together: they share servers and pools.
-_PARTS = {"test_simulation": 6, "test_crashes": 4}
-
-
-def group_of(path: Path, number: int) -> str:
-    """Return the group of a file's test. ``--dist loadgroup`` gives a whole group to one process."""
-    parts = _PARTS.get(path.stem, 1)
-    return f"{path.parent.name}-{path.stem}" + (f"-{number % parts}" if parts > 1 else "")
-
-
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files in front, mix files that wait for pools with those that compute, and name groups."""
-    numbers: dict[Path, Iterator[int]] = defaultdict(count)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group_of(item.path, next(numbers[item.path]))))
+    """Put the longest files in front, and mix files that wait for pools with those that compute."""
     files = dict.fromkeys(item.path for item in items)
     turns: dict[Path, tuple[int, float]] = {}
     for waits in (True, False):

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import sandbox_manager.custody.fallbacks
 import sandbox_manager.custody.ledger
+import sandbox_manager.custody.queries
 import sandbox_manager.custody.recovery
 import sandbox_manager.report.reporter
 import schedd_agent.agent
@@ -612,7 +613,7 @@ BUGS = (
     Planted(
         "one damaged row keeps all reports from being made",
         lambda: [
-            (sandbox_manager.custody.ledger, "_text", bytes.decode),
+            (sandbox_manager.custody.queries, "text_of", bytes.decode),
             mutated(
                 sandbox_manager.report.reporter, "_some_files", "sqlite3.DatabaseError, ValueError, TypeError", "()"
             ),

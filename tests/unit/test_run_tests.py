@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-
-from tests.conftest import _PARTS, group_of
 
 _RUNNER = Path(__file__).parents[2] / "tools" / "run-tests"
 #: Fails in its first run only.
@@ -22,7 +19,6 @@ _TESTS = {
     "broken": "import nothing_of_this_name\n",
     # A test whose name differs between processes: pytest-xdist names the process as failed, and no test.
     "unlike": "import os, pytest\n@pytest.mark.parametrize('a', [os.getpid()])\ndef test_unlike(a):\n    pass\n",
-    "grouped": "import pytest\npytestmark = pytest.mark.xdist_group('some')\n" + _ONCE + "    assert was\n",
     "passes": "def test_passes():\n    pass\n",
 }
 
@@ -40,7 +36,7 @@ _TESTS = {
     ],
 )
 def test_failures_are_run_again_once(tmp_path: Path, kind: str, strict: str, status: int, says: str) -> None:
-    done = _run(tmp_path, kind, strict, ("-n", "2" if kind == "unlike" else "0"))
+    done = _run(tmp_path, kind, strict)
     assert (done.returncode, says in done.stdout) == (status, True), done.stdout
     passed_alone = kind == "once" and not strict
     assert ("PASSED ONLY ALONE" in done.stdout) is passed_alone
@@ -62,21 +58,6 @@ def test_a_listed_test_has_no_second_chance(tmp_path: Path, listed: str, status:
     assert _run(tmp_path, "once").returncode == status
 
 
-def test_names_of_groups_are_no_part_of_names(tmp_path: Path) -> None:
-    done = _run(tmp_path, "grouped", options=("-n", "2", "--dist", "loadgroup"))
-    assert done.returncode == 0, done.stdout
-    assert (tmp_path / "out/only-alone.txt").read_text() == "test_it.py::test_once\n"
-
-
-def test_files_stay_together_but_those_whose_tests_share_nothing() -> None:
-    tests = _RUNNER.parents[1] / "tests"
-    assert {group_of(tests / "curl/test_docs.py", at) for at in range(9)} == {"curl-test_docs"}
-    assert {group_of(tests / "gsiftp/test_docs.py", 0)} == {"gsiftp-test_docs"}
-    assert len({group_of(tests / "crash/test_simulation.py", at) for at in range(60)}) == 6
-    for name in _PARTS:
-        assert len(list(tests.rglob(f"{name}.py"))) == 1
-
-
 def test_the_committed_list_names_tests_that_exist() -> None:
     lines = (_RUNNER.parents[1] / "tests/only-alone.txt").read_text().splitlines()
     for name in (line for line in lines if not line.startswith("#")):
@@ -85,12 +66,10 @@ def test_the_committed_list_names_tests_that_exist() -> None:
         assert f"def {function}(" in (_RUNNER.parents[1] / path).read_text(), f"{name} is gone: delete its line"
 
 
-def _run(
-    directory: Path, kind: str, strict: str = "", options: Sequence[str] = ("-n", "0")
-) -> subprocess.CompletedProcess[str]:
+def _run(directory: Path, kind: str, strict: str = "") -> subprocess.CompletedProcess[str]:
     (directory / "test_it.py").write_text(_TESTS[kind])
     return subprocess.run(
-        [_RUNNER, *options, "--rootdir", directory, directory / "test_it.py"],
+        [_RUNNER, "-n", "2" if kind == "unlike" else "0", "--rootdir", directory, directory / "test_it.py"],
         cwd=directory,
         env={**os.environ, "PYTHON": sys.executable, "STRICT": strict},
         stdout=subprocess.PIPE,

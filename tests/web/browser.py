@@ -15,7 +15,6 @@ from typing import Any
 from tests.harness.ports import free_ports
 from tests.polling import wait_for
 
-_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 _TIMEOUT_S = 60.0
 
 
@@ -50,9 +49,8 @@ class Browser:
         return self.ask("POST", "/execute/async", {"script": script, "args": []})
 
     def click(self, css: str) -> None:
-        """Click on the first element that the selector finds."""
-        found = self.ask("POST", "/element", {"using": "css selector", "value": css})
-        self.ask("POST", f"/element/{found[_ELEMENT]}/click")
+        """Click on the first element that the selector finds, in one step: a page may replace its elements."""
+        self.run("document.querySelector(arguments[0]).click()", css)
 
     def press(self, keys: str) -> None:
         """Press keys, one after the other."""
