@@ -319,7 +319,7 @@ def restart_risk(machine: Machine) -> Iterator[Finding]:
         yield ok("restart-risk", "no output waits here: this node may be restarted")
     elif signs:
         remedy = (
-            "drain first: condor_drain, or condor_off -startd, and wait until 'stageout status --node --empty' ends "
+            "drain first: condor_off -peaceful -daemon startd, and wait until 'stageout status --node --empty' ends "
             "with 0. Output survives a restart on the disk, but waits for the node to come back"
         )
         yield warn("restart-risk", f"{size(at_risk)} of output wait here, and {signs[0]}", remedy)
