@@ -39,6 +39,7 @@ def test_the_commands_of_the_page_work(tmp_path: Path) -> None:
     blocks = re.findall(r"^```console\n(.*?)^```$", page, re.S | re.M)
     commands = [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
     assert "python3 -m pytest" in commands
+    commands = [line.replace("/opt/stageout/bin/python", sys.executable) for line in commands]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTEST_ADDOPTS": "-q -p no:cacheprovider"}
     done = subprocess.run(
