@@ -1,7 +1,7 @@
 """Custody: the ledger and its picture in memory, the spool, recovery, and the end of each sandbox.
 
 - ``schema`` has the tables, ``updates`` each change of a row, ``queries`` each question, ``ledger`` the file itself.
-- ``store`` keeps ledger and memory (``registry``, ``space``, ``backlog``) in agreement.
+- ``store`` keeps ledger and memory (``registry``, ``space``) in agreement.
 - ``spool`` holds the files, ``syncing`` brings them to the disk, ``orphans`` removes the rest.
 - ``orders`` changes states on an agent's word. ``releases`` then stops plugins and frees bytes.
 - ``plugin_state`` has the directories of plugins' state. ``state_quota`` decides when they go.

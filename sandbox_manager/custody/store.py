@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sandbox_manager.custody import queries, updates
-from sandbox_manager.custody.backlog import Deadline
 from sandbox_manager.custody.ledger import Ledger
-from sandbox_manager.custody.registry import Registry
+from sandbox_manager.custody.registry import Deadline, Registry
 from sandbox_manager.sandbox import Destination, Sandbox
 from stageout.core.ending import outlast
 from stageout.core.metrics import CUSTODY_BOUNDS, Histogram
@@ -29,7 +28,7 @@ class _Fresh:
 class SandboxStore:
     """Ledger and registry. :attr:`changed` is set with every change; who waits for it clears it.
 
-    :param deadline: see :class:`sandbox_manager.custody.backlog.Backlog`.
+    :param deadline: see :class:`sandbox_manager.custody.registry.Backlog`.
     :ivar custody: seconds from acceptance to delivery, of what was delivered since the start.
     :ivar lost_bytes: of what was lost since the start.
     """

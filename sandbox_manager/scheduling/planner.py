@@ -1,6 +1,6 @@
 """The choice of the next files and their batches. Pure: no clock, no I/O.
 
-Deadline first, then the owner who had least lately, then job priority, small before large. ``custody/backlog.py``
+Deadline first, then the owner who had least lately, then job priority, small before large. ``custody/registry.py``
 orders the sandboxes of a queue, and ``custody/updates.py`` the files of a sandbox. One owner never uses
 all movers of the node or of a server, so another owner's first file never waits for the end of a batch. A server that
 is slow or away uses up only its own movers.
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sandbox_manager.custody.backlog import Backlog, BatchQueue
+from sandbox_manager.custody.registry import Backlog, BatchQueue
 from sandbox_manager.rules import Limits
 from sandbox_manager.sandbox import Destination, Sandbox
 from sandbox_manager.scheduling.breaker import Flow

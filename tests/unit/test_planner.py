@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_slots import LIMITS, TEMPLATE
 
-from sandbox_manager.custody.backlog import Backlog, order
+from sandbox_manager.custody.registry import Backlog, order
 from sandbox_manager.rules import Limits
 from sandbox_manager.sandbox import OCCUPYING, Destination, Sandbox, SlotKey, Waiting, occupant_of
 from sandbox_manager.scheduling.breaker import Flow

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandbox_manager.custody.backlog import Backlog
-from sandbox_manager.custody.registry import Registry
+from sandbox_manager.custody.registry import Backlog, Registry
 from sandbox_manager.report.reporter import sandbox_report
 from sandbox_manager.rules import Limits, RetryRules, last_attempt_at
 from sandbox_manager.sandbox import (
