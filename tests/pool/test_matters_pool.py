@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from sandbox_manager.custody import updates
 from stageout.wire.custody import MANAGER_AD
 from stageout.wire.matters import Kind
 from tests.harness.destination import Destination
@@ -124,7 +125,7 @@ def test_matters_are_seen_everywhere_within_two_polls(matters_site: Seen) -> Non
     ep.run(["condor_off", "-daemon", "SANDBOX_MANAGER"])
     wait_until(lambda: not ep.pids("sandbox-manager"), timeout_s=60, what="the manager to end")
     with closing(sqlite3.connect(ep.home / "stageout" / "ledger" / "ledger.sqlite")) as ledger, ledger:
-        ledger.execute("UPDATE sandboxes SET failing_since = failing_since - 7200 WHERE failing_since > 0")
+        updates.keep_ages(ledger, -1, int(time.time()) - 7200)
     ep.run(["condor_on", "-daemon", "SANDBOX_MANAGER"])
     number = site.pool.q(full)["GlobalJobId"]
     wait_until(lambda: _age_s(site, number) > 7000, timeout_s=60, what="a report of the new manager")

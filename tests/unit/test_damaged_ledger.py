@@ -29,6 +29,7 @@ from stageout.core.states import FileState, State
 from stageout.wire.custody import Action, Order, OrderSheet, Run
 from tests.polling import until
 from tests.unit.daemon_site import accepted, in_thread, served
+from tests.unit.ledger_steps import damage
 from tests.unit.manager_site import Node, Site, made, run
 
 
@@ -120,9 +121,7 @@ def test_reports_go_on_whatever_text_is_damaged(site: Site, text: bytes) -> None
 def test_a_state_that_no_version_knows_is_a_loss(site: Site) -> None:
     async def story() -> None:
         await _two_jobs(site)
-        with closing(sqlite3.connect(ledger_of(site))) as db:
-            db.execute("UPDATE sandboxes SET state = 77 WHERE job LIKE '%#2.0#%'")
-            db.commit()
+        damage(ledger_of(site), "UPDATE sandboxes SET state = 77 WHERE job LIKE '%#2.0#%'")
         async with site.manager() as node:
             await node.until_state(State.RELEASED, node.facts("1.0"))
             assert node.state(node.facts("2.0")) is State.LOST
@@ -284,7 +283,7 @@ def test_sums_that_a_damaged_trigger_has_left_are_counted_anew(tmp_path: Path) -
     _filled(path)
     redefine(path, "files = files - 1", "files = files - 3")
     with closing(sqlite3.connect(path)) as db:
-        db.execute("UPDATE files SET state = 3 WHERE position = 0")
+        updates.move_files(db, {FileState.WAITING}, FileState.FAILED, "position = ?", [(0,)])
         db.commit()
     with closing(Ledger(path)) as ledger:
         box = queries.sandbox(ledger._connection, 1)

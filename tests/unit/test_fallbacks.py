@@ -50,6 +50,7 @@ from stageout.wire.custody import (
     report_ad,
 )
 from tests.polling import until
+from tests.unit.ledger_steps import attempt, damage, judge, take
 from tests.unit.manager_site import Site, made, run
 
 JOB = "ap#1.0#1"
@@ -89,12 +90,14 @@ def _send(db: sqlite3.Connection, box: int) -> None:
     if updates.state_of(db, box) is not State.MOVING:
         updates.set_state(db, box, State.LEASED, 10)
         updates.set_state(db, box, State.MOVING, 10)
-    db.execute("UPDATE files SET state = 1, attempts = attempts + 1 WHERE state = 0")
+    take(db)
 
 
-def _fail(db: sqlite3.Connection, box: int, text: str, state: int = 3, where: str = "1", **more: Any) -> Sandbox:
+def _fail(
+    db: sqlite3.Connection, box: int, text: str, *positions: int, state: FileState = FileState.FAILED, **more: Any
+) -> Sandbox:
     """Record that files were not sent, and what becomes of their sandbox."""
-    db.execute(f"UPDATE files SET state = ?, error_code = 33, error = ? WHERE state = 1 AND {where}", (state, text))
+    judge(db, state, *positions, error_code=33, error=text)
     return _settled(db, box, **more)
 
 
@@ -111,7 +114,7 @@ def _urls(db: sqlite3.Connection) -> list[str]:
 
 def test_failed_files_go_to_the_fallback_with_fresh_attempts(db: sqlite3.Connection) -> None:
     box = _moving(db, "a", "b")
-    db.execute("UPDATE files SET state = 2 WHERE position = 1")
+    judge(db, FileState.DELIVERED, 1)
     found = _fail(db, box, "403 from old")
     assert (found.state, found.attempts, found.files_left, found.retried_at) == (State.CONFIRMED, 0, 1, 20)
     assert found.reason == f"goes to the fallback {BACK} because the destination failed: 403 from old"
@@ -120,7 +123,7 @@ def test_failed_files_go_to_the_fallback_with_fresh_attempts(db: sqlite3.Connect
         Destination("/p2", "https", "new.org")
     ]
     _send(db, box)
-    db.execute("UPDATE files SET state = 2 WHERE state = 1")
+    judge(db, FileState.DELIVERED)
     found = _settled(db, box)
     assert found.state is State.DELIVERED
     assert found.reason == f"1 file delivered to the fallback {BACK} because the destination failed: 403 from old"
@@ -136,7 +139,7 @@ def test_without_a_fallback_output_fails_as_before(db: sqlite3.Connection) -> No
 
 def test_delivered_output_that_never_fell_back_has_no_reason(db: sqlite3.Connection) -> None:
     box = _moving(db, "a")
-    db.execute("UPDATE files SET state = 2")
+    judge(db, FileState.DELIVERED)
     assert (_settled(db, box).reason, _urls(db)) == ("", ["https://old/p/a"])
 
 
@@ -172,13 +175,13 @@ def test_a_file_that_its_owner_redirected_afterwards_does_not_come_back(db: sqli
     assert (found.state, found.reason, _urls(db)) == (State.FAILED, "third is full", ["https://third/a"])
     orders.apply_orders(db, OrderSheet("ap", "ep", 1, (Order(3, Action.RETRY, JOB, 1),)), 30)
     _send(db, box)
-    db.execute("UPDATE files SET state = 2")
+    judge(db, FileState.DELIVERED)
     assert _settled(db, box).reason == "", "it is at the third URL"
 
 
 def test_a_redirect_before_the_failure_leaves_the_fallback(db: sqlite3.Connection) -> None:
     box = _moving(db, "a")
-    db.execute("UPDATE files SET state = 0")
+    updates.moving_back(db, box)
     order = Order(2, Action.REDIRECT, JOB, 1, request="r", new_url="https://third/")
     orders.apply_orders(db, OrderSheet("ap", "ep", 1, (order,)), 30, _plugin)
     _send(db, box)
@@ -186,13 +189,16 @@ def test_a_redirect_before_the_failure_leaves_the_fallback(db: sqlite3.Connectio
     assert _urls(db) == ["https://new.org/d/a"]
 
 
-@pytest.mark.parametrize("change", ["digest = 'a receipt'", "url = CAST(x'68b0' AS TEXT)"])
-def test_a_file_that_may_be_at_a_router_or_is_damaged_stays(db: sqlite3.Connection, change: str) -> None:
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_file_that_may_be_at_a_router_or_is_damaged_stays(db: sqlite3.Connection, is_damaged: bool) -> None:
     box = _moving(db, "a", "b")
-    db.execute(f"UPDATE files SET {change} WHERE position = 0")
+    if is_damaged:
+        damage(db, "UPDATE files SET url = CAST(x'68b0' AS TEXT) WHERE position = 0")
+    else:
+        updates.keep_receipts(db, [("a receipt", next(queries.all_files(db, box)).ticket_id, 0)])
     assert _fail(db, box, "403").state is State.CONFIRMED
     assert _urls(db)[1] == "https://new.org/d/b" and "new" not in _urls(db)[0]
-    db.execute("UPDATE files SET state = 2 WHERE position = 1")
+    attempt(db, FileState.DELIVERED, 1)
     _send(db, box)
     assert _fail(db, box, "403 again").reason == "403 again"
 
@@ -211,7 +217,7 @@ def test_the_first_destination_is_no_fallback(db: sqlite3.Connection) -> None:
 
 def test_a_fallback_that_proves_useless_while_output_waits_is_reported_once(db: sqlite3.Connection) -> None:
     box = _moving(db, "x/a", "y/a")
-    db.execute("UPDATE files SET state = 0")
+    updates.moving_back(db, box)
     updates.set_state(db, box, State.RETRY_WAIT, 20)
     before = queries.sandbox(db, box)
     assert _pass_deadlines(db, 61, 60, "away") == {box}
@@ -296,13 +302,13 @@ def test_only_the_last_failure_of_a_file_counts(db: sqlite3.Connection) -> None:
 
 def test_files_that_were_tried_for_long_go_to_the_fallback(db: sqlite3.Connection) -> None:
     box = _moving(db, "a", "b", "c")
-    db.execute("UPDATE files SET state = 0 WHERE position = 1")
-    where = "position = 0"
-    assert _fail(db, box, "come back", 0, where, now=60, after_s=60).fallback_note == "", "59 s have passed"
+    judge(db, FileState.WAITING, 1)
+    early = _fail(db, box, "come back", 0, state=FileState.WAITING, now=60, after_s=60)
+    assert early.fallback_note == "", "59 s have passed"
     found = _settled(db, box, now=61, after_s=60)
     assert found.state is State.MOVING and found.fallback_note == "come back"
     assert _urls(db) == ["https://new.org/d/a", "https://new.org/d/b", "https://old/p/c"], "c is being sent"
-    _fail(db, box, "come back", 0, now=100, after_s=60)
+    _fail(db, box, "come back", state=FileState.WAITING, now=100, after_s=60)
     assert _urls(db)[2] == "https://old/p/c"
     assert _pass_deadlines(db, 121, after_s=60) == {box}
     assert _urls(db)[2] == "https://new.org/d/c"
@@ -317,9 +323,15 @@ def _pass_deadlines(db: sqlite3.Connection, now: int, after_s: float, away: str 
 
 def _waiting(db: sqlite3.Connection) -> int:
     box = _moving(db, "a")
-    db.execute("UPDATE files SET state = 0, attempts = 0")
+    updates.moving_back(db, box)
     updates.set_state(db, box, State.RETRY_WAIT, 20)
     return box
+
+
+def _tried(db: sqlite3.Connection, box: int, text: str) -> None:
+    attempt(db, FileState.WAITING, error_code=20, error=text)
+    updates.keep_attempts(db, box, 1, 0)
+    updates.set_reason(db, box, text)
 
 
 @pytest.mark.parametrize(("away", "falls_back"), [("", False), ("connection refused", True)])
@@ -347,15 +359,13 @@ def test_a_pause_that_is_given_up_does_not_send_output_elsewhere(db: sqlite3.Con
 
 def test_output_that_waited_for_the_delivery_timeout_goes_to_the_fallback(db: sqlite3.Connection) -> None:
     box = _waiting(db)
-    db.execute("UPDATE files SET attempts = 1, error = 'timeout', error_code = 20")
-    db.execute("UPDATE sandboxes SET attempts = 1, reason = 'timeout'")
+    _tried(db, box, "timeout")
     assert _pass_deadlines(db, 300_000, 0) == {box}
     found = queries.sandbox(db, box)
     assert found is not None
     assert (found.state, _urls(db)) == (State.RETRY_WAIT, ["https://new.org/d/a"])
     assert "timeout (gave up after" in found.fallback_note
-    db.execute("UPDATE files SET attempts = 1, error = 'timeout there', error_code = 20")
-    db.execute("UPDATE sandboxes SET attempts = 1, reason = 'timeout there'")
+    _tried(db, box, "timeout there")
     assert _pass_deadlines(db, 600_000, 0) == {box}
     found = queries.sandbox(db, box)
     assert found is not None and found.state is State.FAILED
@@ -431,10 +441,10 @@ def test_the_jobs_ad_and_the_records_of_files_name_the_fallback(db: sqlite3.Conn
 
 def _delivered_there(db: sqlite3.Connection) -> Sandbox:
     box = _moving(db, "a", "b")
-    db.execute("UPDATE files SET state = 2 WHERE position = 1")
+    judge(db, FileState.DELIVERED, 1)
     _fail(db, box, "403 from old")
     _send(db, box)
-    db.execute("UPDATE files SET state = 2 WHERE state = 1")
+    judge(db, FileState.DELIVERED)
     return _settled(db, box)
 
 

@@ -19,10 +19,11 @@ from sandbox_manager.report.reporter import file_report, sandbox_report
 from sandbox_manager.sandbox import Sandbox, SlotKey
 from sandbox_manager.transfer.batch import update_state
 from schedd_agent.file_records import _file_attributes
-from stageout.core.states import State
+from stageout.core.states import FileState, State
 from stageout.core.synchronous import NO_REASON
 from stageout.movers.schemes import is_node_path
 from stageout.wire.custody import Run
+from tests.unit.ledger_steps import attempt
 
 _NODE = "delivered to the filesystem of the node ep7.example.org: a file URL names a path of the node that runs the job"
 
@@ -43,7 +44,7 @@ def _delivered(db: sqlite3.Connection, job: str, *urls: str, owner: str = "a@d",
         updates.offer_fallback(db, box, fallback, "")
         redirects.fall_back(db, box, fallback, lambda path, scheme: PluginChoice("/p2", NO_REASON))
         updates.keep_fallback_reason(db, box, "403")
-    db.execute("UPDATE files SET state = 2 WHERE sandbox = ?", (box,))
+    attempt(db, FileState.DELIVERED)
     rules = FallbackRules(lambda path, scheme: PluginChoice("/p", NO_REASON), 0, lambda destination: "")
     update_state(db, box, lambda destination: True, rules, 20)
     found = queries.sandbox(db, box)

@@ -21,9 +21,10 @@ from sandbox_manager.transfer.handover import DrainTarget, written
 from schedd_agent.model import HistoryRecord
 from schedd_agent.model import Status as JobStatus
 from stageout.core import durable
-from stageout.core.states import State
+from stageout.core.states import FileState, State
 from stageout.wire.deposits import read_numbers
 from tests.polling import until
+from tests.unit.ledger_steps import attempt
 from tests.unit.test_overlay_destination import Crash, _dying
 
 __all__ = ["asked", "site"]
@@ -120,8 +121,7 @@ def test_what_is_lost_at_once_after_a_restart_is_told_with_what_may_be_in_custod
             first = DrainTarget(ROUTER, "")
             first.begin(rows, 0)
             await ledger.write(lambda db: updates.keep_receipts(db, first.receipts(rows)))
-            said = "UPDATE files SET state = 2 WHERE position = ?"
-            await ledger.write(lambda db: db.execute(said, (rows[1].position,)).rowcount)
+            await ledger.write(lambda db: attempt(db, FileState.DELIVERED, rows[1].position))
             begun = await ledger.read(queries.begun_hand_over)
             assert [row.name for row in begun] == ["a"], "the other is its plugin's word only"
             drain = Drain(node.pipeline, node.clock, 600, ROUTER)

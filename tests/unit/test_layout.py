@@ -455,3 +455,39 @@ def test_an_attribute_that_is_set_from_outside_is_found(tmp_path: Path, monkeypa
     assert _set_from_outside(path) == []
     path.write_text("def wire(self, intake):\n    self.intake.hook = 1\n    intake.hook, intake.other = 1, 2\n")
     assert _set_from_outside(path) == ["m.py: self.intake.hook", "m.py: intake.hook", "m.py: intake.other"]
+
+
+#: Changes of the ledger's tables.
+_WRITES = re.compile(
+    r"(UPDATE (sandboxes|tickets|files|fences|meta|orders_done) SET (\w|$)"
+    r"|(INSERT (OR \w+ )?INTO|DELETE FROM) (sandboxes|tickets|files|fences|meta|orders_done)\b)"
+)
+#: Write ledgers of other versions, databases of routers, and the examples below.
+_OTHER_TABLES = {"test_ledger_versions.py", "test_overlay_migrations.py", "test_layout.py"}
+
+
+def _written_by_sql(path: Path) -> list[str]:
+    tree = ast.parse(path.read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    damages = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "damage"]
+    allowed = {id(node) for call in damages for node in ast.walk(call)}
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [f"{path.name}:{node.lineno}" for node in texts if id(node) not in allowed and _WRITES.search(node.value)]
+
+
+def test_tests_bring_about_states_by_the_ledgers_own_functions() -> None:
+    """A state that the product cannot reach proves nothing. tests/unit/ledger_steps.py has the steps, and damage()."""
+    paths = [path for name in ("unit", "pool") for path in sorted((ROOT / "tests" / name).glob("*.py"))]
+    assert len(paths) > 300
+    assert [found for path in paths if path.name not in _OTHER_TABLES for found in _written_by_sql(path)] == []
+
+
+def test_a_state_that_is_set_by_sql_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "m.py"
+    lines = [
+        'execute("UPDATE files SET state = 1")',
+        'damage(db, "UPDATE files SET state = 1")',
+        'f"UPDATE files SET {x}"',
+    ]
+    path.write_text("\n".join([*lines, 'run("INSERT INTO tickets VALUES (1)")', 'run("SELECT state FROM files")']))
+    assert _written_by_sql(path) == ["m.py:1", "m.py:3", "m.py:4"]

@@ -30,6 +30,7 @@ from stageout.core.config import mapping_settings
 from stageout.core.errors import ErrorClass
 from stageout.core.states import FILE_MOVES, FileState, IllegalMove, State
 from stageout.wire.custody import Action, JobKey, Order, OrderSheet, Run
+from tests.unit.ledger_steps import attempt, bring
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -131,18 +132,20 @@ def test_a_change_that_fails_takes_nothing_with_it(tmp_path: Path) -> None:
     asyncio.run(write())
 
 
+@pytest.mark.parametrize("new", FileState)
 @pytest.mark.parametrize("old", FileState)
-def test_a_file_moves_as_the_table_allows_and_no_other_way(db: sqlite3.Connection, old: FileState) -> None:
+def test_a_file_moves_as_the_table_allows_and_no_other_way(
+    db: sqlite3.Connection, old: FileState, new: FileState
+) -> None:
     add(db, "t")
-    for new in FileState:
-        db.execute("UPDATE files SET state = ?", (old,))
-        if new in FILE_MOVES[old]:
-            assert updates.move_files(db, {old}, new, "sandbox = ?", [(1,)]) == 1
-        else:
-            with pytest.raises(IllegalMove, match=f"a file cannot go from {old.name} to {new.name}"):
-                updates.move_files(db, {old}, new, "sandbox = ?", [(1,)])
-        (now,) = db.execute("SELECT state FROM files").fetchone()
-        assert now == (new if new in FILE_MOVES[old] else old)
+    bring(db, old)
+    if new in FILE_MOVES[old]:
+        assert updates.move_files(db, {old}, new, "sandbox = ?", [(1,)]) == 1
+    else:
+        with pytest.raises(IllegalMove, match=f"a file cannot go from {old.name} to {new.name}"):
+            updates.move_files(db, {old}, new, "sandbox = ?", [(1,)])
+    (now,) = db.execute("SELECT state FROM files").fetchone()
+    assert now == (new if new in FILE_MOVES[old] else old)
 
 
 def test_a_file_in_another_state_stays_as_it_is(db: sqlite3.Connection) -> None:
@@ -383,7 +386,7 @@ def test_retry_after_a_failure_starts_afresh(db: sqlite3.Connection) -> None:
 def test_retry_of_what_waits_for_its_next_attempt_makes_it_due(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
     orders.apply_orders(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
-    db.execute("UPDATE files SET next_attempt = 9999, attempts = 4")
+    attempt(db, FileState.WAITING, times=4, next_attempt=9999)
     assert updates.take_files(db, box, 1, 6, 10, 10) == []
     orders.apply_orders(db, sheet((Action.RETRY, 1, (), 0), first=2), 6)
     (item,) = updates.take_files(db, box, 1, 6, 10, 10)
@@ -478,7 +481,8 @@ def test_no_file_waits_longer_than_was_meant_when_the_clock_was_set_back(db: sql
     box = moving(db)
     updates.mark_synced(db, ["t1"])
     updates.moving_back(db, box)
-    db.execute("UPDATE files SET error_code = 20, next_attempt = 50 + 60 * position")
+    for position, due in enumerate((50, 110)):
+        attempt(db, FileState.WAITING, position, error_code=20, next_attempt=due)
     assert recovery.settle_ledger(db, ["t1"], "boot", 9, 30.0) == ({box}, [])
     assert [row[0] for row in db.execute("SELECT next_attempt FROM files ORDER BY position")] == [50, 9]
 
@@ -517,15 +521,15 @@ def test_ages_stay_what_they_were_when_the_clock_is_set(
     jump_s: int, now: int, times: tuple[int, int, int], db: sqlite3.Connection
 ) -> None:
     box = add(db, "t1")
-    db.execute("UPDATE sandboxes SET accepted_at = 100, confirmed_at = 10, ended_at = 0")
-    db.execute("UPDATE fences SET at = 100")
+    orders.apply_orders(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 10)
+    updates.raise_fence(db, new_sandbox().run, 100)
     assert updates.keep_ages(db, jump_s, now) == {box}
     assert db.execute("SELECT accepted_at, confirmed_at, ended_at FROM sandboxes").fetchall() == [times]
-    assert db.execute("SELECT at FROM fences").fetchall() == [(times[0],)]
+    assert db.execute("SELECT at FROM fences WHERE owner = 'a@x'").fetchall() == [(times[0],)]
     if jump_s > 0:  # what came since then is left as it is
-        db.execute("UPDATE sandboxes SET accepted_at = ?", (now - 5,))
+        late = updates.add_sandbox(db, new_sandbox("ap#2.0#1"), now - 5)
         updates.keep_ages(db, jump_s, now)
-        assert db.execute("SELECT accepted_at FROM sandboxes").fetchall() == [(now - 5,)]
+        assert updates.times(db, late).accepted_at == now - 5
 
 
 def test_after_a_restart_of_the_machine_unsynced_data_is_lost(db: sqlite3.Connection) -> None:
@@ -575,8 +579,7 @@ def test_unconfirmed_sandboxes_are_reported_and_later_lost(db: sqlite3.Connectio
 
 
 def tried(db: sqlite3.Connection, box: int, position: int, kind: ErrorClass) -> None:
-    sql = "UPDATE files SET attempts = 1, error_code = ? WHERE sandbox = ? AND position = ?"
-    db.execute(sql, (kind.code, box, position))
+    attempt(db, FileState.WAITING, position, error_code=kind.code)
     updates.keep_attempts(db, box, 1, 0)
 
 

@@ -49,6 +49,7 @@ from stageout.wire.custody import (
 from tests.descriptors import many_open
 from tests.in_loop import in_loop
 from tests.polling import until
+from tests.unit.ledger_steps import damage
 
 ROOT_DIR = Path(__file__).resolve().parents[2]
 
@@ -407,13 +408,12 @@ def test_two_managers_never_share_a_spool(site: Site) -> None:
     run(story())
 
 
-def change_ledger(site: Site, sql: str) -> None:
-    with closing(sqlite3.connect(site.base / "spool/ledger/ledger.sqlite", isolation_level=None)) as db:
-        db.execute(sql)
+def ledger_of(site: Site) -> Path:
+    return site.base / "spool/ledger/ledger.sqlite"
 
 
 def spoil_leases(site: Site) -> None:
-    change_ledger(site, "INSERT INTO meta VALUES ('lease_s:ap', 'soon')")
+    damage(ledger_of(site), "INSERT INTO meta VALUES ('lease_s:ap', 'soon')")
 
 
 def block_socket(site: Site) -> None:
@@ -435,7 +435,7 @@ def test_a_start_that_fails_begins_no_sync(
     async def story() -> None:
         async with site.manager(moving=False) as node:
             await node.hand_off({"copy://h/ok/a": b"a"})
-        change_ledger(site, "UPDATE tickets SET synced = 0")
+        damage(ledger_of(site), "UPDATE tickets SET synced = 0")
         monkeypatch.setattr(Spool, "write_back", lambda spool, tickets: begun.extend(tickets))
         monkeypatch.setattr(daemon, "Pipeline", recorded)
         spoil(site)
@@ -449,13 +449,13 @@ def test_a_start_that_fails_begins_no_sync(
 
 def test_a_start_syncs_what_was_accepted_before_it(site: Site) -> None:
     def synced() -> list[tuple[int]]:
-        with closing(sqlite3.connect(site.base / "spool/ledger/ledger.sqlite")) as db:
+        with closing(sqlite3.connect(ledger_of(site))) as db:
             return db.execute("SELECT synced FROM tickets").fetchall()
 
     async def story() -> None:
         async with site.manager(moving=False) as node:
             await node.hand_off({"copy://h/ok/a": b"a"})
-        change_ledger(site, "UPDATE tickets SET synced = 0")
+        damage(ledger_of(site), "UPDATE tickets SET synced = 0")
         async with served(site):
             await until(lambda: synced() == [(SyncState.DONE.value,)], lambda: f"the sync; the ledger has {synced()}")
 

@@ -15,8 +15,9 @@ from sandbox_manager.custody.updates import NewSandbox
 from sandbox_manager.file import StoredFile
 from sandbox_manager.report import reporter
 from sandbox_manager.sandbox import SlotKey
-from stageout.core.states import State
+from stageout.core.states import FileState, State
 from stageout.wire.custody import Action, JobKey, Order, OrderSheet, Report, Run, payload_of, read_report, report_ad
+from tests.unit.ledger_steps import attempt
 
 JOB = "ap#1.0#1"
 
@@ -105,7 +106,7 @@ def test_a_report_lists_files_that_were_given_up(
     db: sqlite3.Connection, action: Action, listed: list[tuple[str, str, int]]
 ) -> None:
     number = _accept(db, 1, files=3)
-    db.execute("UPDATE files SET attempts = 2, error_code = 71 WHERE position = 1")
+    attempt(db, FileState.WAITING, 1, times=2, error_code=71)
     _order(db, action, 1)
     box = queries.sandbox(db, number)
     assert box
