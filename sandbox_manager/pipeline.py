@@ -6,10 +6,10 @@
 2. Apply orders: the schedd's agent confirms that the run completed, or cancels it (``custody/orders.py``).
 3. Schedule: ``scheduling/scheduler.py`` puts confirmed files into batches.
 4. Deliver: :meth:`Pipeline.deliver` sends a batch and records the outcome; ``transfer/runner.py`` has its steps.
-5. Release: ``custody/releases.py`` frees the bytes of what has ended. The store tells it of each change.
+5. Release: ``Releases`` in ``custody/ledger.py`` frees the bytes of ended sandboxes, after each change of the store.
 
-Each change is in the ledger before anything is built on it (``docs/developer/durable-steps.md``); the sandboxes in
-memory are a picture of the ledger (``custody/store.py``).
+Each change is in the ledger before anything depends on it (``docs/developer/durable-steps.md``). The sandboxes in
+memory are a picture of the ledger (``custody/registry.py``).
 """
 
 from __future__ import annotations

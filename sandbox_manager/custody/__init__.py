@@ -1,9 +1,9 @@
 """Custody: the ledger and its picture in memory, the spool, recovery, and the end of each sandbox.
 
-- ``schema`` has the tables, ``updates`` each change of a row, ``queries`` each question, ``ledger`` the file itself.
-- ``store`` keeps ledger and memory (``registry``, ``space``) in agreement.
+- ``schema`` has the tables, ``updates`` each change of a row, ``queries`` each question.
+- ``ledger`` is the database with its picture in memory (``registry``). It frees the bytes of ended sandboxes.
 - ``spool`` holds the files, ``syncing`` brings them to the disk, ``orphans`` removes the rest.
-- ``orders`` changes states on an agent's word. ``releases`` then stops plugins and frees bytes.
+- ``orders`` changes states on an agent's word.
 - ``plugin_state`` has the directories of plugins' state. ``state_quota`` decides when they go.
 - ``housekeeping`` runs the start after a crash, deadlines and clean-up. ``recovery`` compares ledger and spool.
 """

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from sqlite3 import Connection, Error
 
 from sandbox_manager.custody import recovery, updates
-from sandbox_manager.custody.ledger import get_meta, set_meta
-from sandbox_manager.custody.store import SandboxStore
+from sandbox_manager.custody.ledger import SandboxStore, get_meta, set_meta
 from stageout.core import log
 from stageout.core.clock import Clock
 

@@ -7,22 +7,20 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from sandbox_manager.custody.background import Background
 from sandbox_manager.custody.clock_jumps import ClockJumpGuard
 from sandbox_manager.custody.fallbacks import FallbackRules
-from sandbox_manager.custody.ledger import Ledger
+from sandbox_manager.custody.ledger import Ledger, Releases, SandboxStore
 from sandbox_manager.custody.orphans import OrphanCollector
 from sandbox_manager.custody.redirects import FindPlugin, no_plugin
-from sandbox_manager.custody.releases import Releases
 from sandbox_manager.custody.renewal import Renewal
 from sandbox_manager.custody.running import RunningBatches
 from sandbox_manager.custody.space import Space
 from sandbox_manager.custody.spool import Spool
 from sandbox_manager.custody.state_quota import StateQuota
-from sandbox_manager.custody.store import SandboxStore
 from sandbox_manager.custody.syncing import SyncRecords, Syncs
 from sandbox_manager.rules import Rules, deadline_of
 from stageout.core.clock import Clock, boot_id
+from stageout.core.ending import Background
 
 T = TypeVar("T")
 

@@ -43,7 +43,7 @@ class Housekeeping:
         await self._custody.orphans.set_aside()
         await self._custody.state.load()
         boxes = self._store.registry.by_id
-        self._store.observe(self._custody.releases.follow)  # not before: only now it is known what the spool holds
+        self._store.observe(self._custody.releases.on_change)  # not before: only now it is known what the spool holds
         self._custody.releases.consider([box for box in boxes.values() if box.state in FREED])
         log.event("spool-recovered", sandboxes=len(boxes), unsynced=len(self._unsynced))
 

@@ -1,10 +1,14 @@
-"""The ledger: what the manager has promised, in SQLite (WAL, ``synchronous=FULL``).
+"""The ledger: the record of all output in custody, in SQLite (WAL, ``synchronous=FULL``).
 
-One thread writes. Changes that come in while it waits for the disk are committed together, so the rate of hand-offs
-is not bound by the rate of disk flushes. Each change sees all earlier ones, and a change that fails takes nothing
-with it. Questions are answered by a second thread from the last committed state. Sums over a sandbox's files are kept
-by triggers: a sandbox may have a million of them. Numbers of sandboxes and tickets are never used again: what the
-manager keeps under a number in memory outlives the row.
+:class:`Ledger` is the database. One thread writes. It commits all changes together that arrive while it waits for the
+disk, so the rate of hand-offs is not bound by the rate of disk flushes. Each change sees all earlier ones. A change
+that fails does not affect the others. A second thread answers questions from the last committed state. Triggers keep
+the sums over a sandbox's files, because a sandbox may have a million files. Numbers of sandboxes and tickets are never
+used again, because data in memory under such a number may outlive the row.
+
+:class:`SandboxStore` is the ledger with its picture in memory (``registry.py``). Every change of a sandbox goes through
+:meth:`SandboxStore.write`, so the two never differ. :class:`Releases` observes the store: it stops plugins that send
+output of an ended sandbox, frees the bytes, and removes the record.
 """
 
 from __future__ import annotations
@@ -13,21 +17,32 @@ import asyncio
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sandbox_manager.custody import queries, schema
+from sandbox_manager.custody import queries, schema, updates
+from sandbox_manager.custody.registry import Deadline, Registry
 from sandbox_manager.custody.reserve import Reserve
+from sandbox_manager.custody.running import RunningBatches
+from sandbox_manager.custody.space import Space
+from sandbox_manager.custody.spool import Spool
+from sandbox_manager.custody.state_quota import StateQuota
+from sandbox_manager.sandbox import Destination, Sandbox
 from stageout.core import databases, durable, log
+from stageout.core.clock import Clock, wall_now
+from stageout.core.ending import Background, outlast
 from stageout.core.errors import StageoutError
-from stageout.core.metrics import DISK_BOUNDS, Histogram
+from stageout.core.metrics import CUSTODY_BOUNDS, DISK_BOUNDS, Histogram
+from stageout.core.states import FREED, State
 
 T = TypeVar("T")
 _GROUP = 500
+#: Seconds until the release of a sandbox is tried again after an error.
+_AGAIN_S = 30.0
 #: Free pages (4 KiB each) that the ledger keeps for the next records, and how many go in one commit.
 _FREE_PAGES, _PAGES_AT_ONCE = 2560, 1000
 
@@ -45,8 +60,8 @@ class _Change:
     result: Any = None
     error: BaseException | None = None
 
-    def settle(self) -> None:
-        """Hand the outcome to who waits (in the loop's thread)."""
+    def finish(self) -> None:
+        """Give the outcome to the caller of :meth:`Ledger.write`. Call this in the loop's thread."""
         if self.answer.done():
             return
         if self.error is not None:
@@ -58,9 +73,9 @@ class _Change:
 class Ledger:
     """One open ledger. Use from one event loop; :meth:`close` when done.
 
-    :param path: of the database; its directory exists. :param sandboxes: of the spool that it is of.
+    :param path: of the database; its directory exists. :param sandboxes: the spool's directory of sandboxes.
     :ivar commits: durations of commits.
-    :raises LedgerError: it is damaged, empty while there are sandboxes, of another version, or cannot be opened.
+    :raises LedgerError: it is damaged, empty although the spool has sandboxes, of another version, or cannot be opened.
     """
 
     def __init__(self, path: Path, sandboxes: Path | None = None) -> None:
@@ -81,9 +96,9 @@ class Ledger:
         self._reading: sqlite3.Connection | None = None
 
     async def write(self, change: Callable[[sqlite3.Connection], T], *labels: str) -> T:
-        """Run one change in the writer's thread; once more when the disk was full. On return it is on the disk.
+        """Run one change in the writer's thread, and again if the disk was full. On return it is on the disk.
 
-        :param labels: its steps in ``docs/developer/durable-steps.md``; none for what may be lost.
+        :param labels: its steps in ``docs/developer/durable-steps.md``; none for changes that may be lost.
         :raises Exception: what ``change`` raised (nothing of it is kept), or the commit's sqlite3.Error or OSError.
         """
         loop = asyncio.get_running_loop()
@@ -100,15 +115,15 @@ class Ledger:
         return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: question(self._reader()))
 
     async def keep_reserve(self) -> None:
-        """Make the room again that is kept for writing on a full disk. :raises OSError: it cannot be."""
+        """Reserve room for writing on a full disk, if it was given up. :raises OSError: it cannot be reserved."""
         await asyncio.get_running_loop().run_in_executor(self._readers, self._reserve.keep)
 
     async def give_up_reserve(self) -> bool:
-        """Make room when the disk is full. False when it is not, or when nothing is left to give up."""
+        """Give up the reserve if the disk is full. Return False if it is not, or if no reserve is left."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._reserve.give_up)
 
     async def compact(self) -> None:
-        """Give the room of records that are gone back to the disk, while no change waits. :raises sqlite3.Error:"""
+        """Return the room of deleted records to the disk, until a change waits. :raises sqlite3.Error:"""
         await asyncio.get_running_loop().run_in_executor(self._writer, self._compact)
 
     def _compact(self) -> None:
@@ -125,7 +140,7 @@ class Ledger:
         return int(self._connection.execute("PRAGMA freelist_count").fetchone()[0])
 
     def close(self) -> None:
-        """Finish what was asked and close. Nothing may be written afterwards."""
+        """Finish all changes and questions, then close. Nothing may be written afterwards."""
         self._writer.shutdown()
         self._readers.submit(self._close_reader).result()
         self._readers.shutdown()
@@ -142,8 +157,8 @@ class Ledger:
         return self._reading
 
     def _write_all(self) -> None:
-        """Write what has come in, all in one commit; nothing when an earlier call has taken it along."""
-        self._is_scheduled = False  # before looking: whoever comes from now on calls again
+        """Write all waiting changes in one commit. There is none if an earlier call has written them."""
+        self._is_scheduled = False  # before the check: a change that arrives from now on schedules another call
         while self._changes:
             self._write_group([self._changes.popleft() for _ in range(min(_GROUP, len(self._changes)))])
 
@@ -152,7 +167,7 @@ class Ledger:
         if any(item.error for item in group) and self._reserve.give_up():
             self._try_group([item for item in group if item.error])
         for loop in {item.loop for item in group}:
-            loop.call_soon_threadsafe(_settle, [item for item in group if item.loop is loop])
+            loop.call_soon_threadsafe(_finish, [item for item in group if item.loop is loop])
 
     def _try_group(self, group: Sequence[_Change]) -> None:
         began_s = time.monotonic()
@@ -185,13 +200,13 @@ class Ledger:
         self._connection.execute("RELEASE change")
 
 
-def _settle(items: Sequence[_Change]) -> None:
+def _finish(items: Sequence[_Change]) -> None:
     for item in items:
-        item.settle()
+        item.finish()
 
 
 def _opened(path: Path, sandboxes: Path | None) -> sqlite3.Connection:
-    """Open the ledger, and make its tables if it is new."""
+    """Open the ledger. Create its tables if it is new."""
     if path.exists():
         _check(path)
     connection = _open(path)
@@ -204,7 +219,7 @@ def _opened(path: Path, sandboxes: Path | None) -> sqlite3.Connection:
 
 
 def _check(path: Path) -> None:
-    """Refuse what is no ledger of this version. It is opened to read: else SQLite would move its journal into it."""
+    """Refuse a file that is no ledger of this version. Open it read-only, else SQLite would merge its journal."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         connection.text_factory = queries.text_of
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -232,7 +247,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, sandboxes: Path | None) -> None:
-    """Give the database the tables of this version. :raises LedgerError: it must not be used."""
+    """Create or repair the tables of this version. :raises LedgerError: the database must not be used."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version:
         damage = schema.repair(connection)
@@ -272,11 +287,176 @@ def _advice(problem: Exception, is_full: bool) -> str:
 
 
 def get_meta(connection: sqlite3.Connection, name: str, default: str = "") -> str:
-    """A remembered value of the manager itself."""
+    """Return a value that the manager keeps for itself."""
     row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
     return str(row[0]) if row else default
 
 
 def set_meta(connection: sqlite3.Connection, name: str, value: str) -> None:
-    """Remember a value of the manager itself."""
+    """Keep a value for the manager itself."""
     connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+
+
+#: A change in the ledger. It returns the ids of the sandboxes that it touched.
+Change = Callable[[sqlite3.Connection], Iterable[int]]
+Observer = Callable[[Sequence[Sandbox]], None]
+
+
+@dataclass(frozen=True)
+class _Fresh:
+    sandboxes: dict[int, Sandbox | None]
+    destinations: dict[int, Destination]
+
+
+class SandboxStore:
+    """Ledger and registry. Each change sets :attr:`changed`; the task that waits for it clears it.
+
+    :param deadline: see :class:`sandbox_manager.custody.registry.Backlog`.
+    :ivar custody: seconds from acceptance to delivery of the sandboxes delivered since the start.
+    :ivar lost_bytes: bytes of the sandboxes lost since the start.
+    """
+
+    def __init__(self, ledger: Ledger, deadline: Deadline) -> None:
+        self.ledger = ledger
+        self.registry = Registry(deadline)
+        self.changed = asyncio.Event()
+        self.wake = asyncio.Event()
+        self.acknowledged: dict[str, int] = {}
+        self.custody = Histogram(CUSTODY_BOUNDS)
+        self.lost_bytes = 0
+        self._observers: list[Observer] = []
+
+    def observe(self, observer: Observer) -> None:
+        """Call ``observer`` after each change from now on, with the sandboxes that it touched, as they are now.
+
+        The call is on the loop, after the commit, when :attr:`acknowledged` and :attr:`changed` are set.
+        """
+        self._observers.append(observer)
+
+    async def load(self) -> None:
+        """Read the whole ledger (at start)."""
+        boxes, destinations, fences, self.acknowledged = await self.ledger.read(
+            lambda db: (
+                queries.all_sandboxes(db), queries.destinations(db), queries.fences(db), updates.acknowledged(db)
+            )
+        )  # fmt: skip
+        self.registry.load(boxes, destinations, fences)
+
+    async def write(self, change: Change, *labels: str, orders: Mapping[str, int] | None = None) -> list[Sandbox]:
+        """Run a change. On return it is on the disk, and the picture in memory agrees with it.
+
+        If the caller is cancelled meanwhile, the picture is updated all the same.
+
+        :param orders: numbers of the last orders that it carries out, by agent.
+        :returns: touched sandboxes that still exist, as they are now. :raises IllegalMove: or another error of the
+            change.
+        """
+        work = asyncio.ensure_future(self._write(change, labels, orders or {}))
+        if await outlast(work):
+            work.exception()  # retrieved, so that asyncio does not log it
+            raise asyncio.CancelledError
+        return work.result()
+
+    async def _write(self, change: Change, labels: Sequence[str], orders: Mapping[str, int]) -> list[Sandbox]:
+        known = frozenset(self.registry.destinations)
+        fresh = await self.ledger.write(lambda db: _run_change(db, change, known), *labels)
+        self.registry.destinations.update(fresh.destinations)
+        for sandbox_id, box in fresh.sandboxes.items():
+            if box is None:
+                self.registry.drop(sandbox_id)
+            else:
+                self._count_end(self.registry.by_id.get(sandbox_id), box)
+                self.registry.put(box)
+        self.acknowledged.update(orders)
+        if fresh.sandboxes:
+            self.wake.set()
+        if fresh.sandboxes or orders:
+            self.changed.set()
+        boxes = [box for box in fresh.sandboxes.values() if box is not None]
+        for observer in self._observers:
+            observer(boxes)
+        return boxes
+
+    def _count_end(self, old: Sandbox | None, new: Sandbox) -> None:
+        """Count output that has just been delivered or lost. :param old: before the change, None if it is new."""
+        if old is None or old.state is new.state:
+            return
+        if new.state is State.DELIVERED:
+            self.custody.observe(max(0.0, float(new.ended_at - new.accepted_at)))
+        elif new.state is State.LOST:
+            self.lost_bytes += old.bytes_left
+
+    async def drop_old_fences(self, before: int) -> None:
+        """Forget run numbers of jobs that have no output here and no message since this wall clock."""
+        await self.ledger.write(lambda db: updates.drop_old_fences(db, before))
+        self.registry.keep_only(*await self.ledger.read(lambda db: (queries.destinations(db), queries.fences(db))))
+
+
+def _run_change(db: sqlite3.Connection, change: Change, known: frozenset[int]) -> _Fresh:
+    sandboxes = {sandbox_id: queries.sandbox(db, sandbox_id) for sandbox_id in set(change(db))}
+    targets = {part.destination for sandbox in sandboxes.values() if sandbox for part in sandbox.waiting}
+    return _Fresh(sandboxes, queries.destinations(db) if targets - known else {})
+
+
+class Releases:
+    """The end of sandboxes on this node: their bytes are freed, then their records are removed.
+
+    :param running: the batches that run now; those of an ended sandbox are stopped. :param disk: removes files.
+    :param state: of plugins. It is removed with the last output of its account.
+    """
+
+    def __init__(
+        self,
+        store: SandboxStore,
+        spool: Spool,
+        space: Space,
+        running: RunningBatches,
+        state: StateQuota,
+        disk: Executor,
+        background: Background,
+        clock: Clock,
+    ) -> None:
+        self._store, self._spool, self._space, self._disk = store, spool, space, disk
+        self._running, self._state, self._background, self._clock = running, state, background, clock
+        self._under_way: set[int] = set()
+
+    def on_change(self, boxes: Sequence[Sandbox]) -> None:
+        """Stop sending files of ended sandboxes, and free their bytes. The store calls this after each change."""
+        ended = {box.id for box in boxes if box.state in FREED}
+        if ended:
+            self._running.stop_of(ended)
+        self.consider(boxes)
+
+    def consider(self, boxes: Iterable[Sandbox]) -> None:
+        """Free bytes that are no longer needed, and remove records that may go, in the background."""
+        for box in boxes:
+            done = box.state in FREED and (not box.freed or box.state is State.DELIVERED or box.forgettable)
+            partly = not box.freed and box.confirmed_at and set(box.tickets) - set(box.named_tickets)
+            if (done or partly) and box.id not in self._under_way:
+                self._under_way.add(box.id)
+                self._background.run(self._free(box.id))
+
+    async def _free(self, sandbox: int) -> None:
+        known = self._store.registry.by_id.get(sandbox)
+        loop = asyncio.get_running_loop()
+        try:
+            tickets = await self._store.ledger.read(lambda db: updates.dropped_tickets(db, sandbox))
+            box = self._store.registry.by_id.get(sandbox)
+            if not tickets and box is not None and box.state not in FREED:
+                self._under_way.discard(sandbox)  # tickets that its record does not name are freed already
+                return
+            for ticket in tickets:
+                await loop.run_in_executor(self._disk, self._spool.release, ticket)
+                self._space.drop(ticket)
+            left = await self._store.write(
+                lambda db: updates.released(db, sandbox, tickets, wall_now(self._clock)), "record-released"
+            )
+        except (OSError, sqlite3.Error) as problem:
+            log.error("spool-release-failed", sandbox=sandbox, problem=problem, again_in_s=_AGAIN_S)
+            await asyncio.sleep(_AGAIN_S)
+            self._background.run(self._free(sandbox))
+            return
+        self._under_way.discard(sandbox)
+        self.consider(box for box in left if box.state in FREED)
+        if known is not None:
+            await self._state.account_freed(known.uid)

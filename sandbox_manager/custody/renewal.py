@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from sandbox_manager.custody import queries, updates
 from sandbox_manager.custody.credentials import BadCredential, Credential, Safe, StoredCredentials, examine
-from sandbox_manager.custody.store import SandboxStore
+from sandbox_manager.custody.ledger import SandboxStore
 from stageout.core import log
 from stageout.core.clock import Clock, wall_now
 from stageout.core.states import State

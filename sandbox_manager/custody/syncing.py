@@ -18,11 +18,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 
 from sandbox_manager.custody import recovery, updates
-from sandbox_manager.custody.background import Background
+from sandbox_manager.custody.ledger import SandboxStore
 from sandbox_manager.custody.spool import Spool, Synced
-from sandbox_manager.custody.store import SandboxStore
 from stageout.core import log
 from stageout.core.clock import Clock, wall_now
+from stageout.core.ending import Background
 from stageout.core.metrics import DISK_BOUNDS, Histogram
 
 _TICKETS = 200

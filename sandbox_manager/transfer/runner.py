@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from sandbox_manager.custody import queries, updates
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.custody import Custody
-from sandbox_manager.custody.ledger import set_meta
+from sandbox_manager.custody.ledger import Change, set_meta
 from sandbox_manager.custody.running import RunningBatch
-from sandbox_manager.custody.store import Change
 from sandbox_manager.file import StoredFile
 from sandbox_manager.sandbox import Destination
 from sandbox_manager.scheduling import rates

@@ -30,7 +30,7 @@ import schedd_agent.agent
 import schedd_agent.decisions
 import schedd_agent.receipts
 from sandbox_manager.custody import orders, redirects, updates
-from sandbox_manager.custody.releases import Releases
+from sandbox_manager.custody.ledger import Releases
 from sandbox_manager.custody.reserve import Reserve
 from sandbox_manager.custody.spool import Spool, Synced, _each_file
 from sandbox_manager.custody.syncing import SyncRecords, Syncs

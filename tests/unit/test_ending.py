@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from sandbox_manager.custody.background import Background
 from sandbox_manager.intake.acceptance import Acceptance, Refused
 from sandbox_manager.intake.listener import Intake
 from stageout.core import ending
+from stageout.core.ending import Background
 
 
 def test_who_is_cancelled_while_it_ends_others_ends_them_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_a_manager_ends_although_a_task_loses_its_cancellation(part: str, monkey
         task = asyncio.ensure_future(deaf())
         await asyncio.sleep(0)
         manager: Any = SimpleNamespace(_tasks={task}, _threads=[], _listener=None)
-        monkeypatch.setattr("sandbox_manager.custody.background._LAST_S", 0.01)
+        monkeypatch.setattr("stageout.core.ending._LAST_S", 0.01)
         await (Intake.stop(manager, 0.01) if part == "intake" else Background.stop(manager))
         return task.cancelled()
 

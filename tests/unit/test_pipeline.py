@@ -458,7 +458,7 @@ def test_a_ledger_that_cannot_be_written_accepts_nothing(site: Site, monkeypatch
 def test_a_step_that_fails_is_done_again(site: Site, monkeypatch: pytest.MonkeyPatch, label: str) -> None:
     armed = site.flag("armed")
     monkeypatch.setattr("sandbox_manager.pipeline._AGAIN_S", 0.1)
-    monkeypatch.setattr("sandbox_manager.custody.releases._AGAIN_S", 0.1)
+    monkeypatch.setattr("sandbox_manager.custody.ledger._AGAIN_S", 0.1)
 
     async def story() -> None:
         async with site.manager() as node:

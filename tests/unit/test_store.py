@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from sandbox_manager.custody import updates
-from sandbox_manager.custody.ledger import Ledger
-from sandbox_manager.custody.store import SandboxStore
+from sandbox_manager.custody.ledger import Ledger, SandboxStore
 from sandbox_manager.file import StoredFile
 from sandbox_manager.sandbox import Sandbox, SlotKey
 from stageout.core.states import State
