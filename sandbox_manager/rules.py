@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from sandbox_manager.sandbox import SENDABLE, Sandbox
 from stageout.core.config import ConfigError, Settings
 from stageout.core.controllers import FIXED, Controller, FixedController, Knobs
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.units import MB
+from stageout.model.sandbox import SENDABLE, Sandbox
 from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
 
 #: The part with all controllers but the fixed one. It is loaded when it is chosen.

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox_manager.custody import ledger, updates
-from sandbox_manager.file import StoredFile
-from sandbox_manager.sandbox import SlotKey
 from stageout.core.clock import boot_id
+from stageout.model.file import StoredFile
+from stageout.model.sandbox import SlotKey
 from stageout.wire.custody import Run
 
 NOW = 1_700_000_000

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from sandbox_manager.custody import queries, redirects, updates
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.redirects import FindPlugin, NotRedirected
-from sandbox_manager.file import StoredFile
-from sandbox_manager.sandbox import Sandbox, destination_of
 from stageout.core import log
 from stageout.core.units import count
+from stageout.model.file import StoredFile
+from stageout.model.sandbox import Sandbox, destination_of
 from stageout.movers.schemes import fallback_problem
 
 #: Reports repeat the reasons of all sandboxes.

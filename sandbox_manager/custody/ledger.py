@@ -31,13 +31,13 @@ from sandbox_manager.custody.running import RunningBatches
 from sandbox_manager.custody.space import Space
 from sandbox_manager.custody.spool import Spool
 from sandbox_manager.custody.state_quota import StateQuota
-from sandbox_manager.sandbox import Destination, Sandbox
 from stageout.core import databases, durable, log
 from stageout.core.clock import Clock, wall_now
 from stageout.core.ending import Background, outlast
 from stageout.core.errors import StageoutError
 from stageout.core.metrics import CUSTODY_BOUNDS, DISK_BOUNDS, Histogram
 from stageout.core.states import FREED, State
+from stageout.model.sandbox import Destination, Sandbox
 
 T = TypeVar("T")
 _GROUP = 500

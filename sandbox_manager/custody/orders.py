@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from sandbox_manager.custody import redirects, updates
 from sandbox_manager.custody.redirects import FindPlugin
-from sandbox_manager.sandbox import SlotKey
 from stageout.core import log
 from stageout.core.states import ENDS, FREED, MOVES, State
+from stageout.model.sandbox import SlotKey
 from stageout.movers.schemes import shown_url
 from stageout.wire.custody import Action, Order, OrderSheet, Run
 

@@ -13,8 +13,8 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from sandbox_manager.sandbox import NAME_BYTES
 from stageout.core import durable
+from stageout.model.sandbox import NAME_BYTES
 from stageout.movers import trees
 
 #: Further ones are not counted.

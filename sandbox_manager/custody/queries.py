@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandbox_manager.custody.credentials import Credential, StoredCredentials
-from sandbox_manager.file import StoredFile
-from sandbox_manager.sandbox import NAME_BYTES, Destination, Sandbox, SlotKey, SyncState, Waiting
 from stageout.core.states import LEFT_FILES, STILL_FILES, FileState, State
+from stageout.model.file import StoredFile
+from stageout.model.sandbox import NAME_BYTES, Destination, Sandbox, SlotKey, SyncState, Waiting
 from stageout.wire.custody import JobKey, Run
 from stageout.wire.deposits import holdings_of, joined, read_receipt
 
@@ -46,9 +46,12 @@ STATE_OF = _States((code, state) for state, code in CODE_OF.items())
 _UNSIGNED = (1 << 64) - 1
 
 
-def is_in(states: Collection[FileState]) -> str:
-    """Return the condition in SQL that a file is in one of these states."""
+def _is_in(states: Collection[FileState]) -> str:
     return f"state IN ({', '.join(str(int(state)) for state in sorted(states))})"
+
+
+#: Conditions in SQL: a file still has to be delivered; it waits or has failed.
+IS_LEFT, IS_STILL = _is_in(LEFT_FILES), _is_in(STILL_FILES)
 
 
 #: Columns of the fields of :class:`StoredFile`, in their order.
@@ -138,9 +141,7 @@ def begun_hand_over(db: sqlite3.Connection) -> list[StoredFile]:
 
 def left_files(db: sqlite3.Connection, sandbox_id: int) -> list[tuple[int, int]]:
     """Ticket and position of each file of a sandbox that is left."""
-    return db.execute(
-        f"SELECT ticket, position FROM files WHERE sandbox = ? AND {is_in(LEFT_FILES)}", (sandbox_id,)
-    ).fetchall()
+    return db.execute(f"SELECT ticket, position FROM files WHERE sandbox = ? AND {IS_LEFT}", (sandbox_id,)).fetchall()
 
 
 def _handed_over(db: sqlite3.Connection, sandbox_id: int) -> list[tuple[str, int]]:
@@ -214,7 +215,7 @@ def files_in_trouble_first(
 
 def left_first_time(db: sqlite3.Connection, sandbox_id: int) -> list[StoredFile]:
     """Files of a sandbox that wait or have failed, and have never been sent to its fallback."""
-    return list(map(stored_file, db.execute(f"{_FILES} f.{is_in(STILL_FILES)} AND f.fell_back = 0", (sandbox_id,))))
+    return list(map(stored_file, db.execute(f"{_FILES} f.{IS_STILL} AND f.fell_back = 0", (sandbox_id,))))
 
 
 def count_below(db: sqlite3.Connection, sandbox_id: int, directory: str) -> int:

@@ -10,11 +10,11 @@ from sandbox_manager.custody import fallbacks, queries, updates
 from sandbox_manager.custody.fallbacks import FallbackRules
 from sandbox_manager.custody.spool import Spool
 from sandbox_manager.rules import Rules
-from sandbox_manager.sandbox import SENDABLE, Sandbox, SyncState
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.errors import UNREACHABLE, Advice, ErrorClass
 from stageout.core.states import FREED, State
+from stageout.model.sandbox import SENDABLE, Sandbox, SyncState
 from stageout.movers.mover import end_leftovers
 
 _SET_S = 60.0

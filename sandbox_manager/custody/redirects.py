@@ -14,10 +14,10 @@ from typing import NamedTuple
 from sandbox_manager.custody import queries, updates
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.queries import DamagedText
-from sandbox_manager.file import StoredFile
-from sandbox_manager.sandbox import Destination
 from stageout.core.states import AWAY_FILES, STILL_FILES
 from stageout.core.synchronous import NO_REASON, Reason
+from stageout.model.file import StoredFile
+from stageout.model.sandbox import Destination
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.schemes import comparable_url, credential_of, method_of, shown_url, split_url
 from stageout.wire.owner_requests import redirect_problem

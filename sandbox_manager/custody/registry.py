@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
-from sandbox_manager.sandbox import (
+from stageout.core.states import FREED, State
+from stageout.model.sandbox import (
     ACTIVE,
     NAME_BYTES,
     OCCUPYING,
@@ -23,7 +24,6 @@ from sandbox_manager.sandbox import (
     Waiting,
     occupant_of,
 )
-from stageout.core.states import FREED, State
 from stageout.wire.custody import ANY_OWNER, JobKey, Run
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from sandbox_manager.sandbox import Destination
+from stageout.model.sandbox import Destination
 from stageout.movers.mover import StoppableMover
 from stageout.wire.custody import JobKey
 

@@ -9,11 +9,11 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sandbox_manager.custody.credentials import StoredCredentials
-from sandbox_manager.custody.queries import CODE_OF, FILE_COLUMNS, STATE_OF, is_in, stored_file
-from sandbox_manager.file import StoredFile
-from sandbox_manager.sandbox import Destination, SlotKey, SyncState, destination_of
+from sandbox_manager.custody.queries import CODE_OF, FILE_COLUMNS, IS_LEFT, IS_STILL, STATE_OF, stored_file
 from stageout.core.errors import Advice, ErrorClass
-from stageout.core.states import AWAY_FILES, ENDS, LEFT_FILES, STILL_FILES, FileState, State, move, move_file
+from stageout.core.states import AWAY_FILES, ENDS, LEFT_FILES, FileState, State, move, move_file
+from stageout.model.file import StoredFile
+from stageout.model.sandbox import Destination, SlotKey, SyncState, destination_of
 from stageout.wire.custody import ANY_OWNER, JobKey, Run
 
 _CHANGES_PER_S = 1000
@@ -250,7 +250,7 @@ def set_url(db: sqlite3.Connection, item: StoredFile, url: str, target: Destinat
     """Give a file that is not being sent another URL. :param fell_back: that of its job's fallback."""
     db.execute(
         "UPDATE files SET url = ?, destination = ?, fell_back = max(fell_back, ?) "
-        f"WHERE ticket = ? AND position = ? AND {is_in(STILL_FILES)}",
+        f"WHERE ticket = ? AND position = ? AND {IS_STILL}",
         (url, _destination_id(db, target), fell_back, item.ticket_id, item.position),
     )
 
@@ -370,7 +370,8 @@ def move_files(
     """
     for state in old:
         move_file(state, new)
-    return db.executemany(f"UPDATE files SET {also} state = {new:d} WHERE {is_in(old)} AND {condition}", facts).rowcount
+    is_old = f"state IN ({', '.join(str(int(state)) for state in sorted(old))})"
+    return db.executemany(f"UPDATE files SET {also} state = {new:d} WHERE {is_old} AND {condition}", facts).rowcount
 
 
 def take_files(
@@ -424,7 +425,7 @@ def record_results(db: sqlite3.Connection, results: Iterable[StoredFile]) -> Non
 
 def note_failures(db: sqlite3.Connection, sandbox: int, now: int) -> None:
     """Keep since when the last attempt of some file of a sandbox that is left has failed."""
-    fails = f"SELECT 1 FROM files WHERE sandbox = :sandbox AND {is_in(LEFT_FILES)} AND error_code != 0"
+    fails = f"SELECT 1 FROM files WHERE sandbox = :sandbox AND {IS_LEFT} AND error_code != 0"
     db.execute(
         f"UPDATE sandboxes SET failing_since = CASE WHEN NOT EXISTS ({fails}) THEN 0 "
         "WHEN failing_since THEN failing_since ELSE :now END WHERE id = :sandbox",
@@ -548,7 +549,7 @@ def fail_tried(db: sqlite3.Connection, sandbox: int, unreachable: Iterable[Error
     Where a server was not reached with one file, that counts as a try of all the sandbox's files that go to it.
     """
     codes = ",".join(str(kind.code) for kind in unreachable)
-    away = f"SELECT destination FROM files WHERE sandbox = ? AND {is_in(STILL_FILES)} AND error_code IN ({codes})"
+    away = f"SELECT destination FROM files WHERE sandbox = ? AND {IS_STILL} AND error_code IN ({codes})"
     tried = f"sandbox = ? AND (attempts > 0 OR destination IN ({away}))"
     return move_files(db, {FileState.WAITING}, FileState.FAILED, tried, [(sandbox, sandbox)])
 
@@ -590,8 +591,7 @@ def _keep_end_time(db: sqlite3.Connection, sandbox: int, now: int) -> None:
 def is_wanted(db: sqlite3.Connection, ticket: str) -> bool:
     """Tell whether bytes of this ticket are still needed."""
     query = (
-        "SELECT EXISTS (SELECT 1 FROM files WHERE ticket = (SELECT id FROM tickets WHERE ticket = ?) "
-        f"AND {is_in(LEFT_FILES)})"
+        f"SELECT EXISTS (SELECT 1 FROM files WHERE ticket = (SELECT id FROM tickets WHERE ticket = ?) AND {IS_LEFT})"
     )
     return bool(db.execute(query, (ticket,)).fetchone()[0])
 
@@ -600,7 +600,7 @@ def dropped_tickets(db: sqlite3.Connection, sandbox: int) -> list[str]:
     """Tickets of a sandbox none of whose files are wanted any more and whose bytes are still there."""
     rows = db.execute(
         "SELECT ticket FROM tickets t WHERE sandbox = ? AND freed = 0 AND NOT EXISTS "
-        f"(SELECT 1 FROM files WHERE files.ticket = t.id AND {is_in(LEFT_FILES)})",
+        f"(SELECT 1 FROM files WHERE files.ticket = t.id AND {IS_LEFT})",
         (sandbox,),
     )
     return [row[0] for row in rows]

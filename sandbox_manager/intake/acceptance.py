@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from sandbox_manager.custody import fallbacks, orders, updates
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.custody import Custody
-from sandbox_manager.file import StoredFile
 from sandbox_manager.intake.admission import Admission, Offer, schemes_of, slot_of
 from sandbox_manager.intake.identity import RunFacts
 from sandbox_manager.intake.pilot_end import servers_of
@@ -24,6 +23,7 @@ from stageout.core.clock import wall_now
 from stageout.core.ending import outlast
 from stageout.core.states import State
 from stageout.core.synchronous import NotTaken, Reason
+from stageout.model.file import StoredFile
 from stageout.wire.handoff import Receipt
 
 

@@ -18,12 +18,12 @@ from sandbox_manager.intake.agents import AgentTable
 from sandbox_manager.intake.identity import RunFacts
 from sandbox_manager.intake.pilot_end import PilotEnd
 from sandbox_manager.rules import Account, Rules
-from sandbox_manager.sandbox import NAME_BYTES, Occupant, SlotKey
 from sandbox_manager.scheduling.breaker import Flow
 from sandbox_manager.scheduling.slots import is_stuck, places_free
 from stageout.core.states import State
 from stageout.core.synchronous import NO_REASON, Reason, sentence_of
 from stageout.core.units import size
+from stageout.model.sandbox import NAME_BYTES, Occupant, SlotKey
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.schemes import split_url
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from sandbox_manager.custody.registry import Registry
 from sandbox_manager.rules import Rules
-from sandbox_manager.sandbox import Destination
 from sandbox_manager.scheduling.throughput import Throughput
 from stageout.core.clock import Clock
 from stageout.core.states import FREED
 from stageout.core.synchronous import NO_REASON, Reason
+from stageout.model.sandbox import Destination
 from stageout.movers.schemes import split_url
 
 

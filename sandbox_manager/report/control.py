@@ -19,8 +19,8 @@ from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.report.flows import flow_reports
 from sandbox_manager.report.reporter import file_report, sandbox_report
 from sandbox_manager.rules import last_attempt_at
-from sandbox_manager.sandbox import Sandbox
 from stageout.core.sockets import listen_at
+from stageout.model.sandbox import Sandbox
 from stageout.wire.handoff import FILES_PER_FRAME, BadMessage, decode_body, encode_frame
 
 _PATIENCE_S = 30.0

@@ -14,12 +14,12 @@ from sandbox_manager.custody import queries
 from sandbox_manager.custody.credentials import BadCredential, Credential, StoredCredentials
 from sandbox_manager.intake.agents import AgentTable
 from sandbox_manager.pipeline import Pipeline
-from sandbox_manager.sandbox import Sandbox
 from stageout.core import log
 from stageout.core.clock import wall_now
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.http import exchange
 from stageout.core.states import State
+from stageout.model.sandbox import Sandbox
 from stageout.wire.renewal import MAX_ANSWER_BYTES, MAX_ASKS, PATH, Answer, Ask, BadRenewal, read_answers, request_bytes
 
 _TIMEOUT_S = 20.0

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 
 from sandbox_manager.custody import queries, updates
 from sandbox_manager.pipeline import Pipeline
-from sandbox_manager.sandbox import SENDABLE, Sandbox
 from sandbox_manager.transfer.handover import DrainTarget
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.states import FREED, State
+from stageout.model.sandbox import SENDABLE, Sandbox
 
 REASON = "the pilot ended before the output could be delivered"
 _LAST_WORDS_S = 10.0

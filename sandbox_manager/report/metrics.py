@@ -8,11 +8,11 @@ from collections.abc import Callable
 from sandbox_manager.intake.counters import HandoffCounters
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.report.reporter import Reporter
-from sandbox_manager.sandbox import Sandbox
 from stageout.core.clock import Clock
 from stageout.core.metrics import UNKNOWN, Readings, bounded, host_of, relabelled
 from stageout.core.states import ENDS, State
 from stageout.core.synchronous import CAUSES
+from stageout.model.sandbox import Sandbox
 
 _FILE_STATES = ("waiting", "moving", "failed", "delivered", "handed_over")
 _NONE_REFUSED = dict.fromkeys((cause.code for cause in CAUSES), 0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from sandbox_manager.sandbox import Destination, Sandbox
 from stageout.core import log
 from stageout.core.states import FREED
+from stageout.model.sandbox import Destination, Sandbox
 from stageout.movers.schemes import method_of
 
 _ADVICE = "name a plugin for it in FILETRANSFER_PLUGINS, last the one that shall move it, then condor_reconfig"

@@ -16,14 +16,12 @@ from typing import Any
 from sandbox_manager.custody import queries
 from sandbox_manager.custody.ledger import get_meta, set_meta
 from sandbox_manager.custody.spool import Spool
-from sandbox_manager.file import StoredFile
 from sandbox_manager.intake.admission import LEAST_FREE_BYTES
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.report.collector import Collector
 from sandbox_manager.report.drain import jobs_at_risk
 from sandbox_manager.report.flows import flow_reports
 from sandbox_manager.rules import last_attempt_at
-from sandbox_manager.sandbox import SENDABLE, Destination, Sandbox
 from sandbox_manager.transfer.handover import written
 from stageout import __version__
 from stageout.condor.bindings import CondorError
@@ -33,6 +31,8 @@ from stageout.core.config import Settings
 from stageout.core.signing import SigningKey
 from stageout.core.states import FileState, State
 from stageout.core.units import MB
+from stageout.model.file import StoredFile
+from stageout.model.sandbox import SENDABLE, Destination, Sandbox
 from stageout.movers.schemes import shown_url
 from stageout.wire.custody import (
     BUSY_REPORT_INTERVAL_S,

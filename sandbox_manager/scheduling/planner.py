@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 from sandbox_manager.custody.registry import Backlog, BatchQueue
 from sandbox_manager.rules import Limits
-from sandbox_manager.sandbox import Destination, Sandbox
 from sandbox_manager.scheduling.breaker import Flow
 from sandbox_manager.scheduling.shares import cost_bytes
 from sandbox_manager.scheduling.slots import SlotUsage, most_of_one
+from stageout.model.sandbox import Destination, Sandbox
 
 _LOOKED_AT = 2000
 

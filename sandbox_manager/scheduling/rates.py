@@ -7,13 +7,13 @@ import sqlite3
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sandbox_manager.file import StoredFile
 from sandbox_manager.scheduling import deadlines
 from sandbox_manager.scheduling.deadlines import Observed
 from sandbox_manager.scheduling.retry import BatchOutcome
 from sandbox_manager.scheduling.tuner import ActiveTransfer
 from stageout.core.errors import ErrorClass
 from stageout.core.eta import work_bytes
+from stageout.model.file import StoredFile
 
 MOST_SERVERS = 1000
 

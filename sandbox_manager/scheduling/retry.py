@@ -12,12 +12,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sandbox_manager.file import StoredFile
 from sandbox_manager.rules import RetryRules
 from sandbox_manager.scheduling.breaker import PROBE_LONGEST_S
 from stageout.core.errors import UNREACHABLE, Advice, ErrorClass
 from stageout.core.pauses import growing_s
 from stageout.core.states import FileState
+from stageout.model.file import StoredFile
 from stageout.movers.results import Failure
 
 _CREDENTIAL_WAIT_S = 300.0

@@ -8,7 +8,6 @@ from collections.abc import Collection
 
 from sandbox_manager.custody.custody import Custody
 from sandbox_manager.custody.ledger import get_meta
-from sandbox_manager.sandbox import Destination, Sandbox
 from sandbox_manager.scheduling.breaker import Breakers, Flow
 from sandbox_manager.scheduling.grants import Grants
 from sandbox_manager.scheduling.leases import Leases
@@ -19,6 +18,7 @@ from sandbox_manager.scheduling.slots import SlotUsage
 from sandbox_manager.scheduling.throughput import Throughput
 from sandbox_manager.scheduling.tuner import ActiveTransfer, Target, Tuner
 from stageout.core.clock import asleep_s, wall_now
+from stageout.model.sandbox import Destination, Sandbox
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.schemes import method_of
 

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from sandbox_manager.rules import Limits
-from sandbox_manager.sandbox import Destination, Occupant, SlotKey
 from sandbox_manager.scheduling.breaker import Flow
+from stageout.model.sandbox import Destination, Occupant, SlotKey
 
 
 def most_of_one(limit: int) -> int:

@@ -15,9 +15,7 @@ from sandbox_manager.custody.ledger import get_meta, set_meta
 from sandbox_manager.custody.queries import DamagedText
 from sandbox_manager.custody.running import RunningBatch
 from sandbox_manager.custody.spool import Spool
-from sandbox_manager.file import StoredFile
 from sandbox_manager.rules import RetryRules
-from sandbox_manager.sandbox import ACTIVE, Destination, Sandbox
 from sandbox_manager.scheduling.breaker import Breakers
 from sandbox_manager.scheduling.planner import BatchPlan
 from sandbox_manager.scheduling.retry import BatchOutcome, decide_retry
@@ -28,6 +26,8 @@ from stageout.core.classads import ClassAd, ClassAdSyntaxError
 from stageout.core.errors import SILENT, UNREACHABLE, Advice, ErrorClass
 from stageout.core.states import FileState, State
 from stageout.core.units import count
+from stageout.model.file import StoredFile
+from stageout.model.sandbox import ACTIVE, Destination, Sandbox
 from stageout.movers.mover import Batch, Equipment, Stopped
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.results import CUSTODY, Answer, Delivered, Failure, Gone, InCustody, SentFile

@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from sandbox_manager.file import StoredFile
-from sandbox_manager.sandbox import Destination
+from stageout.model.file import StoredFile
+from stageout.model.sandbox import Destination
 from stageout.movers.schemes import method_of
 from stageout.wire.deposits import (
     EXPIRES_AFTER_S,

@@ -15,8 +15,6 @@ from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.custody import Custody
 from sandbox_manager.custody.ledger import Change, set_meta
 from sandbox_manager.custody.running import RunningBatch
-from sandbox_manager.file import StoredFile
-from sandbox_manager.sandbox import Destination
 from sandbox_manager.scheduling import rates
 from sandbox_manager.scheduling.names import NameRecord
 from sandbox_manager.scheduling.planner import BatchPlan
@@ -42,6 +40,8 @@ from stageout.core.clock import wall_now
 from stageout.core.errors import SILENT
 from stageout.core.pools import Pool
 from stageout.core.states import FREED, State
+from stageout.model.file import StoredFile
+from stageout.model.sandbox import Destination
 from stageout.movers.mover import Stopped
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.results import Answer, Gone, only_delivered

@@ -516,7 +516,7 @@ BUGS = (
         "REDIRECT reaches files that are being sent",
         lambda: [
             mutated(redirects, "_is_movable", "item.state in STILL_FILES", "True"),
-            mutated(updates, "set_url", "AND {is_in(STILL_FILES)}", ""),
+            mutated(updates, "set_url", "AND {IS_STILL}", ""),
         ],
         ("wish", "wish", "destination_down"),
     ),
@@ -559,7 +559,7 @@ BUGS = (
     ),
     Planted(
         "bytes of files that are being sent, or failed, may be freed",
-        lambda: [mutated(updates, "dropped_tickets", "is_in(LEFT_FILES)", "is_in({FileState.WAITING})")],
+        lambda: [mutated(updates, "dropped_tickets", "{IS_LEFT}", "state = 0")],
         ("destination_refuses", "odd_order"),
         0.0,
         3,

@@ -39,7 +39,7 @@ def take(db: sqlite3.Connection, *positions: int) -> int:
 def judge(db: sqlite3.Connection, state: FileState, *positions: int, **facts: Any) -> int:
     """Record how the attempts with the files ended that are being sent. Return how many.
 
-    :param facts: more fields of :class:`sandbox_manager.file.StoredFile`.
+    :param facts: more fields of :class:`stageout.model.file.StoredFile`.
     """
     files = [
         replace(item, state=state, **facts)

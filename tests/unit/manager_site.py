@@ -21,10 +21,10 @@ from sandbox_manager.intake.agents import AgentTable
 from sandbox_manager.intake.identity import RunFacts
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.rules import Rules, read_rules
-from sandbox_manager.sandbox import Sandbox
 from stageout.core.clock import SystemClock
 from stageout.core.config import mapping_settings
 from stageout.core.states import State
+from stageout.model.sandbox import Sandbox
 from stageout.movers.plugins_table import PluginsTable
 from stageout.wire.custody import Action, AgentNotice, Order, OrderSheet, Run
 from stageout.wire.handoff import OfferedCredential, OfferedFile, Receipt, credential_link

@@ -17,13 +17,13 @@ from manager_site import Site, made, run
 
 from sandbox_manager.custody.accounts import choose
 from sandbox_manager.custody.spool import NotClaimed, Spool
-from sandbox_manager.file import StoredFile
 from sandbox_manager.intake.acceptance import Refusal
 from sandbox_manager.report.control import _may_see
 from sandbox_manager.rules import Account, read_accounts
 from stageout.core import durable
 from stageout.core.config import ConfigError
 from stageout.core.states import State
+from stageout.model.file import StoredFile
 from stageout.wire.custody import Action
 from stageout.wire.handoff import OfferedFile
 from tests.polling import until

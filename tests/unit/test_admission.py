@@ -12,9 +12,9 @@ from sandbox_manager.custody.registry import Registry
 from sandbox_manager.intake.admission import LEAST_FREE_BYTES, Admission, Offer
 from sandbox_manager.intake.identity import RunFacts
 from sandbox_manager.rules import Account, Limits
-from sandbox_manager.sandbox import NAME_BYTES
 from sandbox_manager.scheduling.breaker import Flow
 from stageout.core.synchronous import NO_REASON
+from stageout.model.sandbox import NAME_BYTES
 from stageout.wire.custody import Run
 
 QUOTA_BYTES = 1_000_000

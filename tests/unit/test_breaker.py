@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox_manager.file import StoredFile
 from sandbox_manager.rules import RetryRules
 from sandbox_manager.scheduling.breaker import (
     ASKED_LONGEST_S,
@@ -21,6 +20,7 @@ from sandbox_manager.scheduling.breaker import (
 from sandbox_manager.transfer.batch import _CHANGED, Vanished, decide_batch, update_breaker
 from stageout.core.errors import ErrorClass
 from stageout.core.states import FileState
+from stageout.model.file import StoredFile
 from stageout.movers.results import Answer, Delivered, Failure
 
 

@@ -18,14 +18,14 @@ from sandbox_manager.custody import orders, queries, updates
 from sandbox_manager.custody.credentials import Credential, StoredCredentials
 from sandbox_manager.custody.ledger import Ledger, LedgerError, set_meta
 from sandbox_manager.custody.updates import NewSandbox
-from sandbox_manager.file import StoredFile
 from sandbox_manager.report import reporter
-from sandbox_manager.sandbox import SlotKey
 from sandbox_manager.scheduling import rates
 from sandbox_manager.scheduling.deadlines import Observed
 from sandbox_manager.scheduling.rates import Known
 from stageout.core import durable
 from stageout.core.states import FileState, State
+from stageout.model.file import StoredFile
+from stageout.model.sandbox import SlotKey
 from stageout.wire.custody import Action, Order, OrderSheet, Run
 from tests.polling import until
 from tests.unit.daemon_site import accepted, in_thread, served

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from sandbox_manager.custody import queries, schema, updates
-from sandbox_manager.file import StoredFile
 from sandbox_manager.transfer.batch import delivered_result
 from stageout.core.errors import ErrorClass
 from stageout.core.states import FileState
+from stageout.model.file import StoredFile
 from stageout.movers.results import Delivered, InCustody, TransferFacts
 from tests.unit.test_ledger import add, new_sandbox
 

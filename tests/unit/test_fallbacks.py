@@ -19,11 +19,9 @@ from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.redirects import PluginChoice
 from sandbox_manager.custody.spool import Spool
 from sandbox_manager.custody.updates import NewSandbox
-from sandbox_manager.file import StoredFile
 from sandbox_manager.intake.startd import readable_slots
 from sandbox_manager.report.reporter import file_report, sandbox_report
 from sandbox_manager.rules import RetryRules, read_rules
-from sandbox_manager.sandbox import Destination, Sandbox, SlotKey
 from sandbox_manager.transfer import batch
 from sandbox_manager.transfer.batch import decide_batch, manager_error, update_state
 from schedd_agent.file_records import _file_attributes
@@ -36,6 +34,8 @@ from stageout.core.config import mapping_settings
 from stageout.core.errors import ErrorClass
 from stageout.core.states import FileState, State
 from stageout.core.synchronous import NO_REASON, Reason
+from stageout.model.file import StoredFile
+from stageout.model.sandbox import Destination, Sandbox, SlotKey
 from stageout.movers.results import Failure
 from stageout.movers.schemes import fallback_problem
 from stageout.wire.custody import (

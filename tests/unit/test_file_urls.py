@@ -14,13 +14,13 @@ from sandbox_manager.custody.fallbacks import FallbackRules
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.redirects import PluginChoice
 from sandbox_manager.custody.updates import NewSandbox
-from sandbox_manager.file import StoredFile
 from sandbox_manager.report.reporter import file_report, sandbox_report
-from sandbox_manager.sandbox import Sandbox, SlotKey
 from sandbox_manager.transfer.batch import update_state
 from schedd_agent.file_records import _file_attributes
 from stageout.core.states import FileState, State
 from stageout.core.synchronous import NO_REASON
+from stageout.model.file import StoredFile
+from stageout.model.sandbox import Sandbox, SlotKey
 from stageout.movers.schemes import is_node_path
 from stageout.wire.custody import Run
 from tests.unit.ledger_steps import attempt

@@ -29,7 +29,6 @@ from test_handover import (
 )
 
 from sandbox_manager.custody import queries
-from sandbox_manager.file import StoredFile
 from sandbox_manager.report import drain
 from sandbox_manager.report.drain import Drain
 from sandbox_manager.report.reporter import Reporter
@@ -40,6 +39,7 @@ from stageout.core.classads import unparse_ad
 from stageout.core.config import mapping_settings
 from stageout.core.errors import ErrorClass
 from stageout.core.states import State
+from stageout.model.file import StoredFile
 from stageout.movers.results import Answer, Ending, Failure, InCustody, SentFile, read_answers
 from stageout.wire.custody import SandboxReport, sandbox_of
 from stageout.wire.deposits import Receipt, read_receipt

@@ -36,13 +36,14 @@ ALLOWED: dict[str, set[str]] = {
     "plugin": {"core", "wire", "handoff"},
     "overlay": {"core", "wire"},
     "movers": {"core", "wire"},
+    "model": {"core", "wire", "movers"},
     "protocols": {"core", "wire", "plugin", "overlay"},
     "sampling": {"core", "condor", "tuning"},
     "cli": {"core", "condor", "wire", "handoff", "movers", "overlay", "sampling"},
     "overlay.cli": {"core", "overlay", "cli"},
     "jobs": {"core", "wire", "cli"},
     "testing": {"core"},
-    "sandbox_manager": {"core", "condor", "daemon", "wire", "movers"},
+    "sandbox_manager": {"core", "condor", "daemon", "wire", "movers", "model"},
     "overlay_router": {"core", "condor", "daemon", "wire", "overlay", "movers"},
     "schedd_agent": {"core", "condor", "daemon", "wire", "overlay"},
     "policy_service": {"core", "condor", "daemon", "wire", "tuning"},
@@ -170,16 +171,14 @@ def test_folders_of_the_router_form_no_circle() -> None:
 
 #: folder or module of the sandbox manager -> those that it may import
 _MANAGER: dict[str, set[str]] = {
-    "file": set(),
-    "sandbox": set(),
-    "rules": {"sandbox"},
-    "custody": {"file", "sandbox", "rules"},
-    "scheduling": {"file", "sandbox", "rules", "custody"},
-    "transfer": {"file", "sandbox", "rules", "custody", "scheduling"},
-    "intake": {"file", "sandbox", "rules", "custody", "scheduling"},
-    "pipeline": {"sandbox", "rules", "custody", "scheduling", "transfer", "intake"},
-    "report": {"file", "sandbox", "rules", "custody", "scheduling", "transfer", "intake", "pipeline"},
-    "daemon": {"sandbox", "rules", "custody", "scheduling", "transfer", "intake", "pipeline", "report"},
+    "rules": set(),
+    "custody": {"rules"},
+    "scheduling": {"rules", "custody"},
+    "transfer": {"rules", "custody", "scheduling"},
+    "intake": {"rules", "custody", "scheduling"},
+    "pipeline": {"rules", "custody", "scheduling", "transfer", "intake"},
+    "report": {"rules", "custody", "scheduling", "transfer", "intake", "pipeline"},
+    "daemon": {"rules", "custody", "scheduling", "transfer", "intake", "pipeline", "report"},
 }
 
 

@@ -23,12 +23,12 @@ from sandbox_manager.custody.ledger import Ledger, LedgerError, get_meta, set_me
 from sandbox_manager.custody.redirects import no_plugin
 from sandbox_manager.custody.schema import VERSION
 from sandbox_manager.custody.updates import NewSandbox
-from sandbox_manager.file import StoredFile
 from sandbox_manager.rules import read_rules
-from sandbox_manager.sandbox import SlotKey
 from stageout.core.config import mapping_settings
 from stageout.core.errors import ErrorClass
 from stageout.core.states import FILE_MOVES, FileState, IllegalMove, State
+from stageout.model.file import StoredFile
+from stageout.model.sandbox import SlotKey
 from stageout.wire.custody import Action, JobKey, Order, OrderSheet, Run
 from tests.unit.ledger_steps import attempt, bring
 

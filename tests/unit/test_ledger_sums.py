@@ -10,9 +10,9 @@ from pathlib import Path
 from sandbox_manager.custody import updates
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.updates import NewSandbox
-from sandbox_manager.file import StoredFile
-from sandbox_manager.sandbox import SlotKey
 from stageout.core.states import FileState, State
+from stageout.model.file import StoredFile
+from stageout.model.sandbox import SlotKey
 from stageout.wire.custody import Run
 
 

@@ -31,12 +31,12 @@ from sandbox_manager.intake.startd_process import StartdError, StartdProcess
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.report import startd_cron
 from sandbox_manager.report.collector import CollectorProcess
-from sandbox_manager.sandbox import SyncState
 from stageout.condor.bindings import CondorError
 from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError, mapping_settings
 from stageout.core.states import MOVES
 from stageout.daemon import EXIT_NO_RESTART, EXIT_RESTART
+from stageout.model.sandbox import SyncState
 from stageout.movers.schemes import shown_url
 from stageout.wire.custody import (
     Action,

@@ -13,7 +13,6 @@ from manager_site import Site, made, run
 from policy_site import TOKENS, Service
 
 from sandbox_manager.custody import schema
-from sandbox_manager.file import StoredFile
 from sandbox_manager.report.control import Control
 from sandbox_manager.scheduling import rates
 from sandbox_manager.scheduling.deadlines import LEAST_S, Observed
@@ -22,6 +21,7 @@ from sandbox_manager.scheduling.retry import BatchOutcome
 from stageout.cli.node import read_streams
 from stageout.core.errors import ErrorClass
 from stageout.core.states import FileState, State
+from stageout.model.file import StoredFile
 from tests.polling import until
 
 HEEDS = r'StageOutConcurrency = true\nStageOutInParts = "copy"'

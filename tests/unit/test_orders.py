@@ -12,10 +12,10 @@ import pytest
 from sandbox_manager.custody import orders, queries, updates
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.updates import NewSandbox
-from sandbox_manager.file import StoredFile
 from sandbox_manager.report import reporter
-from sandbox_manager.sandbox import SlotKey
 from stageout.core.states import FileState, State
+from stageout.model.file import StoredFile
+from stageout.model.sandbox import SlotKey
 from stageout.wire.custody import Action, JobKey, Order, OrderSheet, Report, Run, payload_of, read_report, report_ad
 from tests.unit.ledger_steps import attempt
 

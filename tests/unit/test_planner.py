@@ -11,12 +11,12 @@ from test_slots import LIMITS, TEMPLATE
 
 from sandbox_manager.custody.registry import Backlog, order
 from sandbox_manager.rules import Limits
-from sandbox_manager.sandbox import OCCUPYING, Destination, Sandbox, SlotKey, Waiting, occupant_of
 from sandbox_manager.scheduling.breaker import Flow
 from sandbox_manager.scheduling.planner import BatchPlan, Load, PlanInput, plan
 from sandbox_manager.scheduling.shares import FILE_BYTES, HALF_LIFE_S, Shares
 from sandbox_manager.scheduling.slots import SlotUsage
 from stageout.core.states import State
+from stageout.model.sandbox import OCCUPYING, Destination, Sandbox, SlotKey, Waiting, occupant_of
 from stageout.wire.custody import Run
 
 USUAL = replace(LIMITS, movers=4, movers_per_server=3, movers_per_owner=3, batch_files=200, batch_bytes=1 << 30)

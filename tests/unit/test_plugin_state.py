@@ -12,8 +12,8 @@ import pytest
 from handoff_site import Child, needs_root
 from manager_site import PYTHON, UID, Site, made, run
 
-from sandbox_manager.sandbox import NAME_BYTES
 from stageout.core.states import State
+from stageout.model.sandbox import NAME_BYTES
 from stageout.wire.custody import Action
 from tests.polling import until
 

@@ -11,8 +11,8 @@ from manager_site import Site, made, run
 from test_pipeline import refusal
 
 from sandbox_manager.intake.acceptance import Refusal
-from sandbox_manager.sandbox import NAME_BYTES
 from stageout.core.states import State
+from stageout.model.sandbox import NAME_BYTES
 from stageout.wire.custody import Action
 from tests.polling import until
 

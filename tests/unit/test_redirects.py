@@ -18,14 +18,14 @@ from sandbox_manager.custody.credentials import Credential, StoredCredentials
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.redirects import PluginChoice
 from sandbox_manager.custody.updates import NewSandbox
-from sandbox_manager.file import StoredFile
-from sandbox_manager.sandbox import Destination, SlotKey
 from stageout.cli import redirect as command
 from stageout.cli.exits import CommandError, UsageError
 from stageout.cli.main import build_parser
 from stageout.core import durable
 from stageout.core.states import FileState, State
 from stageout.core.synchronous import NO_REASON, Reason
+from stageout.model.file import StoredFile
+from stageout.model.sandbox import Destination, SlotKey
 from stageout.movers.schemes import comparable_url
 from stageout.wire.custody import (
     Action,

@@ -11,21 +11,13 @@ import pytest
 from sandbox_manager.custody.registry import Backlog, Registry
 from sandbox_manager.report.reporter import sandbox_report
 from sandbox_manager.rules import Limits, RetryRules, last_attempt_at
-from sandbox_manager.sandbox import (
-    OCCUPYING,
-    Destination,
-    Occupant,
-    Sandbox,
-    SlotKey,
-    Waiting,
-    occupant_of,
-)
 from sandbox_manager.scheduling.breaker import Flow
 from sandbox_manager.scheduling.planner import BatchPlan, Load, Part, PlanInput, plan
 from sandbox_manager.scheduling.retry import Verdict, decide_retry
 from sandbox_manager.scheduling.slots import SlotUsage, is_stuck, places_free
 from stageout.core.errors import OF_NODE, UNREACHABLE, Advice, ErrorClass
 from stageout.core.states import FileState, State
+from stageout.model.sandbox import OCCUPYING, Destination, Occupant, Sandbox, SlotKey, Waiting, occupant_of
 from stageout.movers.results import Failure
 from stageout.movers.schemes import method_of, split_url
 from stageout.wire.custody import JobKey, Run

@@ -14,8 +14,8 @@ import pytest
 from handoff_site import ALICE, ROOT, Child, needs_root
 
 from sandbox_manager.custody.spool import NotClaimed, Spool, SpoolError, Synced, printable
-from sandbox_manager.file import StoredFile
 from stageout.core import durable
+from stageout.model.file import StoredFile
 from stageout.wire.handoff import OfferedCredential, OfferedFile, credential_link
 
 USER = ALICE if ROOT else os.geteuid()

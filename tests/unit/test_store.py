@@ -13,9 +13,9 @@ import pytest
 
 from sandbox_manager.custody import updates
 from sandbox_manager.custody.ledger import Ledger, SandboxStore
-from sandbox_manager.file import StoredFile
-from sandbox_manager.sandbox import Sandbox, SlotKey
 from stageout.core.states import State
+from stageout.model.file import StoredFile
+from stageout.model.sandbox import Sandbox, SlotKey
 from stageout.wire.custody import Run
 
 OWNER = updates.NewSandbox(Run("ap#1.0#1", 1, "a@x"), "a", 5, 5, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)

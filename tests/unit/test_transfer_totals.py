@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sandbox_manager.file import StoredFile
 from sandbox_manager.scheduling.retry import BatchOutcome
 from sandbox_manager.transfer.totals import ServerTotals, TransferTotals
 from stageout.core.errors import ErrorClass
 from stageout.core.metrics import OTHER
 from stageout.core.states import FileState
+from stageout.model.file import StoredFile
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Sandboxes in memory: a picture of the ledger, replaced whenever that changes."""
+"""Sandboxes in memory: a picture of the ledger, which replaces a record whenever its row changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stageout.core.states import State
 from stageout.movers.schemes import method_of, split_url
 from stageout.wire.custody import Run
 
-#: Bytes of the quota that a name takes besides its file's: its row in the ledger, and its place in the spool.
+#: Bytes of the quota that a name takes besides its file's: its row in the ledger, and its entry in the spool.
 NAME_BYTES = 4096
 
 
@@ -23,7 +23,7 @@ class SyncState(enum.IntEnum):
 
 
 class SlotKey(NamedTuple):
-    """A data slot's name: that of the CPU slot that it is bound to. It outlives a dynamic slot."""
+    """Name of a data slot: that of its CPU slot. A data slot outlives a dynamic CPU slot."""
 
     startd: str
     slot_id: int
@@ -31,16 +31,16 @@ class SlotKey(NamedTuple):
 
     @property
     def parent(self) -> tuple[str, int]:
-        """The partitionable slot that a dynamic one was made from; else the slot itself."""
+        """Return the partitionable slot of a dynamic slot, or the slot itself."""
         return self.startd, self.slot_id
 
 
 class Destination(NamedTuple):
-    """Files with the same destination may travel in one call of a plugin.
+    """The target of files that may be sent in one call of a plugin.
 
     :param plugin: executable. :param scheme: whole scheme of the URLs, with the name of a credential in it.
     :param host: host and port, lower case, "" for URLs without one.
-    :param credentials_digest: digest of the credentials and data that they are sent with, "" for none.
+    :param credentials_digest: digest of their credentials and of data for the plugin, "" for none.
     """
 
     plugin: str
@@ -50,7 +50,7 @@ class Destination(NamedTuple):
 
     @property
     def server(self) -> str:
-        """Return the server of a URL, which is down or up as a whole: method and host."""
+        """Return method and host. A server is reachable, or not, for all of its files."""
         return f"{method_of(self.scheme)}://{self.host}"
 
 
@@ -76,21 +76,22 @@ class Waiting:
 class Sandbox:
     """One sandbox as the ledger has it.
 
-    :param id: of its row. :param change: grows whenever anything of it changes.
-    :param waiting: its files that wait, by destination; :param moving: number of files in movers.
-    :param attempts: most of any file. :param excused: the difference to the most attempts of any file that count.
-    :param freed: nothing of it is in the spool any more.
+    :param id: of its row. :param change: number of its last change.
+    :param waiting: its files that wait, by destination. :param moving: number of files in movers.
+    :param attempts: largest number of attempts of a file. :param excused: ``attempts`` without the largest number of
+        attempts of a file that count.
+    :param freed: the spool has none of its bytes any more.
     :param forgettable: the access point has recorded its end.
     :param deadline_at: wall clock at which its credential ends, 0 without one.
-    :param record_bytes: of the quota that its records take.
+    :param record_bytes: bytes of the quota for its records.
     :param moving_at: destinations of its files in movers.
-    :param custody: receipts of its files that a custodian has. :param holdings: who has how much of them.
-    :param files_dropped: given up, and not in ``files_total``; likewise ``bytes_dropped``.
+    :param custody: receipts of its files that a custodian has. :param holdings: custodians, and their files and bytes.
+    :param files_dropped: files that were given up. ``files_total`` does not count them. Likewise ``bytes_dropped``.
     :param group: accounting group of its job, "" without one.
     :param refused: reason why the last redirect was not carried out, or not for all files.
     :param fallback: URL of the directory for files that cannot be delivered, "" for none.
-    :param fallback_note: reason why files were sent there; without a fallback, why the job's own is ignored.
-    :param failing_since: wall clock: since then the last attempt of some file that is left has failed; 0: of none.
+    :param fallback_note: reason why files were sent there. Without a fallback: why the job's own is ignored.
+    :param failing_since: wall clock since which the last attempt of some remaining file has failed, 0 if none has.
     """
 
     id: int
@@ -139,48 +140,48 @@ class Sandbox:
 
     @property
     def owner(self) -> str:
-        """``alice@domain``."""
+        """Return the owner, as in ``alice@domain``."""
         return self.run.owner
 
     @property
     def sent_to(self) -> tuple[int, ...]:
-        """Destinations of its files that are being sent, or are just about to be."""
+        """Return the destinations of its files that are being sent, or that a batch is about to send."""
         if self.state not in ACTIVE:
             return ()
         return self.moving_at or tuple(part.destination for part in self.waiting)
 
     @property
     def is_foreign(self) -> bool:
-        """True where the job's account is not its owner's, so an account of the manager's own has the files."""
+        """Return whether the job's account is not its owner's, so that an account of the manager keeps the files."""
         return not self.shared_uid and self.user != self.owner.partition("@")[0]
 
     @property
     def due_since(self) -> int:
-        """Wall clock from which the time to give up counts: the acceptance, or the last retry by its owner."""
+        """Return the wall clock from which the time to give up counts: acceptance, or the last retry by its owner."""
         return max(self.accepted_at, self.retried_at)
 
     @property
     def next_attempt_at(self) -> int:
-        """Wall clock of the next planned attempt, 0 when none is planned."""
+        """Return the wall clock of the next planned attempt, 0 if none is planned."""
         return min((part.ready_at for part in self.waiting), default=0)
 
 
-#: Sandboxes that wait for, or have, a place in their data slot.
+#: States of sandboxes that count in their data slot.
 OCCUPYING = frozenset({State.ACCEPTED, State.CONFIRMED, State.LEASED, State.MOVING})
-#: Of these, sandboxes of which nothing is being sent.
+#: States of sandboxes that count there while none of their files is sent.
 _UNSENT = frozenset({State.ACCEPTED, State.CONFIRMED})
-#: Sandboxes that the planner looks at.
+#: States of sandboxes that the planner considers.
 SENDABLE = frozenset({State.CONFIRMED, State.LEASED, State.MOVING, State.RETRY_WAIT})
-#: Sandboxes in a data slot's active places.
+#: States of sandboxes with an active place in their data slot.
 ACTIVE = frozenset({State.LEASED, State.MOVING})
 
 
 class Occupant(NamedTuple):
-    """The properties of a sandbox that count in a data slot. Many are alike, however many wait.
+    """The properties of a sandbox that count in a data slot. Many sandboxes have the same.
 
     :param sent_to: destinations of its files that are being sent.
-    :param may_stick: it holds no place while it waits for its owner or for servers that cannot be reached.
-    :param destinations: that its files wait for.
+    :param may_stick: it has no place while it waits for its owner or for unreachable servers.
+    :param destinations: destinations of its waiting files.
     """
 
     slot: SlotKey
@@ -192,7 +193,7 @@ class Occupant(NamedTuple):
 
 
 def occupant_of(box: Sandbox) -> Occupant:
-    """A sandbox as its data slot sees it."""
+    """Return the properties of a sandbox that count in its data slot."""
     return Occupant(
         box.slot, box.owner, box.sent_to, box.state in _UNSENT and bool(box.waiting), box.paused,
         tuple(part.destination for part in box.waiting),

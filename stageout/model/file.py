@@ -1,7 +1,7 @@
 """One file in custody: the same record from the hand-off to the end of its row in the ledger.
 
 :class:`stageout.wire.handoff.OfferedFile` is a file as a plugin offers it. :class:`stageout.movers.results.SentFile` is
-one in the call of the plugin that sends it.
+a file in the call of the plugin that sends it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ class StoredFile:
 
     :param position: its name in the ticket's directory. :param url: destination, at first as HTCondor gave it.
     :param name: path inside the scratch directory, printable; for people only.
-    :param mtime_ns: with size and inode, by which a later change is found; the device's number changes between boots.
-    :param ticket_id: of the ticket's row, 0 before there is one; likewise ``sandbox`` and ``destination``.
-    :param next_attempt: wall clock, of a file that waits. :param attempts: begun so far, the present one included.
+    :param mtime_ns: shows, with size and inode, a later change. The device's number would change between boots.
+    :param ticket_id: of the ticket's row, 0 before the row exists. Likewise ``sandbox`` and ``destination``.
+    :param next_attempt: wall clock, of a file that waits. :param attempts: begun until now, with the current one.
     :param excused: attempts that do not count against the limit.
-    :param error: of the last attempt, with its code. :param of_node: that failure is not the destination's
+    :param error: of the last attempt, with its code. :param of_node: the destination did not cause that failure
         (:attr:`stageout.movers.results.Failure.blames_destination`).
-    :param digest: of a delivered file; of one that a custodian may have: the receipt by which it can be asked.
-    :param began_at: wall clock of the last attempt; once delivered that of the first byte.
-    :param ended_at: wall clock of its delivery. :param streams: connections, by which it was sent.
+    :param digest: of a delivered file. Of a file that a custodian may have: the receipt to ask it with.
+    :param began_at: wall clock of the last attempt. Once delivered: of the first byte.
+    :param ended_at: wall clock of its delivery. :param streams: connections that sent it.
     :param fell_back: it was sent to its job's fallback.
     """
 
