@@ -4,6 +4,6 @@
 - ``ledger`` is the database with its picture in memory (``registry``). It frees the bytes of ended sandboxes.
 - ``spool`` holds the files, ``syncing`` brings them to the disk, ``orphans`` removes the rest.
 - ``orders`` changes states on an agent's word.
-- ``plugin_state`` has the directories of plugins' state. ``state_quota`` decides when they go.
+- ``quota`` counts bytes in custody, and the state of plugins.
 - ``housekeeping`` runs the start after a crash, deadlines and clean-up. ``recovery`` compares ledger and spool.
 """

@@ -8,15 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from sandbox_manager.custody.clock_jumps import ClockJumpGuard
-from sandbox_manager.custody.fallbacks import FallbackRules
 from sandbox_manager.custody.ledger import Ledger, Releases, SandboxStore
 from sandbox_manager.custody.orphans import OrphanCollector
-from sandbox_manager.custody.redirects import FindPlugin, no_plugin
+from sandbox_manager.custody.quota import Space, StateQuota
+from sandbox_manager.custody.redirects import FallbackRules, FindPlugin, no_plugin
 from sandbox_manager.custody.renewal import Renewal
 from sandbox_manager.custody.running import RunningBatches
-from sandbox_manager.custody.space import Space
 from sandbox_manager.custody.spool import Spool
-from sandbox_manager.custody.state_quota import StateQuota
 from sandbox_manager.custody.syncing import SyncRecords, Syncs
 from sandbox_manager.rules import Rules, deadline_of
 from stageout.core.clock import Clock, boot_id

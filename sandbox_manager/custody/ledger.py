@@ -14,6 +14,7 @@ output of an ended sandbox, frees the bytes, and removes the record.
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import time
 from collections import deque
@@ -25,12 +26,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sandbox_manager.custody import queries, schema, updates
+from sandbox_manager.custody.quota import Space, StateQuota
 from sandbox_manager.custody.registry import Deadline, Registry
-from sandbox_manager.custody.reserve import Reserve
 from sandbox_manager.custody.running import RunningBatches
-from sandbox_manager.custody.space import Space
 from sandbox_manager.custody.spool import Spool
-from sandbox_manager.custody.state_quota import StateQuota
 from stageout.core import databases, durable, log
 from stageout.core.clock import Clock, wall_now
 from stageout.core.ending import Background, outlast
@@ -38,6 +37,48 @@ from stageout.core.errors import StageoutError
 from stageout.core.metrics import CUSTODY_BOUNDS, DISK_BOUNDS, Histogram
 from stageout.core.states import FREED, State
 from stageout.model.sandbox import Destination, Sandbox
+
+RESERVE_BYTES = 4 * 1024 * 1024
+_FULL_BYTES = 256 * 1024
+_ROOMY_BYTES = 8 * RESERVE_BYTES
+
+
+class Reserve:
+    """A file that is there for its size only. :param path: on the filesystem of spool and ledger."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def keep(self) -> None:
+        """Make the file where there is room. :raises OSError: it cannot be made."""
+        if self._exists() or self._free_bytes() < _ROOMY_BYTES:
+            return
+        # Random bytes: zeros would take no room where the filesystem compresses.
+        durable.write_file("reserve-keep", self._path, os.urandom(RESERVE_BYTES))
+
+    def give_up(self) -> bool:
+        """Remove the file when the disk is full. True when it was there, so that there is room now. Never raises."""
+        try:
+            if self._free_bytes() >= _FULL_BYTES or not self._exists():
+                return False
+            durable.unlink("reserve-give-up", self._path)
+        except OSError as problem:
+            log.error("reserve-release-failed", problem=problem, advice="see whether the disk of the spool is sound")
+            return False
+        log.warn("reserve-released", path=self._path, advice="the disk of the spool is full: make room there")
+        return True
+
+    def _exists(self) -> bool:
+        try:
+            durable.disk.lstat(self._path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _free_bytes(self) -> int:
+        found = durable.disk.statvfs(self._path.parent)
+        return found.f_bavail * found.f_frsize
+
 
 T = TypeVar("T")
 _GROUP = 500

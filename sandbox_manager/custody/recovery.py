@@ -6,8 +6,8 @@ import sqlite3
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from sandbox_manager.custody import fallbacks, queries, updates
-from sandbox_manager.custody.fallbacks import FallbackRules
+from sandbox_manager.custody import queries, redirects, updates
+from sandbox_manager.custody.redirects import FallbackRules
 from sandbox_manager.custody.spool import Spool
 from sandbox_manager.rules import Rules
 from stageout.core import log
@@ -144,7 +144,7 @@ def _unconfirmed(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bo
 def _waiting(db: sqlite3.Connection, box: int, rules: Rules, now: int, fallback: FallbackRules) -> bool:
     """Give up files that were tried, or paused, for too long. Files whose turn has not come go on waiting."""
     known = queries.sandbox(db, box)
-    if known is not None and fallbacks.use_if_due(db, known, fallback, now):
+    if known is not None and redirects.use_if_due(db, known, fallback, now):
         return True
     times = updates.times(db, box)
     limit_s = rules.retention_s if times.paused else rules.retry.delivery_timeout_s + rules.retry.max_delay_s
@@ -161,10 +161,10 @@ def _waiting(db: sqlite3.Connection, box: int, rules: Rules, now: int, fallback:
     gave_up = f"(gave up after {limit_s / 3600:.3g} hours)"
     reason = f"{times.reason or 'paused'} {gave_up}"
     if known is not None and not times.paused:
-        why = fallbacks.destination_failure(db, known, fallback.reason_away)
-        if why and fallbacks.use(db, known, f"{why} {gave_up}", fallback.find_plugin, now):
+        why = redirects.destination_failure(db, known, fallback.reason_away)
+        if why and redirects.use(db, known, f"{why} {gave_up}", fallback.find_plugin, now):
             return True
-        reason = fallbacks.failure_reason(queries.sandbox(db, box) or known, queries.first_error(db, box), reason)
+        reason = redirects.failure_reason(queries.sandbox(db, box) or known, queries.first_error(db, box), reason)
     updates.end(db, box, State.FAILED, now, reason, times.error_code)
     return True
 

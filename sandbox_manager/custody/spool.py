@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sandbox_manager.custody.credentials import DIRECTORY as CREDENTIALS
 from sandbox_manager.custody.credentials import Safe
-from sandbox_manager.custody.plugin_state import PluginState
+from sandbox_manager.custody.quota import PluginState
 from sandbox_manager.rules import Account
 from stageout.core import durable, log
 from stageout.core.errors import StageoutError, is_disk_full

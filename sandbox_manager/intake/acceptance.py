@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sandbox_manager.custody import fallbacks, orders, updates
+from sandbox_manager.custody import orders, redirects, updates
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.custody import Custody
 from sandbox_manager.intake.admission import Admission, Offer, schemes_of, slot_of
@@ -171,7 +171,7 @@ class Acceptance:
         facts = handoff.facts
         if not facts.fallback:
             return ""
-        problem = fallbacks.problem_of(
+        problem = redirects.problem_of(
             facts.fallback, handoff.plugin, handoff.files, handoff.stored, self._custody.find_plugin
         )
         if problem:

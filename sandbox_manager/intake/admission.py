@@ -6,13 +6,12 @@ The listener refuses what breaks the protocol and its limits, ``identity.py`` a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from sandbox_manager.custody.accounts import choose
+from sandbox_manager.custody.quota import Space
 from sandbox_manager.custody.redirects import PluginChoice, choose_plugin
 from sandbox_manager.custody.registry import Registry
-from sandbox_manager.custody.space import Space
 from sandbox_manager.custody.spool import Spool
 from sandbox_manager.intake.agents import AgentTable
 from sandbox_manager.intake.identity import RunFacts
@@ -218,7 +217,9 @@ class Admission:
         if known is not None:
             return Account(known.user, known.uid, known.gid)
         promised = {(item.account.uid, item.facts.owner) for item in self._reservations.values() if item.account}
-        return choose(facts.owner, self.rules().accounts, promised.union(self.registry.holders), self.state_bytes)
+        return choose_account(
+            facts.owner, self.rules().accounts, promised.union(self.registry.holders), self.state_bytes
+        )
 
     def _run(self, offer: Offer) -> Reason:
         run = offer.facts.run
@@ -304,3 +305,20 @@ def reason_against_job(facts: RunFacts, urls: Iterable[str], encrypted: bool) ->
         if size_bytes > _MOST_URL_BYTES:
             return Reason("TooMany", f"a destination URL has {size_bytes} bytes, more than {_MOST_URL_BYTES}")
     return NO_REASON
+
+
+def choose_account(
+    owner: str, accounts: Sequence[Account], holders: Collection[tuple[int, str]], in_use: Container[int]
+) -> Account | None:
+    """Return the account that has output of this owner, else a free one; None where there is neither.
+
+    :param holders: uid and owner of all output on the node. :param in_use: uids for which plugins keep state.
+    """
+    free = None
+    for account in accounts:
+        owners = {holder for uid, holder in holders if uid == account.uid}
+        if owners == {owner}:
+            return account
+        if free is None and not owners and account.uid not in in_use:
+            free = account
+    return free

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sandbox_manager.custody import fallbacks, queries, updates
+from sandbox_manager.custody import queries, redirects, updates
 from sandbox_manager.custody.credentials import StoredCredentials
-from sandbox_manager.custody.fallbacks import FallbackRules
 from sandbox_manager.custody.ledger import get_meta, set_meta
 from sandbox_manager.custody.queries import DamagedText
+from sandbox_manager.custody.redirects import FallbackRules
 from sandbox_manager.custody.running import RunningBatch
 from sandbox_manager.custody.spool import Spool
 from sandbox_manager.rules import RetryRules
@@ -315,7 +315,7 @@ def update_state(
         return
     updates.note_failures(db, sandbox, now)
     if box.fallback:
-        fallbacks.use_if_due(db, box, fallback, now)
+        redirects.use_if_due(db, box, fallback, now)
         box = queries.sandbox(db, sandbox) or box
     if box.moving:
         updates.touch(db, sandbox)
@@ -324,13 +324,13 @@ def update_state(
         if box.custody:
             updates.set_state(db, sandbox, State.HANDED_OVER, now, f"in custody of {_custodians(box.custody)}")
         else:
-            reasons = (fallbacks.delivery_reason(db, box), _node_path_reason(db, box))
+            reasons = (redirects.delivery_reason(db, box), _node_path_reason(db, box))
             updates.end(db, sandbox, State.DELIVERED, now, "; ".join(filter(None, reasons)))
         return
     worst = queries.first_error(db, sandbox)
-    reason, code = (worst.error, worst.error_code) if worst else (fallbacks.present_reason(box), 0)
+    reason, code = (worst.error, worst.error_code) if worst else (redirects.present_reason(box), 0)
     if not box.waiting:
-        updates.end(db, sandbox, State.FAILED, now, fallbacks.failure_reason(box, worst, reason), code)
+        updates.end(db, sandbox, State.FAILED, now, redirects.failure_reason(box, worst, reason), code)
     elif any(part.ready_at <= now and is_open(part.destination) for part in box.waiting) and not box.paused:
         # Its turn comes again; meanwhile the place in the data slot is free for others.
         updates.set_state(db, sandbox, State.CONFIRMED, now, reason, code)

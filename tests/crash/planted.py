@@ -21,17 +21,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import sandbox_manager.custody.fallbacks
 import sandbox_manager.custody.ledger
 import sandbox_manager.custody.queries
 import sandbox_manager.custody.recovery
+import sandbox_manager.custody.redirects
 import sandbox_manager.report.reporter
 import schedd_agent.agent
 import schedd_agent.decisions
 import schedd_agent.receipts
 from sandbox_manager.custody import orders, redirects, updates
-from sandbox_manager.custody.ledger import Releases
-from sandbox_manager.custody.reserve import Reserve
+from sandbox_manager.custody.ledger import Releases, Reserve
 from sandbox_manager.custody.spool import Spool, Synced, _each_file
 from sandbox_manager.custody.syncing import SyncRecords, Syncs
 from sandbox_manager.intake.acceptance import Acceptance
@@ -522,7 +521,7 @@ BUGS = (
     ),
     Planted(
         "output fails before it was sent to its fallback",
-        lambda: [(sandbox_manager.custody.fallbacks, "use", lambda *facts: False)],
+        lambda: [(sandbox_manager.custody.redirects, "use", lambda *facts: False)],
         ("destination_refuses",),
     ),
     # ---- releases

@@ -15,7 +15,6 @@ from typing import Any
 import sandbox_manager.custody.custody
 import sandbox_manager.custody.ledger
 import sandbox_manager.custody.recovery
-import sandbox_manager.custody.reserve
 import sandbox_manager.daemon
 import sandbox_manager.intake.listener
 import sandbox_manager.report.reporter
@@ -404,7 +403,7 @@ def simulated(world: World, observer: Observer, judge: Any) -> Iterator[None]:
         (stageout.handoff.links, "os", _LinksOs()), (stageout.handoff.links, "_step", lambda: durable.step),
         (sandbox_manager.scheduling.scheduler, "_LEASES_INTERVAL_S", 30.0),
         (sandbox_manager.transfer.runner, "_PLUGINS_END_S", 1.0),
-        (sandbox_manager.custody.reserve, "RESERVE_BYTES", 64),
+        (sandbox_manager.custody.ledger, "RESERVE_BYTES", 64),
         (signing, "_new_private", lambda: random.randbytes(32)), (signing, "check", _check_once),
         (sandbox_manager.report.reporter, "_STATE_INTERVAL_S", 300.0), (log, "event", _say),
         (stageout.wire.custody, "check", _check_once), (orders, "apply_orders", observer.sheets(orders.apply_orders)),

@@ -15,9 +15,9 @@ from handoff_site import ALICE, Child, needs_root, write_files
 from handoff_site import Site as HandoffSite
 from manager_site import Site, made, run
 
-from sandbox_manager.custody.accounts import choose
 from sandbox_manager.custody.spool import NotClaimed, Spool
 from sandbox_manager.intake.acceptance import Refusal
+from sandbox_manager.intake.admission import choose_account
 from sandbox_manager.report.control import _may_see
 from sandbox_manager.rules import Account, read_accounts
 from stageout.core import durable
@@ -50,7 +50,7 @@ TICKET = "0123456789abcdef" * 2
     ],
 )
 def test_an_account_has_output_of_one_owner(holders: Any, in_use: Any, account: Account | None) -> None:
-    assert choose("alice", [FIRST, SECOND], holders, in_use) == account
+    assert choose_account("alice", [FIRST, SECOND], holders, in_use) == account
 
 
 @needs_root

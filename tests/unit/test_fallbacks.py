@@ -14,9 +14,8 @@ import pytest
 
 from sandbox_manager.custody import orders, queries, recovery, updates
 from sandbox_manager.custody.credentials import Credential, StoredCredentials
-from sandbox_manager.custody.fallbacks import FallbackRules, problem_of
 from sandbox_manager.custody.ledger import Ledger
-from sandbox_manager.custody.redirects import PluginChoice
+from sandbox_manager.custody.redirects import FallbackRules, PluginChoice, problem_of
 from sandbox_manager.custody.spool import Spool
 from sandbox_manager.custody.updates import NewSandbox
 from sandbox_manager.intake.startd import readable_slots

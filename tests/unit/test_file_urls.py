@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from sandbox_manager.custody import queries, redirects, updates
-from sandbox_manager.custody.fallbacks import FallbackRules
 from sandbox_manager.custody.ledger import Ledger
-from sandbox_manager.custody.redirects import PluginChoice
+from sandbox_manager.custody.redirects import FallbackRules, PluginChoice
 from sandbox_manager.custody.updates import NewSandbox
 from sandbox_manager.report.reporter import file_report, sandbox_report
 from sandbox_manager.transfer.batch import update_state

@@ -18,9 +18,8 @@ import pytest
 from overlay_router.local.store import Store
 from sandbox_manager.custody import orders, queries, recovery, updates
 from sandbox_manager.custody.credentials import StoredCredentials
-from sandbox_manager.custody.fallbacks import FallbackRules
 from sandbox_manager.custody.ledger import Ledger, LedgerError, get_meta, set_meta
-from sandbox_manager.custody.redirects import no_plugin
+from sandbox_manager.custody.redirects import FallbackRules, no_plugin
 from sandbox_manager.custody.schema import VERSION
 from sandbox_manager.custody.updates import NewSandbox
 from sandbox_manager.rules import read_rules

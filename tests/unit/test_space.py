@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox_manager.custody.space import Space
+from sandbox_manager.custody.quota import Space
 
 INODES = st.lists(st.tuples(st.integers(1, 6), st.just(0)), max_size=5)
 
