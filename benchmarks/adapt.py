@@ -25,8 +25,8 @@ from typing import Any
 from common import Figure, main_in_parts
 from sharing.quota import before_others
 
-from stageout.core.controllers import Knobs
 from stageout.core.errors import StageoutError
+from stageout.core.streams import Knobs
 
 HERE = Path(__file__).resolve().parent
 PICTURES = Path("out/bench")

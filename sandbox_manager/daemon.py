@@ -8,7 +8,7 @@ import functools
 import socket
 import sqlite3
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +31,8 @@ from sandbox_manager.report.orders_in import OrderReader
 from sandbox_manager.report.reporter import Reporter
 from sandbox_manager.report.trust import AgentKeys, OrderVerifier, read_listed
 from sandbox_manager.rules import read_rules
-from sandbox_manager.scheduling.grants import grants_of
 from sandbox_manager.scheduling.own_lease import OwnLease
+from sandbox_manager.scheduling.streams import grants_of, make_streams
 from sandbox_manager.transfer.front_ends import FrontEnds
 from sandbox_manager.transfer.handover import METHOD
 from sandbox_manager.transfer.stored_answers import StoredAnswers
@@ -131,10 +131,13 @@ class Daemon:
         key = load_or_make_key("manager-key", self.spool.root / "ledger" / KEY_FILE)
         manager = Manager(manager_name(settings), key.public)
         make = self._make_grants
-        grants = make(manager.name, dependencies.clock, lambda: pipeline.store.wake.set()) if make else None
-        pipeline = Pipeline(
-            manager, ledger, self.spool, self._table, self._rules, self._agents, dependencies.clock, grants
+        grants = (
+            make(manager.name, dependencies.clock, lambda: pipeline.store.wake.set(), self._supervise) if make else None
         )
+        pipeline = Pipeline(
+            manager, ledger, self.spool, self._table, self._rules, self._agents, dependencies.clock,
+            functools.partial(make_streams, grants=grants),
+        )  # fmt: skip
         await self._load_plugins()
         await pipeline.recover()
         self._tell_missing(pipeline)
@@ -175,7 +178,6 @@ class Daemon:
             self._supervise("credentials", fetcher.run),
             self._supervise("house", lambda: self._housekeeping(pipeline)),
             self._supervise("plugins", lambda: self._keep_plugins(pipeline)),
-            *([self._supervise("streams", grants.run)] if grants else []),
         ]
         tasks = [asyncio.get_running_loop().create_task(item) for item in work]
         await self._stop.wait()
@@ -198,8 +200,7 @@ class Daemon:
         else:
             await pipeline.stop(grace_s)
         await end(tasks)
-        if pipeline.scheduler.tuner.grants is not None:
-            await pipeline.scheduler.tuner.grants.close()
+        await pipeline.scheduler.calls.close()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(reporter.publish(), _FAST_S if self._fast and not self._drain else 5.0)
         if self._drain is not None:
@@ -215,11 +216,11 @@ class Daemon:
 
     # ---- work that goes on -------------------------------------------------------------------------------------------
 
-    async def _supervise(self, name: str, work: Callable[[], object]) -> None:
+    async def _supervise(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run a part again when it breaks: a fault in one must not silence the others."""
         while True:
             try:
-                await work()  # type: ignore[misc]
+                await work()
                 return
             except Exception as problem:
                 log.error("task-failed", part=name, problem=repr(problem))

@@ -30,15 +30,15 @@ from sandbox_manager.intake.agents import AgentTable
 from sandbox_manager.intake.pilot_end import PilotEnd
 from sandbox_manager.rules import Rules, deadline_of
 from sandbox_manager.scheduling.breaker import Breakers
-from sandbox_manager.scheduling.grants import Grants
 from sandbox_manager.scheduling.planner import BatchPlan
 from sandbox_manager.scheduling.retry import backoff_s
 from sandbox_manager.scheduling.scheduler import Scheduler
-from sandbox_manager.scheduling.tuner import ActiveTransfer
+from sandbox_manager.scheduling.streams import MakeStreams, make_streams
 from sandbox_manager.transfer.batch import manager_error
 from sandbox_manager.transfer.runner import BatchRunner, Delivery
 from stageout.core import log
 from stageout.core.clock import Clock, wall_now
+from stageout.core.streams import ActiveTransfer
 from stageout.movers.mover import Stopped
 from stageout.movers.plugins_table import PluginsTable
 from stageout.wire.custody import OrderSheet
@@ -49,7 +49,7 @@ _AGAIN_S = 5.0
 class Pipeline:
     """The way of all sandboxes of this node. One event loop; :meth:`recover` first, then :meth:`run` beside everything.
 
-    :param ledger: opened. :param spool: opened. :param table: loaded. :param grants: of the policy service, if any.
+    :param ledger: opened. :param spool: opened. :param table: loaded. :param streams: makes the chooser of streams.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Pipeline:
         rules: Rules,
         agents: AgentTable,
         clock: Clock,
-        grants: Grants | None = None,
+        streams: MakeStreams = make_streams,
     ) -> None:
         self.manager, self.rules, self._clock = manager, rules, clock
         breakers = Breakers(clock, lambda failures: backoff_s(self.rules.retry, failures))
@@ -69,7 +69,7 @@ class Pipeline:
             ledger, spool, clock, lambda: self.rules,
             lambda path, scheme: choose_plugin(table, self.rules.require_verified, path, scheme), breakers.reason,
         )  # fmt: skip
-        self.store, self.scheduler = custody.store, Scheduler(custody, table, breakers, grants)
+        self.store, self.scheduler = custody.store, Scheduler(custody, table, breakers, streams)
         self.runner = BatchRunner(custody, table, self.scheduler)
         end = PilotEnd(self.store.registry, self.scheduler.throughput, clock, custody.rules)
         self.admission = Admission(
@@ -230,7 +230,7 @@ class Pipeline:
         """Take over a changed configuration; running batches are not touched."""
         self.rules = rules
         self.store.registry.order_anew(lambda box: deadline_of(box, rules))
-        self.scheduler.tuner.new_rules(rules.tuning)
+        self.scheduler.calls.new_rules(rules.tuning)
         self.store.wake.set()
         self.store.changed.set()
 

@@ -8,17 +8,17 @@ import os
 import pwd
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stageout.core.config import ConfigError, Settings
-from stageout.core.controllers import FIXED, Controller, FixedController, Knobs
 from stageout.core.errors import Advice, ErrorClass
+from stageout.core.streams import FIXED, Knobs
 from stageout.core.units import MB
 from stageout.model.sandbox import SENDABLE, Sandbox
 from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
 
-#: The part with all controllers but the fixed one. It is loaded when it is chosen.
-_ADAPTIVE = "stageout.tuning.controllers"
+#: The part that adapts. It is loaded when it is chosen.
+_ADAPTIVE = "stageout.tuning.servers"
 
 
 @dataclass(frozen=True)
@@ -164,29 +164,22 @@ def read_tuning(settings: Settings) -> TuningRules:
         increment=settings.count("STAGEOUT_TUNING_STEP"),
         threshold=settings.number("STAGEOUT_TUNING_THRESHOLD"),
     )
-    make_controller(name, knobs)  # a part that is missing is refused here, not at the first delivery
+    if name != FIXED:
+        adaptive_part(name)  # a part that is missing is refused here, not at the first delivery
     return TuningRules(name, knobs, Path(settings.text("STAGEOUT_PROFILES")))
 
 
-def make_controller(name: str, knobs: Knobs, start: int = 0) -> Controller:
-    """Return the controller that ``STAGEOUT_TUNING`` names.
-
-    :param start: transfers at the start, instead of ``knobs.initial``; the fixed one has no use for it.
-    :raises ConfigError: the part that has it is not installed.
-    """
-    if name == FIXED:
-        return FixedController(knobs)
+def adaptive_part(tuning: str) -> Any:
+    """Load the module with the chooser that adapts. :raises ConfigError: it is not installed."""
     try:
-        adaptive = importlib.import_module(_ADAPTIVE)
+        return importlib.import_module(_ADAPTIVE)
     except ModuleNotFoundError as problem:
         if problem.name not in (_ADAPTIVE, _ADAPTIVE.rpartition(".")[0]):
             raise
         raise ConfigError(
-            f"STAGEOUT_TUNING = {name}: the Python package stageout.tuning is not installed; set STAGEOUT_TUNING = "
+            f"STAGEOUT_TUNING = {tuning}: the Python package stageout.tuning is not installed; set STAGEOUT_TUNING = "
             f"{FIXED}, or install all of stageout"
         ) from None
-    controller: Controller = adaptive.AdaptiveController(name, knobs, start)
-    return controller
 
 
 def read_accounts(names: str) -> tuple[Account, ...]:

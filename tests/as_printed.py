@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from typing import Callable, TypeVar
 
-from stageout.core.controllers import Knobs
+from stageout.core.streams import Knobs
 from stageout.tuning.choice import Choice
 from stageout.tuning.policies import Limits
 from stageout.tuning.streams import NoModelError, best_streams, fit

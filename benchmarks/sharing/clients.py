@@ -12,16 +12,17 @@ import json
 import socket
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox_manager.rules import make_controller
-from sandbox_manager.scheduling.grants import Grants
-from sandbox_manager.scheduling.policy_client import Address, PolicyClient
-from sandbox_manager.scheduling.policy_grants import PolicyGrants
 from stageout.core.clock import SystemClock
-from stageout.core.controllers import Controller, Knobs
+from stageout.core.streams import Knobs
+from stageout.tuning.controllers import Controller, controller_of
+from stageout.tuning.policy_client import Address, PolicyClient
+from stageout.tuning.policy_grants import PolicyGrants
+from stageout.tuning.servers import Grants
 
 _SERVER = "tcp://far"
 _LOOK_S = 0.01
@@ -159,18 +160,19 @@ async def _send_part(port: int, size_bytes: int) -> None:
 _ZEROS = bytes(16 << 20)
 
 
+async def _supervise(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    await work()
+
+
 async def _all(plan: Plan) -> dict[str, Any]:
-    clients, keepers = [], []
+    clients = []
     for number in range(plan.clients):
         grants = None
         if plan.service:
             service = PolicyClient(Address(plan.service, Path(plan.token), "near"))
-            grants = PolicyGrants(service, f"client{number}", SystemClock(), lambda: None)
-            keepers.append(asyncio.ensure_future(grants.run()))
-        clients.append(Client(plan, number, plan.files, make_controller(plan.controller, plan.knobs), grants))
+            grants = PolicyGrants(service, f"client{number}", SystemClock(), lambda: None, _supervise)
+        clients.append(Client(plan, number, plan.files, controller_of(plan.controller, plan.knobs), grants))
     times = await asyncio.gather(*(client.run() for client in clients))
-    for keeper in keepers:
-        keeper.cancel()
     return {"times_s": times, "levels": [client.levels for client in clients]}
 
 

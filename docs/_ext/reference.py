@@ -51,7 +51,7 @@ _NO_ATTRIBUTES = frozenset({
 
 #: Section of the events -> folders whose code writes them.
 EVENT_SOURCES: dict[str, tuple[str, ...]] = {
-    "sandbox-manager": ("sandbox_manager",),
+    "sandbox-manager": ("sandbox_manager", "stageout/tuning"),
     "schedd-agent": ("schedd_agent",),
     "router": ("overlay_router",),
     "policy-service": ("policy_service",),

@@ -82,7 +82,7 @@ class Control:
         elif question["op"] == "metrics":
             await _send(writer, {"op": "metrics", "metrics": self.metrics()})
         elif question["op"] == "streams":
-            reports = [asdict(report) for report in self._pipeline.scheduler.tuner.reports()]
+            reports = [asdict(report) for report in self._pipeline.scheduler.calls.reports()]
             await _send(writer, {"op": "streams", "streams": reports})
         else:
             await _send(writer, {"op": "refuse", "reason": f"unknown question {question['op']!r}"})

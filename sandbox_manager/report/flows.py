@@ -1,4 +1,4 @@
-"""The servers that a manager sends output to: rates, backlog and the tuner's choice, for reports."""
+"""The servers that a manager sends output to: rates, backlog and the choice of streams, for reports."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _flow(scheduler: Scheduler, server: str, waiting: Amount, moving: Amount, no
     if not is_fresh(known, now):
         known = None
     usual = known.rate_bytes_s if known else 0.0
-    streams = scheduler.tuner.report(server)
+    streams = scheduler.calls.report(server)
     return FlowReport(
         server=server, rate_bytes_per_s=round(throughput.bytes_per_s(server)),
         work_bytes_per_s=round(throughput.work_bytes_per_s(server) or usual),

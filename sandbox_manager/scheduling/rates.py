@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from sandbox_manager.scheduling import deadlines
 from sandbox_manager.scheduling.deadlines import Observed
 from sandbox_manager.scheduling.retry import BatchOutcome
-from sandbox_manager.scheduling.tuner import ActiveTransfer
 from stageout.core.errors import ErrorClass
 from stageout.core.eta import work_bytes
+from stageout.core.streams import ActiveTransfer
 from stageout.model.file import StoredFile
 
 MOST_SERVERS = 1000
@@ -59,7 +59,7 @@ class Rates:
     ) -> Known | None:
         """Return the knowledge after a batch; None when it adds nothing.
 
-        :param took_s: time of the plugin's call. :param level: files at once that the tuner has come to.
+        :param took_s: time of the plugin's call. :param level: files at once that were chosen last.
         """
         observed = _after(self.of(server), files, outcome, took_s, now)
         if observed is None:

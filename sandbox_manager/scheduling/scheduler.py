@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from sandbox_manager.custody.custody import Custody
 from sandbox_manager.custody.ledger import get_meta
 from sandbox_manager.scheduling.breaker import Breakers, Flow
-from sandbox_manager.scheduling.grants import Grants
+from sandbox_manager.scheduling.calls import Calls, Target
 from sandbox_manager.scheduling.leases import Leases
 from sandbox_manager.scheduling.planner import BatchPlan, Load, PlanInput, plan
 from sandbox_manager.scheduling.rates import Rates
 from sandbox_manager.scheduling.shares import Shares
 from sandbox_manager.scheduling.slots import SlotUsage
+from sandbox_manager.scheduling.streams import MakeStreams
 from sandbox_manager.scheduling.throughput import Throughput
-from sandbox_manager.scheduling.tuner import ActiveTransfer, Target, Tuner
 from stageout.core.clock import asleep_s, wall_now
+from stageout.core.streams import ActiveTransfer
 from stageout.model.sandbox import Destination, Sandbox
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.schemes import method_of
@@ -35,11 +36,11 @@ _SILENT_S = 30.0
 class Scheduler:
     """The scheduler of one node.
 
-    :param table: loaded. :param breakers: of the servers. :param grants: of the policy service, if any.
+    :param table: loaded. :param breakers: of the servers. :param streams: makes the chooser of streams.
     :ivar most_files: in one batch, by method, where a custodian takes more than the limit.
     """
 
-    def __init__(self, custody: Custody, table: PluginsTable, breakers: Breakers, grants: Grants | None = None) -> None:
+    def __init__(self, custody: Custody, table: PluginsTable, breakers: Breakers, streams: MakeStreams) -> None:
         self._custody, self._table, self._store, self._running = custody, table, custody.store, custody.running
         self._clock = clock = custody.clock
         self._rules = rules = custody.rules
@@ -47,7 +48,7 @@ class Scheduler:
         self.throughput = Throughput()
         self.shares = Shares()
         self.rates = Rates()
-        self.tuner = Tuner(rules().tuning, clock, lambda server: self.rates.level(server, clock.wall_s()), grants)
+        self.calls = Calls(rules().tuning, clock, lambda server: self.rates.level(server, clock.wall_s()), streams)
         self.leases = Leases(clock, asleep_s)
         self.is_sending = True
         self.most_files: dict[str, int] = {}
@@ -73,7 +74,7 @@ class Scheduler:
             registry.destinations, places, limits, self._load, flow, lambda owner: self.shares.of(owner, now_s),
             wall_now(self._custody.clock), self._batch_files, self._room, self._may_send,
         )  # fmt: skip
-        self._tell_tuner()
+        self.calls.waiting(self._files_waiting)
         batches = plan(registry.backlog, inputs)
         return [(batch, self._start(batch, batches[place + 1 :])) for place, batch in enumerate(batches)]
 
@@ -82,7 +83,7 @@ class Scheduler:
         self.breakers.started(batch.server)
         later = sum(other.server == batch.server for other in others)
         target = self._target(self._store.registry.destinations[batch.destination])
-        return self.tuner.start(target, batch.owner, sum(part.files for part in batch.parts), later)
+        return self.calls.start(target, batch.owner, sum(part.files for part in batch.parts), later)
 
     async def wait(self) -> None:
         """Wait until something may be sent: a change, a waiting file that is due, a probe of a server."""
@@ -96,20 +97,17 @@ class Scheduler:
         waits_s = (backlog.wakes_at() - wall_now(self._custody.clock), self.breakers.soonest_s() or _IDLE_S, _IDLE_S)
         return max(0.05, min(waits_s))
 
-    def _tell_tuner(self) -> None:
-        """Note the backlog of each server, for which the policy service is asked for streams."""
-        if self.tuner.grants is not None:
-            most, flow = self._rules().tuning.knobs.maximum, self.breakers.flow
-            self.tuner.waiting(
-                self._store.registry.files_waiting(
-                    lambda at: flow(at) is not Flow.NONE, most, wall_now(self._custody.clock)
-                )
-            )
+    def _files_waiting(self) -> Mapping[str, int]:
+        """Return the files that are due, by server, for which the policy service is asked for streams."""
+        most, flow = self._rules().tuning.knobs.maximum, self.breakers.flow
+        return self._store.registry.files_waiting(
+            lambda at: flow(at) is not Flow.NONE, most, wall_now(self._custody.clock)
+        )
 
     def _room(self, place: Destination, owner: str) -> int:
         """Files that a further batch of an owner may move at once to a destination."""
-        planned = self._load.by_server[place.server] - self.tuner.active(place.server)
-        return self.tuner.room(self._target(place), owner, planned)
+        planned = self._load.by_server[place.server] - self.calls.active(place.server)
+        return self.calls.room(self._target(place), owner, planned)
 
     def _batch_files(self, place: Destination) -> int:
         """Files that a call of a destination's plugin would rather have than the limit, 0 for no wish."""
@@ -142,7 +140,7 @@ class Scheduler:
 
     def stopped(self, batch: BatchPlan, transfer: ActiveTransfer) -> None:
         """Give back the streams of a batch whose plugin has ended; a probe that learnt nothing is due again."""
-        self.tuner.end(transfer)
+        self.calls.end(transfer)
         if batch.probe:
             self.breakers.stopped(batch.server)
 

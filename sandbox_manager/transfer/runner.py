@@ -22,7 +22,6 @@ from sandbox_manager.scheduling.rates import Known, call_limits, call_settings
 from sandbox_manager.scheduling.retry import BatchOutcome
 from sandbox_manager.scheduling.scheduler import BREAKERS, Scheduler
 from sandbox_manager.scheduling.throughput import Amount
-from sandbox_manager.scheduling.tuner import ActiveTransfer
 from sandbox_manager.transfer.batch import (
     BatchRun,
     claim_files,
@@ -40,6 +39,7 @@ from stageout.core.clock import wall_now
 from stageout.core.errors import SILENT
 from stageout.core.pools import Pool
 from stageout.core.states import FREED, State
+from stageout.core.streams import ActiveTransfer
 from stageout.model.file import StoredFile
 from stageout.model.sandbox import Destination
 from stageout.movers.mover import Stopped
@@ -294,8 +294,8 @@ class Delivery:
         log.event("mover-ended", batch=self._number, delivered=len(outcome.delivered), waiting=len(outcome.waiting),
                   failed=len(outcome.failed), s=round(took_s, 3))  # fmt: skip
         whole = run.asked and len(outcome.delivered) == len(self.files)
-        scheduler.tuner.end(transfer, [item.size_bytes for item in self.files] if whole else ())
-        level = scheduler.tuner.level(self.server)
+        scheduler.calls.end(transfer, [item.size_bytes for item in self.files] if whole else ())
+        level = scheduler.calls.level(self.server)
         learnt = scheduler.rates.after(self.server, self.files, outcome, took_s, level, self._began_at + took_s)
         return learnt if run.asked else None
 

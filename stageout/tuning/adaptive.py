@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stageout.core.controllers import Knobs, Step, within_grant
+from stageout.core.streams import Knobs
+from stageout.tuning.steps import Step, within_grant
 
 
 @dataclass(frozen=True)

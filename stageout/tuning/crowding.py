@@ -18,7 +18,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from stageout.core.controllers import Knobs, Step, within_grant
+from stageout.core.streams import Knobs
+from stageout.tuning.steps import Step, within_grant
 
 _ROOM = 0.4
 _FULL = 1.0

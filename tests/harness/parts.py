@@ -16,8 +16,6 @@ PARTS: dict[str, tuple[str, ...]] = {
         "stageout/sampling",
         "stageout/cli/estimate.py",
         "stageout/cli/profile.py",
-        "sandbox_manager/scheduling/policy_client.py",
-        "sandbox_manager/scheduling/policy_grants.py",
     ),
     "web": ("stageout_web",),
     "kit": ("stageout/testing",),

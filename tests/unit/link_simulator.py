@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from stageout.core.controllers import Knobs
+from stageout.core.streams import Knobs
 from stageout.tuning.adaptive import Adaptive, adapt
 from stageout.tuning.crowding import Crowding, control
 

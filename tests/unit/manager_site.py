@@ -21,6 +21,7 @@ from sandbox_manager.intake.agents import AgentTable
 from sandbox_manager.intake.identity import RunFacts
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.rules import Rules, read_rules
+from sandbox_manager.scheduling.streams import MakeStreams, make_streams
 from stageout.core.clock import SystemClock
 from stageout.core.config import mapping_settings
 from stageout.core.states import State
@@ -235,9 +236,9 @@ class Site:
         return sorted(found, key=lambda call: call["at"])
 
     @asynccontextmanager
-    async def manager(self, moving: bool = True) -> Any:
+    async def manager(self, moving: bool = True, streams: MakeStreams = make_streams) -> Any:
         """A recovered pipeline (with the mover's loop unless told otherwise), stopped at the end."""
-        node = Node(self)
+        node = Node(self, streams)
         await node.start(moving)
         try:
             yield node
@@ -252,7 +253,7 @@ class Site:
 class Node:
     """One running pipeline."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, streams: MakeStreams = make_streams) -> None:
         self.site = site
         self.clock = LaterClock()
         self.spool = site.open_spool()
@@ -261,7 +262,7 @@ class Node:
         self.agents.heard(AgentNotice(AGENT, SCHEDD, "", 1, 1), 0)
         self.table = site.table()
         self.pipeline = Pipeline(
-            Manager("manager@ep"), self.ledger, self.spool, self.table, site.rules, self.agents, self.clock
+            Manager("manager@ep"), self.ledger, self.spool, self.table, site.rules, self.agents, self.clock, streams
         )
         self._loop: asyncio.Task[None] | None = None
 

@@ -1,9 +1,10 @@
-"""The tuner and the observed rates change the calls of plugins, with real ledger and plugin processes."""
+"""The chosen streams and the observed rates change the calls of plugins, with real ledger and plugin processes."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from sandbox_manager.scheduling.retry import BatchOutcome
 from stageout.cli.node import read_streams
 from stageout.core.errors import ErrorClass
 from stageout.core.states import FileState, State
+from stageout.core.streams import Choice, FixedStreams
 from stageout.model.file import StoredFile
 from tests.polling import until
 
@@ -99,28 +101,21 @@ def test_the_node_says_what_goes_where_at_once(site: Site) -> None:
 
 
 def test_without_a_grant_nothing_is_sent_until_there_is_one(site: Site) -> None:
-    class Closed:
-        given = 0
+    class Granted(FixedStreams):
+        files_at_once = 0
 
-        def streams(self, server: str) -> int:
-            return self.given
-
-        def reason(self, server: str) -> str:
-            return ""
-
-        def note(self, *told: object) -> None:
-            pass
+        def choose(self, server: str, parallelism: int, waiting: int | None = None) -> Choice:
+            return replace(super().choose(server, parallelism, waiting), files_at_once=self.files_at_once)
 
     async def story() -> None:
-        grants = Closed()
-        async with site.manager(moving=False) as node:
-            node.pipeline.scheduler.tuner.grants = grants
+        streams = Granted(site.rules.tuning.knobs)
+        async with site.manager(moving=False, streams=lambda rules, start: streams) as node:
             facts = node.facts()
             await node.confirm(await node.hand_off({"copy://h/ok/a": b"x"}, facts), facts=facts)
             node.pipeline.start_batches()
             assert len(node.pipeline.custody.running) == 0
             assert node.state(facts) is State.CONFIRMED
-            grants.given = 1
+            streams.files_at_once = 1
             node.pipeline.start_batches()
             await until(lambda: site.delivered() == ["a"], "the file is sent")
 

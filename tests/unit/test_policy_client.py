@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from policy_site import TOKENS, Service
 
-from sandbox_manager.scheduling import policy_grants as grants_module
-from sandbox_manager.scheduling.grants import grants_of
-from sandbox_manager.scheduling.policy_client import (
+from sandbox_manager.scheduling.streams import grants_of
+from stageout.core.clock import SystemClock
+from stageout.core.config import ConfigError, mapping_settings
+from stageout.tuning import policy_grants as grants_module
+from stageout.tuning.policy_client import (
     Address,
     Lease,
     NoLeaseError,
@@ -23,9 +25,7 @@ from sandbox_manager.scheduling.policy_client import (
     address_of,
     service_name,
 )
-from sandbox_manager.scheduling.policy_grants import PolicyGrants
-from stageout.core.clock import SystemClock
-from stageout.core.config import ConfigError, mapping_settings
+from stageout.tuning.policy_grants import PolicyGrants
 from tests.polling import until
 
 SERVER = "https://dest.example.org:443"
@@ -129,13 +129,15 @@ class Hands:
 @asynccontextmanager
 async def _running(service: Any, clock: Hands | None = None) -> Any:
     changes: list[int] = []
-    grants = PolicyGrants(service, "manager@ep1", clock or Hands(), lambda: changes.append(1))
-    task = asyncio.get_running_loop().create_task(grants.run())
+    grants = PolicyGrants(service, "manager@ep1", clock or Hands(), lambda: changes.append(1), _supervise)
     try:
         yield grants
     finally:
-        task.cancel()
         await grants.close()
+
+
+async def _supervise(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    await work()
 
 
 def _story(work: Callable[[], Awaitable[None]]) -> None:
@@ -171,6 +173,8 @@ def test_all_streams_are_given_back_at_the_end(service: Service) -> None:
             grants.note(SERVER, 6, 0)
             grants.note("gsiftp://other", 6, 0)
             await until(lambda: grants.streams(SERVER) == grants.streams("gsiftp://other") == 4, "two leases")
+        grants.note(SERVER, 6, 0)
+        assert grants.streams(SERVER) == 0, "nothing is asked for after the end"
 
     _story(story)
     assert service.granted() == 0

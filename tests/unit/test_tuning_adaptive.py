@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from link_simulator import Controller, Link, all_at_once, as_printed, crowding, fairness, make_clients, run
 
-from stageout.core.controllers import Knobs
+from stageout.core.streams import Knobs
 from stageout.tuning.adaptive import Adaptive, adapt
 from stageout.tuning.crowding import Crowding, begin, control
 from tests.as_printed import adapt_as_printed, client_as_printed

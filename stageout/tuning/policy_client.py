@@ -56,7 +56,7 @@ class Address:
 
 
 def address_of(settings: Settings) -> Address:
-    """The service of the configuration, which names one. :raises ConfigError: it cannot be used."""
+    """Return the service that the configuration names. :raises ConfigError: it cannot be used."""
     url = settings.text("STAGEOUT_POLICY_URL").rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -76,7 +76,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def service_name(text: str) -> str:
-    """A name as the service takes it: letters, digits and ``._:@/+-``, a letter or digit first."""
+    """Make a name that the service accepts: letters, digits and ``._:@/+-``, a letter or digit first."""
     plain = re.sub(r"[^A-Za-z0-9._:@/+-]", "-", text).lstrip("._:@/+-")
     return plain[:_NAME_CHARS] or "none"
 
@@ -96,7 +96,7 @@ class PolicyClient:
         return self._lease("POST", "/v1/leases", body)
 
     def renew(self, lease: str, wanted: int, in_use: int) -> Lease:
-        """Another term. :raises NoLeaseError: there is no such lease. :raises SilentError: no usable answer."""
+        """Ask for another term. :raises NoLeaseError: there is no such lease. :raises SilentError: no usable answer."""
         return self._lease("POST", f"/v1/leases/{lease}/renew", {"wanted": wanted, "in_use": in_use})
 
     def report(self, lease: str, in_use: int, rate_mb_s: float) -> None:

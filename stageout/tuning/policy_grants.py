@@ -13,11 +13,16 @@ import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from sandbox_manager.scheduling.grants import MakeGrants
-from sandbox_manager.scheduling.policy_client import (
+from stageout.core import log
+from stageout.core.clock import Clock
+from stageout.core.config import Settings
+from stageout.core.ending import end
+from stageout.core.streams import Supervise
+from stageout.tuning.policy_client import (
     Lease,
     NoLeaseError,
     PolicyClient,
@@ -25,9 +30,6 @@ from sandbox_manager.scheduling.policy_client import (
     address_of,
     service_name,
 )
-from stageout.core import log
-from stageout.core.clock import Clock
-from stageout.core.config import Settings
 
 T = TypeVar("T")
 _AGAIN_S = 2.0
@@ -39,13 +41,13 @@ _CLOSE_S = 3.0
 
 
 class Service(Protocol):
-    """The policy service; see :class:`sandbox_manager.scheduling.policy_client.PolicyClient`. Its calls block."""
+    """The policy service; see :class:`stageout.tuning.policy_client.PolicyClient`. Its calls block."""
 
     def request(self, client: str, destination: str, wanted: int) -> Lease:
         """Ask for streams."""
 
     def renew(self, lease: str, wanted: int, in_use: int) -> Lease:
-        """Another term."""
+        """Ask for another term."""
 
     def report(self, lease: str, in_use: int, rate_mb_s: float) -> None:
         """Say what is used and reached."""
@@ -73,12 +75,15 @@ class _ServerLease:
 
 
 class PolicyGrants:
-    """The leases of one node. :meth:`run` beside everything; the rest is asked from the same event loop.
+    """The leases of one node. All is asked from one event loop. The first files that wait begin :meth:`run`.
 
     :param client: name of this node. :param changed: called when something else may be used than before.
+    :param supervise: keeps work going until it is cancelled.
     """
 
-    def __init__(self, service: Service, client: str, clock: Clock, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, service: Service, client: str, clock: Clock, changed: Callable[[], None], supervise: Supervise
+    ) -> None:
         self._service = service
         self._client = client
         self._clock = clock
@@ -86,18 +91,21 @@ class PolicyGrants:
         self._entries: dict[str, _ServerLease] = {}
         self._problem = ""
         self._again_s = float("-inf")
+        self._supervise = supervise
         self._wake = asyncio.Event()
         self._worker = ThreadPoolExecutor(1, "policy")
+        self._keeper: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     def streams(self, server: str) -> int | None:
-        """Streams that may be used to a server now; None: the node's own limits count, the service is away."""
+        """Return the streams that may be used to a server now; None: the node's limits count, the service is away."""
         entry = self._entries.get(server)
         if entry is not None and entry.lease is not None and self._clock.monotonic_s() < entry.ends_s:
             return entry.lease.streams
         return None if self._problem else 0
 
     def reason(self, server: str) -> str:
-        """One sentence about the grant, for people."""
+        """Return one sentence about the grant, for people."""
         entry = self._entries.get(server)
         left_s = entry.ends_s - self._clock.monotonic_s() if entry and entry.lease else 0.0
         no_answer = f"The policy service does not answer ({self._problem})"
@@ -110,13 +118,13 @@ class PolicyGrants:
         )
 
     def note(self, server: str, wanted: int, in_use: int, rate_mb_s: float | None = None) -> None:
-        """The streams that could be used and those used now.
+        """Note the streams that could be used and those used now.
 
         :param rate_mb_s: after a step: it is reported, and the lease renewed at once, as ADAPT's client does it.
         """
         entry = self._entries.get(server)
         if entry is None:
-            if not wanted:
+            if self._is_closed or not wanted:
                 return
             entry = self._entries[server] = _ServerLease(
                 server, _destination(server), service_name(f"{self._client}/{server}")
@@ -130,6 +138,8 @@ class PolicyGrants:
             entry.busy_s = self._clock.monotonic_s()
         if entry.news:
             self._wake.set()
+        if self._keeper is None:
+            self._keeper = asyncio.get_running_loop().create_task(self._supervise("streams", self.run))
 
     async def run(self) -> None:
         """Keep the leases until cancelled."""
@@ -141,9 +151,10 @@ class PolicyGrants:
                 await asyncio.wait_for(self._wake.wait(), _LOOK_S)
 
     async def close(self) -> None:
-        """Give all streams back, as far as the service takes them in a few seconds."""
-        for entry in self._entries.values():
-            entry.wanted = entry.in_use = 0
+        """Give all streams back, as far as the service takes them in a few seconds. Later notes count for nothing."""
+        self._is_closed = True
+        if self._keeper is not None:
+            await end([self._keeper])
         leases = [entry.lease.id for entry in self._entries.values() if entry.lease is not None]
         self._entries.clear()
         with contextlib.suppress(asyncio.TimeoutError):
@@ -187,7 +198,7 @@ class PolicyGrants:
         return renew
 
     async def _call(self, entry: _ServerLease, ask: Callable[[], Lease]) -> None:
-        """Ask, and take what is answered over."""
+        """Ask, and use the answer."""
         before, sent_s = self.streams(entry.server), self._clock.monotonic_s()
         entry.news, entry.rate_mb_s, entry.called_s = False, None, sent_s
         try:
@@ -235,13 +246,12 @@ class PolicyGrants:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
 
-def maker(settings: Settings) -> MakeGrants:
-    """Grants of the service of the configuration, as it is now. :raises ConfigError: it cannot be used."""
-    client = PolicyClient(address_of(settings))
-    return lambda name, clock, changed: PolicyGrants(client, name, clock, changed)
+def maker(settings: Settings) -> Callable[[str, Clock, Callable[[], None], Supervise], PolicyGrants]:
+    """Return what makes grants of the service that the configuration names. :raises ConfigError: it cannot be used."""
+    return partial(PolicyGrants, PolicyClient(address_of(settings)))
 
 
 def _destination(server: str) -> str:
-    """The name of a server's host for the service, whatever the method and port: it is the way that is shared."""
+    """Name a server's host for the service, whatever the method and port: it is the way that is shared."""
     parts = urlsplit(server)
     return service_name(parts.hostname or parts.scheme)
