@@ -25,7 +25,20 @@ def _run(program: str) -> int:
         return 0
     import importlib
 
-    return int(importlib.import_module(PROGRAMS[program]).main())
+    module = PROGRAMS[program]
+    try:
+        main = importlib.import_module(module).main
+    except ModuleNotFoundError as problem:
+        if problem.name not in (module, module.partition(".")[0]):
+            raise
+        from stageout.daemon import EXIT_NO_RESTART
+
+        print(
+            f"{program} needs the Python module {problem.name}, which is not installed: install all of stageout",
+            file=sys.stderr,
+        )
+        return EXIT_NO_RESTART
+    return int(main())
 
 
 def stageout() -> int:

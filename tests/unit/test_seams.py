@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from stageout.daemon import EXIT_NO_RESTART
 from tests.harness.parts import PARTS, copy_without, modules_of
 from tests.harness.seams import needing
 
@@ -114,6 +115,22 @@ def test_what_needs_a_part_that_is_missing_says_so(without_streams: Path, words:
     done = _python(without_streams, *words)
     assert done.returncode == 1
     assert says in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("part", "program", "module"),
+    [("streams", "stageout-policy-service", "policy_service"), ("web", "stageout-web", "stageout_web")],
+)
+def test_a_daemon_that_is_missing_says_so_and_is_not_started_again(
+    part: str, program: str, module: str, tmp_path: Path
+) -> None:
+    copy_without(part, tmp_path)
+    function = program.partition("-")[2].replace("-", "_")
+    done = _python(tmp_path, "-c", f"import sys; from stageout.programs import {function}; sys.exit({function}())")
+    assert (done.stdout, done.returncode) == ("", EXIT_NO_RESTART)
+    assert done.stderr == (
+        f"{program} needs the Python module {module}, which is not installed: install all of stageout\n"
+    )
 
 
 def test_tests_of_a_part_are_found_through_the_modules_that_they_share(tmp_path: Path) -> None:
