@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "condor": {"core"},
     "daemon": {"core", "condor"},
+    "programs": {"daemon"},
     "tuning": {"core"},
     "wire": {"core"},
     "handoff": {"core", "wire"},
