@@ -165,6 +165,18 @@ class Agent:
         self.report_table = ReportTable(self.name, self.newest_reports)
         self._records_cleaned_s = self.clock.monotonic_s()  # at the start not all managers have reported yet
 
+    def new_rules(self, key: SigningKey, limits: DecisionLimits, notice_interval_s: float) -> None:
+        """Take over a changed configuration."""
+        self.key, self.limits, self.notice_interval_s = key, limits, notice_interval_s
+        self.order_outbox.set_lease(limits.managers_lease_s)
+        self.liveness.set_lease(limits.lease_s)
+        if self.output_watch:
+            self.output_watch.set_query_interval(limits.history_s)
+
+    def offer_credentials(self, url: str, certificate: str) -> None:
+        """Tell managers where they get credentials. :param certificate: SHA-256 of the server's certificate."""
+        self.credential_port = (url, certificate)
+
     def run_pass(self) -> bool:
         """Run one pass. Return False when the schedd or the collector did not answer."""
         start_s = self.clock.monotonic_s()
@@ -213,7 +225,7 @@ class Agent:
                     global_job_id=job.name[:_NAME_CHARS], advice="remove it; keep GlobalJobId in SECURE_JOB_ATTRS",
                 )  # fmt: skip
         self._misnamed = self._refused_owners(refused)
-        self.counts.refused_jobs = len(refused)
+        self.counts.count_refused(len(refused))
         return own
 
     def _refused_owners(self, refused: Sequence[Job]) -> list[RefusedIdentity]:
@@ -767,7 +779,7 @@ class Agent:
     def _count_edit(self, job: Job, effect: Effect) -> None:
         self.counts.edits[type(effect).__name__] += 1
         if _is_loss(job, effect):
-            self.counts.lost_bytes += self._lost_bytes.pop(job.key, 0)
+            self.counts.lose(self._lost_bytes.pop(job.key, 0))
         if isinstance(effect, MarkDelivered) and job.status == Status.COMPLETED and job.entered_at:
             self.counts.delays.observe(max(0.0, self.clock.wall_s() - job.entered_at))
 
@@ -783,7 +795,7 @@ class Agent:
 
     def _refuse(self, job: Job, effect: str, problem: str) -> None:
         """Log a refused edit. One refusal means that the job has changed, several that the agent lacks the right."""
-        self.counts.edit_failures += 1
+        self.counts.fail_edit()
         if self._refused.get(job.key) != problem:
             log.warn("job-edit-refused", job=job.name, run=job.run, effect=effect, problem=problem)
         known = len(self._refused)

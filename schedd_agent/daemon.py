@@ -77,11 +77,6 @@ def history_limits_of(settings: Settings) -> tuple[int, int]:
     return settings.count("MAX_STAGEOUT_HISTORY_LOG"), settings.count("MAX_STAGEOUT_HISTORY_ROTATIONS")
 
 
-def lease_of_managers(limits: DecisionLimits) -> float:
-    """Return the seconds for which a manager may send after a report: it must stop before it counts as lost."""
-    return 0.75 * limits.lease_s
-
-
 def pause_s(poll_s: float, pass_s: float, has_edits_left: bool, has_news: bool) -> float:
     """Return the seconds between two passes. News and edits that are left make the pause shorter, never longer.
 
@@ -196,7 +191,7 @@ class Daemon:
             log.error("credential-port-failed", problem=problem)
             return
         self._credential_server = server
-        agent.credential_port = (f"https://{address}:{number}", certificate.digest)
+        agent.offer_credentials(f"https://{address}:{number}", certificate.digest)
 
     async def _pause(self, agent: Agent | None, pass_s: float) -> None:
         """Wait for the next pass: see :func:`pause_s`.
@@ -226,20 +221,16 @@ class Daemon:
         agent = self._agent
         if agent is not None:
             mailer = mailer_of(settings, agent.name)
-            agent.key = read_key(settings)  # the last that can fail
-            agent.limits, agent.notice_interval_s = limits, notice_s
-            agent.order_outbox.lease_s, agent.liveness.lease_s = lease_of_managers(limits), limits.lease_s
+            key = read_key(settings)  # the last that can fail
+            agent.new_rules(key, limits, notice_s)
             if agent.custody_table:
                 agent.custody_table.follow(custodians, ask)
             if isinstance(agent.collector_client, FlockingCollectorClient):
                 agent.collector_client.follow(flocked_to(settings))
             if agent.file_recorder:
-                agent.file_recorder.history.max_bytes, agent.file_recorder.history.rotations = history
-            if agent.output_watch:
-                agent.output_watch.query_interval_s = limits.history_s
+                agent.file_recorder.history.set_limits(*history)
             if agent.mail_queue:
-                agent.mail_queue.interval_s = mail_s
-                agent.mail_queue.replace_mailer(mailer)
+                agent.mail_queue.replace_mailer(mailer, mail_s)
         self._settings, self._poll_s = settings, poll_s
         return settings
 
@@ -270,7 +261,7 @@ def make_agent(settings: Settings) -> Agent:
             lambda host: FlockedPool(host, name, settings.number("STAGEOUT_POLL_INTERVAL")), flocked_to(settings),
         ),
         receipts=receipts,
-        order_outbox=OrderOutbox(name, numbers, lease_of_managers(limits)),
+        order_outbox=OrderOutbox(name, numbers, limits.managers_lease_s),
         liveness=LivenessTracker(3 * settings.number("STAGEOUT_POLL_INTERVAL") + 60.0, limits.lease_s),
         clock=clock,
         limits=limits,

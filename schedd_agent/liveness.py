@@ -52,7 +52,7 @@ class LivenessTracker:
 
     def __init__(self, hole_s: float, lease_s: float = float("inf")) -> None:
         self._hole_s = hole_s
-        self.lease_s = lease_s
+        self._lease_s = lease_s
         self._pools: dict[str, _PoolLiveness] = {OWN_POOL: _PoolLiveness()}
         self._pools_of: dict[str, frozenset[str]] = {}
         self._seen_jobs: dict[tuple[str, JobKey], WatchedSeconds] = {}
@@ -60,6 +60,10 @@ class LivenessTracker:
         self._waiting: dict[tuple[JobKey, int], WatchedSeconds] = {}
         self._disputed: dict[str, WatchedSeconds] = {}
         self._ends: dict[str, tuple[int, WatchedSeconds, float]] = {}
+
+    def set_lease(self, lease_s: float) -> None:
+        """Take over a changed lease."""
+        self._lease_s = lease_s
 
     def record_snapshot(
         self,
@@ -77,7 +81,7 @@ class LivenessTracker:
             managers that have a report. :param pool: the collector's pool.
         """
         found = self._pools.setdefault(pool, _PoolLiveness())
-        found.record_snapshot(now_s, collector_age_s, self._hole_s, min(SETTLE_S, self.lease_s))
+        found.record_snapshot(now_s, collector_age_s, self._hole_s, min(SETTLE_S, self._lease_s))
         moment = self._moment()
         for key in shown:
             self._seen_jobs[key] = moment

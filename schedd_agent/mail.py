@@ -122,14 +122,14 @@ class MailQueue:
     def __init__(self, mailer: Mailer, interval_s: float) -> None:
         self.mailer = mailer
         self._former: list[Mailer] = []
-        self.interval_s = interval_s
+        self._interval_s = interval_s
         self._pending: dict[tuple[str, ...], _PendingMail] = {}
         self._sent_s: dict[tuple[str, ...], float] = {}
 
-    def replace_mailer(self, mailer: Mailer) -> None:
+    def replace_mailer(self, mailer: Mailer, interval_s: float) -> None:
         """Send with another mailer from now on. Programs of the former one are still collected."""
         self._former.append(self.mailer)
-        self.mailer = mailer
+        self.mailer, self._interval_s = mailer, interval_s
 
     def wants(self, to: MailRecipient, kinds: Collection[MailKind]) -> bool:
         """Tell whether the owner wants some of these kinds and has an address."""
@@ -146,7 +146,7 @@ class MailQueue:
     def send(self, now_s: float, at_once: bool = False) -> None:
         """Send the mails that are due. :param at_once: send all mails."""
         self._former = [mailer for mailer in self._former if mailer.reap(now_s)]
-        self._sent_s = {who: at_s for who, at_s in self._sent_s.items() if now_s - at_s < self.interval_s}
+        self._sent_s = {who: at_s for who, at_s in self._sent_s.items() if now_s - at_s < self._interval_s}
         for addresses in [who for who in self._pending if at_once or who not in self._sent_s]:
             pending = self._pending.pop(addresses)
             self._sent_s[addresses] = now_s

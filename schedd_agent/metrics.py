@@ -66,6 +66,18 @@ class AgentCounts:
         self.held = Counter({str(code): 0 for code in _HOLD_CODES})
         self.held.update(str(code) if code in _HOLD_CODES else OTHER for code in codes)
 
+    def count_refused(self, jobs: int) -> None:
+        """Count the jobs of a pass that have the GlobalJobId of another job."""
+        self.refused_jobs = jobs
+
+    def fail_edit(self) -> None:
+        """Count a refused edit."""
+        self.edit_failures += 1
+
+    def lose(self, size_bytes: int) -> None:
+        """Count output that was lost."""
+        self.lost_bytes += size_bytes
+
     def count_left(self, states: Iterable[str]) -> None:
         """Count the outputs whose jobs have left the queue. :param states: of each."""
         self.left_output = Counter({state.value: 0 for state in State if state not in FREED})

@@ -419,6 +419,11 @@ class DecisionLimits:
     history_s: float = 60.0
     docs_url: str = ""
 
+    @property
+    def managers_lease_s(self) -> float:
+        """Return the seconds for which a manager may send after a report: it must stop before it counts as lost."""
+        return 0.75 * self.lease_s
+
 
 @dataclass(frozen=True)
 class SendOrder:

@@ -68,13 +68,17 @@ class OrderOutbox:
 
     def __init__(self, agent: str, numbers: OrderNumbers, lease_s: float = 0.0) -> None:
         self._agent = agent
-        self.lease_s = lease_s
+        self._lease_s = lease_s
         self._numbers = numbers
         self._open: dict[OrderKey, Order] = {}
         self._done: dict[JobKey, dict[OrderKey, int]] = {}
         self._acknowledged: dict[str, int] = {}
         self._changed: set[str] = set()
         self._published: dict[str, float] = {}
+
+    def set_lease(self, lease_s: float) -> None:
+        """Take over a changed lease."""
+        self._lease_s = lease_s
 
     def add(self, orders: Iterable[tuple[JobKey, SendOrder]]) -> list[tuple[JobKey, SendOrder]]:
         """Add orders about jobs, except those that are open or done. Return the new ones.
@@ -157,7 +161,7 @@ class OrderOutbox:
         needed = {key.manager for key in self._open} | busy
 
         def is_old(manager: str) -> bool:
-            leases_s = [lease_s for lease_s in (self.lease_s, promised_s.get(manager, 0)) if lease_s]
+            leases_s = [lease_s for lease_s in (self._lease_s, promised_s.get(manager, 0)) if lease_s]
             refresh_s = min([REFRESH_S, *(lease_s / 6 for lease_s in leases_s)])
             return now_s - self._published.get(manager, float("-inf")) >= refresh_s
 
@@ -186,7 +190,7 @@ class OrderOutbox:
 
     def _sheet(self, manager: str, wall_s: float, heard: int) -> OrderSheet:
         orders = sorted((order for key, order in self._open.items() if key.manager == manager), key=lambda o: o.number)
-        series, lease_s = self._numbers.series, self.lease_s
+        series, lease_s = self._numbers.series, self._lease_s
         return OrderSheet(
             self._agent, name_of(manager), int(wall_s), tuple(orders), key_of(manager), series, heard, lease_s
         )  # fmt: skip

@@ -130,6 +130,10 @@ class OutputWatch:
         self._watched = read_watched(self.path)
         self._stored = self._watched
 
+    def set_query_interval(self, interval_s: float) -> None:
+        """Take over a changed :attr:`query_interval_s`."""
+        self.query_interval_s = interval_s
+
     def follow(self, delivered: Iterable[Job], attempts: Iterable[tuple[Job, FailedAttempt]]) -> None:
         """Watch the clusters of these jobs, and post messages about first failed attempts.
 

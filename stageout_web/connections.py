@@ -12,6 +12,7 @@ import errno
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -21,12 +22,12 @@ _BACKLOG = 128
 _WARN_EVERY_S = 60.0
 
 
+@dataclass
 class _Connection:
-    """An accepted connection. :ivar is_kept: a long answer is being sent, so it is not idle."""
+    """An accepted connection. :param is_kept: a long answer is being sent, so it is not idle."""
 
-    def __init__(self, accepted: socket.socket) -> None:
-        self.socket = accepted
-        self.is_kept = False
+    socket: socket.socket
+    is_kept: bool = False
 
 
 class Connections:
@@ -36,10 +37,14 @@ class Connections:
     """
 
     def __init__(self, most: int, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self.most = most
+        self._most = most
         self._clock_s = clock_s
         self._warned_s = float("-inf")
         self._open: dict[int, _Connection] = {}
+
+    def set_most(self, most: int) -> None:
+        """Set how many connections there may be at the same time."""
+        self._most = most
 
     def __len__(self) -> int:
         self._forget_closed()
@@ -49,7 +54,7 @@ class Connections:
         """Count a new connection. Close the longest idle one, or this one, if there are too many."""
         self._forget_closed()
         self._open[connection.fileno()] = _Connection(connection)
-        if len(self._open) > self.most:
+        if len(self._open) > self._most:
             self._close_idle()
 
     def used(self, request: web.Request) -> None:
@@ -87,7 +92,7 @@ class Connections:
         now_s = self._clock_s()
         if now_s - self._warned_s >= _WARN_EVERY_S:
             self._warned_s = now_s
-            log.warn("connections-limited", most=self.most, advice="idle connections are closed for new ones")
+            log.warn("connections-limited", most=self._most, advice="idle connections are closed for new ones")
 
 
 class _Listener(socket.socket):

@@ -280,6 +280,16 @@ class Pool:
         self.now_at = self.answers_since_at = 0
         self._silence_s = silence_s
 
+    def reach(self, now_at: int, after_outage: bool = False) -> None:
+        """Move the pool's time on, never back. :param after_outage: nobody is silent because of the time before."""
+        self.now_at = max(self.now_at, now_at)
+        if after_outage:
+            self.answers_since_at = self.now_at
+
+    def take_figures(self, figures: Mapping[str, Figures]) -> None:
+        """Replace the figures in the slot ads, by manager."""
+        self.figures = dict(figures)
+
     def take_letters(self, letters: Letters) -> None:
         """Replace the notices of agents, and the figures of routers and policy services."""
         self.letters = letters
@@ -304,7 +314,7 @@ class Pool:
         """Take a report and return what was sent since the report before. An older report changes nothing."""
         place = node.name, node.key
         before = self.nodes.get(place)
-        self.now_at = max(self.now_at, node.heard_at)
+        self.reach(node.heard_at)
         if before is not None and node.number < before.number:
             return []
         self.nodes[place] = node

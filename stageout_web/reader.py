@@ -69,8 +69,11 @@ class Reader:
         self._refused: set[tuple[str, str]] = set()
         self._scan_s = self._letters_s = float("-inf")
         self._read_s, self._failed = clock_s(), False
-        self.interval_s = 5.0
-        """Seconds between two readings."""
+        self._interval_s = 5.0
+
+    def set_interval(self, interval_s: float) -> None:
+        """Tell how often :meth:`read` is called, in seconds."""
+        self._interval_s = interval_s
 
     async def read(self) -> list[Delivery]:
         """Bring the pool up to date. Return what was sent since the reading before.
@@ -84,9 +87,7 @@ class Reader:
             await self._read_letters()
         if now_s >= self._scan_s:
             found += await self._scan()
-        self._pool.now_at = max(self._pool.now_at, now_at)
-        if failed and now_s - self._read_s > _OUTAGE_S:
-            self._pool.answers_since_at = self._pool.now_at
+        self._pool.reach(now_at, after_outage=failed and now_s - self._read_s > _OUTAGE_S)
         self._read_s, self._failed = now_s, False
         self._pool.drop_silent()
         if len(self._checksums) > 2 * len(self._pool.nodes) + _CHECKSUMS_SPARE:
@@ -105,7 +106,7 @@ class Reader:
 
     def _begin_cycle(self, count: int, since: int) -> None:
         """Plan the next readings. :param count: ads that they probably bring. :param since: they are not older."""
-        turns = max(1, min(_MOST_TURNS, int(_CYCLE_S // self.interval_s), -(-count // _READING_ADS)))
+        turns = max(1, min(_MOST_TURNS, int(_CYCLE_S // self._interval_s), -(-count // _READING_ADS)))
         names = sorted((node.name for node in self._pool.nodes.values()), key=str.lower)
         limits = [quote(names[len(names) * turn // turns]) for turn in range(1, turns)] if names else []
         lower = ["", *(f" && StageOutManager >= {limit}" for limit in limits)]
@@ -167,7 +168,7 @@ class Reader:
         """Read the notices of agents, and the figures of routers and policy services."""
         letters = Letters()
         for ad in await self._collector.query(LETTERS_WANTED, LETTER_ATTRIBUTES, LETTERS.ad_type):
-            self._pool.now_at = max(self._pool.now_at, heard_at_of(ad))
+            self._pool.reach(heard_at_of(ad))
             try:
                 letters.take(ad)
             except BadPayload as problem:
@@ -182,5 +183,5 @@ class Reader:
         ads = await self._collector.query(_SLOTS, (*_REPORT, *_FIGURES), "Startd")
         took_s = self._clock_s() - start_s
         self._scan_s = start_s + min(_SCAN_MOST_S, max(_SCAN_LEAST_S, took_s / _SCAN_SHARE))
-        self._pool.figures = {str(ad.get("StageOutManager")): figures_of(ad) for ad in ads}
+        self._pool.take_figures({str(ad.get("StageOutManager")): figures_of(ad) for ad in ads})
         return await self._take([ad for ad in ads if ad.get("StageOutPayload")])

@@ -137,6 +137,9 @@ class _Day:
     outputs: int = 0
     names: dict[str, dict[str, Sums]] = field(default_factory=lambda: {"destination": {}, "owner": {}, "plugin": {}})
 
+    def count_output(self, by: int) -> None:
+        self.outputs += by
+
     def add(self, record: FileRecord) -> None:
         self.total.add(record)
         for kind, name in (
@@ -211,11 +214,11 @@ class Records:
         sandbox, day, is_whole = self._last
         if record.sandbox != sandbox:
             day, is_whole = record.day, record.is_delivered
-            self._days[day].outputs += is_whole
+            self._days[day].count_output(is_whole)
         elif is_whole and not record.is_delivered:
             is_whole = False
             if day in self._days:
-                self._days[day].outputs -= 1
+                self._days[day].count_output(-1)
         self._last = record.sandbox, day, is_whole
 
     @property

@@ -149,7 +149,7 @@ class Server:
     def set_most_streams(self, most: int) -> None:
         """Set how many browsers may receive updates at the same time. The bound on all connections follows it."""
         self.most_streams = most
-        self.connections.most = most + _OTHER_CONNECTIONS
+        self.connections.set_most(most + _OTHER_CONNECTIONS)
 
     def application(self) -> web.Application:
         """Return the application that aiohttp serves."""

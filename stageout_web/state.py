@@ -99,7 +99,7 @@ class PageState:
 
     def set_interval(self, interval_s: float) -> None:
         """Tell how often :meth:`tick` is called, in seconds."""
-        self._reader.interval_s = interval_s
+        self._reader.set_interval(interval_s)
 
     async def tick(self) -> None:
         """Read what is new and record a moment. A daemon that does not answer becomes a problem on every page."""

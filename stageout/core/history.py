@@ -280,9 +280,13 @@ class HistoryFile:
         self, path: Path, key_of: Callable[[Mapping[str, Any]], Hashable], wall_s: Callable[[], float],
         max_bytes: int = 20 << 20, rotations: int = 2,
     ) -> None:  # fmt: skip
-        self.max_bytes, self.rotations = max_bytes, rotations
+        self.set_limits(max_bytes, rotations)
         self._path, self._key_of, self._wall_s = path, key_of, wall_s
         self._known: dict[Hashable, None] | None = None
+
+    def set_limits(self, max_bytes: int, rotations: int) -> None:
+        """Set the largest size of the file, and the number of rotated parts."""
+        self._max_bytes, self._rotations = max_bytes, rotations
 
     def has(self, key: Hashable) -> bool:
         """Tell whether the end of the file has a record. :raises OSError: the file cannot be read."""
@@ -319,7 +323,7 @@ class HistoryFile:
     def _write(self, texts: Sequence[bytes], ads: Sequence[Mapping[str, Any]]) -> None:
         end = self._end()
         data = self._records(texts, ads, *end)
-        if end[0] and end[0] + len(data) > self.max_bytes:
+        if end[0] and end[0] + len(data) > self._max_bytes:
             self._rotate()
             end = (0, 0)
             data = self._records(texts, ads, *end)
@@ -360,7 +364,7 @@ class HistoryFile:
     def _rotate(self) -> None:
         """Give the file the name that HTCondor would, after the oldest parts were removed."""
         parts = _rotated(self._path)
-        for _, old in parts[: -(self.rotations - 1) or None]:
+        for _, old in parts[: -(self._rotations - 1) or None]:
             durable.unlink("history-rotate", old)
         at = datetime.fromtimestamp(self._wall_s())
         if parts:  # parts are in the order of their names, whatever the clock says

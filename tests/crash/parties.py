@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from sandbox_manager.daemon import Daemon, Dependencies
 from schedd_agent.agent import Agent
-from schedd_agent.daemon import lease_of_managers
 from schedd_agent.file_records import FileRecorder, key_of
 from schedd_agent.liveness import LivenessTracker
 from schedd_agent.model import DecisionLimits, manager_identity
@@ -266,7 +265,7 @@ class AgentSide:
     def _make(self) -> Agent:
         numbers = OrderNumbers(Path(self.number_file), self.machine.wall_s())
         spool = Path(f"/{SCHEDD}/spool")
-        self.book = OddBook(SCHEDD, numbers, lease_of_managers(_LIMITS), {})
+        self.book = OddBook(SCHEDD, numbers, _LIMITS.managers_lease_s, {})
         receipts = ModelReceipts(self.sim.schedd.records)
         history = HistoryFile(spool / FILE_NAME, key_of, self.machine.wall_s, _HISTORY_BYTES, rotations=1000)
         return Agent(

@@ -176,7 +176,7 @@ def test_programs_of_a_former_mailer_are_collected(tmp_path: Path) -> None:
     former = CondorMailer(mapping_settings({"MAIL": _program(tmp_path, "exit 1")}), "ap")
     outbox = MailQueue(former, 600.0)
     former.send(("a@b.org",), "s", "b")
-    outbox.replace_mailer(MemoryMailer())
+    outbox.replace_mailer(MemoryMailer(), 600.0)
 
     def is_collected() -> bool:
         outbox.send(1.0)

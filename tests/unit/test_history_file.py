@@ -155,7 +155,7 @@ def test_fewer_parts_are_kept_after_the_setting_was_lowered(tmp_path: Path) -> N
     for number in range(20):
         file.append([record(number)])
     assert len(list(tmp_path.glob(f"{FILE_NAME}.2*"))) == 4
-    file.rotations = 1
+    file.set_limits(300, rotations=1)
     for number in range(20, 24):
         file.append([record(number)])
     assert len(list(tmp_path.glob(f"{FILE_NAME}.2*"))) == 1

@@ -294,7 +294,7 @@ def test_the_page_has_the_same_matters_from_its_compact_form() -> None:
         for node in known.nodes:
             text = json.dumps(node.report, default=lambda one: dict(vars(one)))
             pool.put(node_of(read_report(text), text, node.heard_at))
-        pool.now_at = NOW
+        pool.reach(NOW)
         pool.take_letters(known.letters)
         assert matters(pool.facts()) == matters(known)
 

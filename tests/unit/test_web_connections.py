@@ -81,7 +81,7 @@ async def served(folder: Path, with_tls: bool = False) -> AsyncIterator[Page]:
     site = Site(folder, ad_of(1, sandbox(1)))
     await site.tick()
     server = Server(site.state, Readers(None), most_streams=2)
-    server.connections.most = _MOST
+    server.connections.set_most(_MOST)
     runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=1, handler_cancellation=True)
     await runner.setup()
     context = trusting = None
