@@ -1,1 +1,1 @@
-"""The ``stageout`` command. ``main`` knows the subcommands and loads only the one that was called."""
+"""The ``stageout`` command: ``main`` lists the subcommands and imports only the module of the one that runs."""

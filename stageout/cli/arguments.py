@@ -1,4 +1,4 @@
-"""Arguments that several commands take, and readers of their values."""
+"""Arguments that several commands share, and parsers of their values."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def add_json(command: argparse.ArgumentParser, *more: str) -> None:
 
 
 def add_schedd(command: argparse.ArgumentParser) -> None:
-    """Add the choice of a schedd."""
+    """Add the option that selects a schedd."""
     command.add_argument("-n", "-name", "--name", metavar="SCHEDD", help="ask this schedd instead of the local one")
     command.add_argument("-pool", "--pool", metavar="HOST", help="collector of the pool of that schedd")
 
 
 def add_measuring(command: argparse.ArgumentParser) -> None:
-    """Add the plugins that measure, and the place of the results."""
+    """Add the measurement plugins and the directory for their results."""
     command.add_argument(
         "--profiles", metavar="DIR", help="directory of stored profiles (default: the knob STAGEOUT_PROFILES)"
     )
@@ -37,7 +37,7 @@ def add_measuring(command: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """Read a number of seconds, 0 or more. :raises ValueError: it is none."""
+    """Parse a number of seconds, 0 or more. :raises ValueError: the text is no such number."""
     value = float(text)
     if not 0 <= value < float("inf"):
         raise ValueError
@@ -48,9 +48,9 @@ seconds.__name__ = "number of seconds"
 
 
 def time_ago(text: str) -> float:
-    """Read a time in the past: an age such as 12h, a date, or seconds since 1970. Return wall clock, in seconds.
+    """Parse a time in the past: an age such as 12h, a date, or seconds since 1970. Return wall clock time in seconds.
 
-    :raises argparse.ArgumentTypeError: it is none.
+    :raises argparse.ArgumentTypeError: the text is no such time.
     """
     try:
         if text[-1:] in _AGES and text[:-1].isdecimal():
@@ -61,7 +61,7 @@ def time_ago(text: str) -> float:
 
 
 def whole(name: str, least: int, most: int = sys.maxsize) -> Callable[[str], int]:
-    """Return a parser of whole numbers. :param name: for messages."""
+    """Return a parser of whole numbers. :param name: name of the argument in error messages."""
 
     def read(text: str) -> int:
         value = int(text)
@@ -77,7 +77,7 @@ streams = whole("number of streams (1 to 64)", 1, 64)
 
 
 def size(text: str) -> int:
-    """Read a size in bytes, such as 500M. :raises ValueError: it is none."""
+    """Parse a size in bytes, such as 500M. :raises ValueError: the text is no size."""
     value = read_size(text)
     if value <= 0:
         raise ValueError

@@ -1,4 +1,4 @@
-"""Progress bars on a terminal; without one on standard error, nothing is shown until the end."""
+"""Progress bars on a terminal. If standard error is no terminal, only the final lines are printed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from stageout.core.units import rate as rate_text
 _BAR = 30
 _LEAST_BAR = 5
 _SHOW_EVERY_S = 0.2
-#: Silence that is worth a word.
+#: The progress line mentions a silence of more than this many seconds.
 _IDLE_S = 3.0
 
 
 def printable(text: str) -> str:
-    """Escape what would steer the terminal in a name, and what is no character."""
+    """Escape control characters in a name, and bytes that are no text."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def cut(text: str, columns: int) -> str:
-    """Cut a text to some columns of a terminal, of which wide characters take two."""
+    """Cut a text to a number of terminal columns. Wide characters take two."""
     used = 0
     for at, char in enumerate(text):
         used += 2 if unicodedata.east_asian_width(char) in "WF" else not unicodedata.combining(char)
@@ -35,7 +35,9 @@ def cut(text: str, columns: int) -> str:
 
 
 def drawn(name: str, moved_bytes: int, size_bytes: int, elapsed_s: float, idle_s: float, columns: int) -> str:
-    """Draw a line about a file on its way, in fewer than ``columns``. :param idle_s: since bytes moved last."""
+    """Draw the progress line of one file in fewer than ``columns``. :param idle_s: seconds since the last bytes
+    moved.
+    """
     if not moved_bytes:
         return cut(f"{name}: waiting for the first byte, {duration(elapsed_s)}", columns - 1)
     rate = moved_bytes / max(1e-3, elapsed_s)
@@ -52,40 +54,40 @@ def drawn(name: str, moved_bytes: int, size_bytes: int, elapsed_s: float, idle_s
 
 
 class Line:
-    """The last line of the terminal, written over again and again; nothing where standard error is no terminal.
+    """The last line of the terminal, which is overwritten at each update; silent if standard error is no terminal.
 
-    :param is_wanted: whether anything is to be shown.
+    :param is_wanted: False suppresses the line.
     """
 
     def __init__(self, is_wanted: bool = True) -> None:
-        is_open = sys.stderr is not None  # it is None where nobody has opened it
+        is_open = sys.stderr is not None  # None if the process was started without standard error
         self.is_visible = is_wanted and is_open and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._is_empty = True
 
     @property
     def columns(self) -> int:
-        """Of the terminal as it is now."""
+        """Return the current number of the terminal's columns."""
         import shutil
 
         return shutil.get_terminal_size().columns
 
     def show(self, text: str) -> None:
-        """Show a line in place of the former one."""
+        """Replace the line."""
         if self.is_visible:
             self._is_empty = False
             print(f"\r{cut(text, self.columns - 1)}\033[K", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Remove the line, to make room for other output."""
+        """Remove the line to make room for other output."""
         if not self._is_empty:
             self._is_empty = True
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 class Bar:
-    """Progress of one file, as long as the context lasts: drawn when bytes move, and while none do.
+    """Progress bar of one file, drawn until the context ends, both while bytes move and while none do.
 
-    :param is_wanted: whether anything is to be shown, or said in the end.
+    :param is_wanted: False suppresses the bar and the final line.
     """
 
     def __init__(self, name: str, size_bytes: int, is_wanted: bool = True) -> None:
@@ -105,11 +107,11 @@ class Bar:
             self._line.clear()
 
     def sized(self, size_bytes: int) -> None:
-        """Record the size, which is known now."""
+        """Record the size as soon as it is known."""
         self._size_bytes = size_bytes
 
     def __call__(self, moved_bytes: int) -> None:
-        """Count bytes that have moved."""
+        """Add transferred bytes."""
         now_s = time.monotonic()
         if moved_bytes != self._moved_bytes:
             self._moved_bytes, self._moved_s = moved_bytes, now_s
@@ -137,6 +139,6 @@ class Bar:
 
 
 def complain(failure: TransferFailure | str) -> None:
-    """Say on standard error what went wrong, as a terminal can show it."""
-    if sys.stderr is not None:  # print would say it on standard output
+    """Print an error on standard error, with control characters escaped."""
+    if sys.stderr is not None:  # print(file=None) writes to standard output
         print(f"stageout: {printable(str(failure))}", file=sys.stderr)

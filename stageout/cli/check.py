@@ -40,7 +40,7 @@ _REMEDIES = {
     Advice.NEEDS_PERSON: "correct the URL, or ask the server's administrator for the right to do this",
 }
 _NO_ANSWER = "check host and port of the URL; is the server up, and is there a firewall in between?"
-#: Failures of a write before the server could have made a file.
+#: Write failures that occur before the server can have created a file.
 _NOTHING_WRITTEN = frozenset(
     {
         ErrorClass.BAD_URL,
@@ -70,7 +70,7 @@ class Step(NamedTuple):
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what this command takes."""
+    """Add the arguments of this command."""
     command.add_argument("url", metavar="URL", help="directory at the destination, as in output_destination")
     command.add_argument("--token", metavar="FILE", default="", help="file of the token that the URL names")
     command.add_argument(
@@ -84,7 +84,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the steps and print each when it has ended."""
+    """Run the steps and print each one when it has ended."""
     scheme, mark, rest = options.url.partition("://")
     if not mark or not rest or not method_of(scheme).isalnum():
         raise UsageError(f"{options.url} is not a URL: write scheme://host/directory")
@@ -113,9 +113,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def probe_url(url: str) -> str:
-    """Return the URL of a file below ``url`` whose name nobody has used; a query stays at the end.
+    """Return the URL of a file below ``url`` with a new name. A query stays at the end.
 
-    :raises UsageError: the URL has a fragment, in which the name would be lost: the URL itself would be overwritten.
+    :raises UsageError: the URL has a fragment. The name would become a part of it, and the step would overwrite the URL
+        itself.
     """
     if "#" in url:
         raise UsageError("a destination has no fragment: write %23 for #")
@@ -126,8 +127,8 @@ def probe_url(url: str) -> str:
 class Probe:
     """A small file that is written, read and deleted.
 
-    :param url: of the file. :param step_s: seconds that each step may take.
-    :ivar left_behind: the file may be at the destination.
+    :param url: URL of the file. :param step_s: time limit of each step in seconds.
+    :ivar left_behind: True while the file may exist at the destination.
     """
 
     def __init__(self, plugin: Plugin, url: str, credentials: OwnCredentials, step_s: float) -> None:
@@ -139,7 +140,9 @@ class Probe:
         self.left_behind = False
 
     def run(self, told: Callable[[Step], None]) -> list[Step]:
-        """Make the steps. An interruption deletes the file before it passes on. :param told: gets each step's end."""
+        """Run the steps. An interruption deletes the file before it propagates. :param told: called at the end of each
+        step.
+        """
         done: list[Step] = []
 
         def add(step: Step) -> None:
@@ -191,7 +194,7 @@ class Probe:
         return Step("delete", OK, milliseconds)
 
     def _call(self, directory: Path, local: Path, fetches: bool = False, deletes: bool = False) -> tuple[Answer, int]:
-        """Run the plugin as the sandbox manager does. Return its answer, and the milliseconds that it took."""
+        """Run the plugin as the sandbox manager does. Return its answer and its duration in milliseconds."""
         cargo = SentFile(local, self.url, "probe", 0 if deletes else len(self._content))
         batch = Batch(
             directory, self._plugin, os.geteuid(), os.getegid(), (cargo,), self._step_s,
@@ -204,13 +207,14 @@ class Probe:
     def _failed(self, name: str, failure: Failure, milliseconds: int) -> Step:
         outcome = NOT_SUPPORTED if failure.kind is ErrorClass.NOT_SUPPORTED and name != "write" else FAILED
         text = clean(failure.message)
-        if failure.kind is ErrorClass.DEADLINE and milliseconds >= 800 * self._step_s:  # plugins stop a little earlier
+        # plugins stop a little before their time limit
+        if failure.kind is ErrorClass.DEADLINE and milliseconds >= 800 * self._step_s:
             text = f"not finished within {self._step_s:g} s (--timeout)"
         return Step(name, outcome, milliseconds, text, failure.kind)
 
 
 def _run_apart(batch: Batch) -> list[Answer]:
-    """Run a plugin in a thread: an interruption of this one ends the plugin before it passes on."""
+    """Run a plugin in a thread, so that an interruption of this thread ends the plugin before it propagates."""
     mover = StoppableMover()
     with ThreadPoolExecutor(1) as executor:
         try:

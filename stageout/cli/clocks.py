@@ -1,8 +1,8 @@
-"""Clocks of several machines: what another one says of times, as the clock of this one would tell them. Pure.
+"""Conversion of times from other machines' clocks to the clock of this machine. Pure.
 
-The difference between the clocks of a node and the collector is known without a question
-(:mod:`stageout.wire.clocks`). The difference between the collector's clock and this one takes some, for a collector
-only says whether an expression is true.
+Reports contain the difference between the clocks of a node and the collector (:mod:`stageout.wire.clocks`). The
+difference between the collector's clock and this machine's is measured by queries, because a collector only evaluates
+expressions.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from dataclasses import replace
 from stageout.wire.custody import FileReport, Report, SandboxReport, ServerReport
 from stageout.wire.deposits import read_holdings
 
-#: Nobody minds so much; within it two questions are enough.
+#: Differences up to this many seconds do not matter. Two queries confirm them.
 _ALIKE_S = 5
 _MOST_S = 1 << 31
 
 
 def collector_ahead_s(is_at_least: Callable[[int], bool]) -> int:
-    """Measure by how much the collector's clock is ahead; 0 for a few seconds, and where it is not known.
+    """Measure by how many seconds the collector's clock is ahead. Return 0 for a small difference, or for an unknown
+    one.
 
-    Right after it was started a collector has no ad of its own, and so nothing to be asked of.
+    Right after its start a collector has no ad of its own, so that no expression can be evaluated.
 
-    :param is_at_least: asks the collector whether it is ahead by so many seconds (negative: behind by less).
+    :param is_at_least: asks the collector whether it is ahead by at least this many seconds (negative: behind by less).
     """
     if not is_at_least(-_ALIKE_S):
         low, high = -_MOST_S, -_ALIKE_S
@@ -47,7 +48,7 @@ def collector_ahead_s(is_at_least: Callable[[int], bool]) -> int:
 
 
 def shifted(report: Report, by_s: int) -> Report:
-    """Move all times of a report by some seconds. A value that is no time, such as 0 for none, stays."""
+    """Shift all times of a report by some seconds. A value that is no time, such as 0 for none, stays."""
     if not by_s:
         return report
     return replace(

@@ -1,4 +1,4 @@
-"""``stageout completion``: a script that completes the words of the command, made from the parser."""
+"""``stageout completion``: print a shell completion script, generated from the parser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FILES = frozenset({"FILE", "FILE|JOB", "DIR", "PATH", "KEYFILE", "PLUGIN"})
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what this command takes."""
+    """Add the arguments of this command."""
     command.add_argument("shell", choices=sorted(SCRIPTS), help="shell that reads the script")
 
 
@@ -48,7 +48,7 @@ def commands_of(parser: argparse.ArgumentParser) -> list[Command]:
 
 
 class _Words(NamedTuple):
-    """The words and files that arguments without an option take."""
+    """The words and files that positional arguments accept."""
 
     choices: tuple[str, ...]
     takes_files: bool

@@ -1,7 +1,7 @@
 """The queries of commands to a schedd and to collectors, and their requests to a schedd.
 
 Ads leave this module as :class:`stageout.core.classads.ClassAd` with plain values (:func:`stageout.condor.ads.plain`).
-Every failure becomes a :class:`CommandError` that says what to do.
+Every failure becomes a :class:`CommandError` with the next step for the user.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _JOBS_AT_ONCE = 200
 
 
 def load_bindings() -> None:
-    """Load HTCondor's bindings for a command, which waits less long for a collector than a daemon.
+    """Load HTCondor's bindings for a command, with a shorter time limit for collector queries than daemons have.
 
     :raises CommandError: they are not installed.
     """
@@ -53,12 +53,12 @@ def load_bindings() -> None:
 
 
 class Queue:
-    """One schedd: the local one, or by name.
+    """One schedd: the local one, or the one with a name.
 
-    Each question finds the schedd anew, so that a restart between two of them does not matter.
+    Each query locates the schedd again, so that it may restart between two queries.
 
-    :param name: as condor_q -name takes it; None for the local schedd.
-    :param pool: collector to find it with; None for the configured one.
+    :param name: as for condor_q -name; None for the local schedd.
+    :param pool: collector that knows the schedd; None for the configured one.
     """
 
     def __init__(self, name: str | None = None, pool: str | None = None) -> None:
@@ -67,16 +67,16 @@ class Queue:
         load_bindings()
 
     def jobs(self, wanted: Sequence[JobId]) -> tuple[list[Job], list[ClassAd]]:
-        """Return the jobs that are in the queue now, and the ads of their clusters (in which job factories are seen).
+        """Return the jobs in the queue and the ads of their clusters, which show job factories.
 
         :raises Unavailable: the schedd does not answer.
         """
         return self._jobs_and_clusters(constraint(wanted, True))
 
     def jobs_of_dag(self, dag: int) -> tuple[list[Job], list[ClassAd]]:
-        """Return the jobs of a DAG's nodes that are in the queue now, and the ads of their clusters.
+        """Return the jobs of a DAG's nodes in the queue, and the ads of their clusters.
 
-        Owners write DAGManJobId, so jobs of another user than that of the DAGMan job are none of its nodes.
+        Owners can write DAGManJobId, so jobs of another user than that of the DAGMan job are left out.
 
         :raises Unavailable: the schedd does not answer.
         """
@@ -85,7 +85,7 @@ class Queue:
         return self._jobs_and_clusters(f"DAGManJobId == {dag}{whose}")
 
     def most_post_scripts(self, dag: int) -> int | None:
-        """Return DAGMan's limit on running POST scripts of a DAG, 0 for no limit; None while it is unknown."""
+        """Return DAGMan's limit on running POST scripts of a DAG. 0 means no limit, None means unknown."""
         try:
             root = self.first_ad(JobId(dag, 0), ["ProcId", "DAGMan_MaxPostScripts"])
         except Unavailable:
@@ -98,7 +98,7 @@ class Queue:
         return [Job.from_ad(ad) for ad in ads if not is_cluster_ad(ad)], [ad for ad in ads if is_cluster_ad(ad)]
 
     def first_ad(self, wanted: JobId, projection: Sequence[str]) -> ClassAd | None:
-        """Return attributes of a job in the queue, of a cluster's first one; None when there is none.
+        """Return attributes of a job in the queue, or of the first job of a cluster; None without such a job.
 
         :raises Unavailable: the schedd does not answer.
         """
@@ -106,7 +106,7 @@ class Queue:
         return min(found, key=lambda ad: ad.integer("ProcId"), default=None)
 
     def ended_ad(self, wanted: JobId, projection: Sequence[str]) -> ClassAd | None:
-        """Return attributes of a job that has left the queue, of a cluster's last one; None when there is none.
+        """Return attributes of a job that has left the queue, or of a cluster's last such job; None without one.
 
         :raises Unavailable: the schedd does not answer.
         """
@@ -116,7 +116,8 @@ class Queue:
     def delivered_to(self, place: str, since_at: int, limit: int) -> list[ClassAd]:
         """Return StageOutStats of jobs whose output was delivered, newest first.
 
-        :param place: beginning of their OutputDestination. :param since_at: wall clock; older jobs are not looked at.
+        :param place: beginning of their OutputDestination. :param since_at: wall clock, seconds; older jobs are left
+            out.
         :raises Unavailable: the schedd does not answer.
         """
         same = f'substr(OutputDestination ?: "", 0, {len(place)}) == {quote(place)}'
@@ -128,15 +129,15 @@ class Queue:
     def jobs_in_stage_out(self, owner: str | None) -> list[Job]:
         """Find all jobs in the queue whose output was handed off.
 
-        :param owner: only this user's; None for everybody's. :raises Unavailable: the schedd does not answer.
+        :param owner: the owner of the jobs; None for all owners. :raises Unavailable: the schedd does not answer.
         """
         return [job for job, _ in self.jobs_with_outputs(owner)]
 
     def jobs_with_outputs(self, owner: str | None, expression: str | None = None) -> list[tuple[Job, ClassAd]]:
         """Find all jobs in the queue whose output was handed off, with the attributes that name their output files.
 
-        :param owner: only this user's; None for everybody's. :param expression: only those for which it is true.
-        :raises UsageError: the expression cannot be read. :raises Unavailable: the schedd does not answer.
+        :param owner: the owner of the jobs; None for all owners. :param expression: a constraint on the jobs.
+        :raises UsageError: the expression is invalid. :raises Unavailable: the schedd does not answer.
         """
         chosen = "" if expression is None else f" && ({_checked(expression)})"
         whose = f" && Owner == {quote(owner)}" if owner else ""
@@ -194,9 +195,9 @@ class Queue:
             )
 
     def set_requests(self, values: Mapping[JobId, str]) -> list[tuple[JobId, CommandError]]:
-        """Set StageOutRequest of many jobs, some hundred in a transaction. Stop when the schedd no longer answers.
+        """Set StageOutRequest of many jobs, several hundred in a transaction. Stop when the schedd no longer answers.
 
-        :param values: a transaction writes the same value into all its jobs.
+        :param values: each transaction writes one value into all its jobs.
         :returns: the jobs that the schedd refused or did not confirm, with the reason.
         """
         refused: list[tuple[JobId, CommandError]] = []
@@ -207,7 +208,7 @@ class Queue:
                 if self._all_set(part, value):
                     del left[: len(part)]
                     continue
-                for job in part:  # one that has gone meanwhile must not stop the others
+                for job in part:  # a job that has left the queue must not block the others
                     refused += self._refused(job, value)
                     del left[0]
             except Unavailable as silence:
@@ -226,7 +227,10 @@ class Queue:
             return False
 
     def _refused(self, job: JobId, value: str) -> list[tuple[JobId, CommandError]]:
-        """Set StageOutRequest of one job. Return a refusal. :raises Unavailable: the schedd does not answer."""
+        """Set StageOutRequest of one job. Return the schedd's reason if it refuses.
+
+        :raises Unavailable: the schedd does not answer.
+        """
         try:
             self.set_request(job, value)
         except Unavailable:
@@ -239,7 +243,7 @@ class Queue:
     def name(self) -> str:
         """Return the name of the schedd, as in the collector and in GlobalJobId.
 
-        :raises Unavailable: it cannot be found.
+        :raises Unavailable: it cannot be located.
         """
         return str(self._location().get("Name", self._name or "local schedd"))
 
@@ -275,7 +279,7 @@ class Queue:
 
 
 def _parts(values: Mapping[JobId, str]) -> Iterator[tuple[str, list[JobId]]]:
-    """Yield jobs that get the same value in one transaction."""
+    """Group the jobs into transactions that each write one value."""
     groups: dict[str, list[JobId]] = {}
     for job, value in values.items():
         groups.setdefault(value, []).append(job)
@@ -285,7 +289,7 @@ def _parts(values: Mapping[JobId, str]) -> Iterator[tuple[str, list[JobId]]]:
 
 
 def _checked(expression: str) -> str:
-    """Return an expression for a constraint. :raises UsageError: it cannot be read."""
+    """Return an expression in parentheses for a constraint. :raises UsageError: it is invalid."""
     try:
         return str(Expression(expression))
     except CondorError:
@@ -298,7 +302,8 @@ _NO_SCHEDD = (
 )
 
 
-#: Ads with a manager's report, whichever door it came in by. A slot ad has an empty one while the other door is open.
+#: Ads that carry a manager's report, in the manager's own ad or in a slot ad. The slot ad's report is empty while the
+#: manager's own ad is in use.
 REPORTS = f'(StageOutPayload ?: "") != "" && (MyType == "{MANAGER_AD}" || MyType == "Machine")'
 
 _NEWS = (
@@ -310,7 +315,7 @@ _NEWS = (
 class Pool:
     """The collector's view: managers' reports and agents' notices.
 
-    :param pool: collector to ask; None for the configured one.
+    :param pool: collector to query; None for the configured one.
     """
 
     def __init__(self, pool: str | None = None) -> None:
@@ -318,12 +323,12 @@ class Pool:
         load_bindings()
 
     def reports(self, managers: Iterable[str] | None = None) -> list[Report]:
-        """Return the last well-signed report of each manager, from its own ad or from slot ads.
+        """Return the last report with a valid signature of each manager, from its own ad or from slot ads.
 
-        A name can be taken by anybody: of two keys that speak in one name both are returned. All times are those of
-        this machine's clock.
+        Anybody can use a manager's name. If two keys sign reports with one name, both reports are returned. All times
+        are converted to this machine's clock.
 
-        :param managers: only of these; None for all.
+        :param managers: names of the managers; None for all.
         :raises Unavailable: the collector does not answer.
         """
         wanted = REPORTS
@@ -338,7 +343,7 @@ class Pool:
                 if report.key:
                     check_signature(MANAGER_AD, ad, report.key)
             except BadPayload:
-                continue  # an ad of a newer version, or not one of ours; the doctor says so
+                continue  # an ad of a newer version or of another program; the doctor reports it
             known = newest.get((report.manager, report.key))
             if known is None or known.number < report.number:
                 newest[report.manager, report.key] = report
@@ -348,8 +353,8 @@ class Pool:
     def heard(self, managers: Iterable[str]) -> set[str]:
         """Select the managers whose report is recent.
 
-        The age counts by the clock of the daemon that shows it: the collector for a manager's own ad, the startd for
-        slot ads.
+        The age is measured by the clock of the daemon that publishes the ad: the collector for a manager's own ad, the
+        startd for slot ads.
 
         :raises Unavailable: the collector does not answer.
         """
@@ -359,7 +364,7 @@ class Pool:
         return {ad.text("StageOutManager") for ad in found}
 
     def _ads_of(self, managers: set[str], wanted: str, projection: Sequence[str] = ()) -> list[ClassAd]:
-        """Return ads in the collector, and for managers without an ad there those in the pools to which jobs flock.
+        """Return ads in the collector. For managers without an ad there, query the pools to which jobs flock.
 
         :raises Unavailable: the collector does not answer.
         """
@@ -372,7 +377,7 @@ class Pool:
         return found
 
     def managers_of(self, slots: Iterable[str]) -> set[str]:
-        """Return the managers of the nodes that have these slots.
+        """Return the managers of the nodes with these slots.
 
         :raises Unavailable: the collector does not answer.
         """
@@ -381,7 +386,7 @@ class Pool:
         return {ad.text("StageOutManager") for ad in found} - {""}
 
     def agent_heard_at(self, schedd: str) -> int:
-        """Return the time of the agent's last ad in the collector, by this machine's clock, in seconds; 0 without one.
+        """Return the time of the agent's last ad in the collector, in seconds of this machine's clock; 0 without an ad.
 
         :raises Unavailable: the collector does not answer.
         """
@@ -392,7 +397,9 @@ class Pool:
     def left_output(self, schedd: str) -> dict[str, int] | None:
         """Return how much output nodes hold of jobs that have left the schedd's queue, by state.
 
-        None: its agent has not said so. :raises Unavailable: the collector does not answer.
+        Return None if the agent does not publish it.
+
+        :raises Unavailable: the collector does not answer.
         """
         wanted = f'MyType == "{AGENT_AD}" && StageOutSchedd == {quote(schedd)}'
         for ad in self.ads(wanted, ["StageOutPayload"]):
@@ -403,7 +410,7 @@ class Pool:
 
     @cached_property
     def _ahead_s(self) -> int:
-        """By how much the collector's clock is ahead of this machine's."""
+        """Return by how many seconds the collector's clock is ahead of this machine's clock."""
         return collector_ahead_s(
             lambda by_s: bool(self.ads(f'MyType == "Collector" && time() >= {int(time.time()) + by_s}', ["MyType"]))
         )
@@ -421,7 +428,7 @@ class Pool:
 
 
 def _collector(pool: str | None) -> str:
-    """Return the name of the collector that is asked."""
+    """Return the name of the collector that is queried."""
     return pool or condor_settings().condor("COLLECTOR_HOST", "of COLLECTOR_HOST")
 
 

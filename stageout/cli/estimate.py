@@ -1,4 +1,4 @@
-"""``stageout estimate``: how many streams a transfer needs and how long it takes, in the words of Stork's ClassAds."""
+"""``stageout estimate``: estimate streams and duration of a transfer, with the attributes of Stork's ClassAds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ exit status: 0 all were answered, 1 one could not be answered (its answer gives 
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what this command takes."""
+    """Add the arguments of this command."""
     command.add_argument("file", metavar="FILE", help="file of ClassAds, - for standard input")
     command.add_argument(
         "--most-streams", metavar="N", type=streams, default=32, help="largest number of streams (default: 32)"
@@ -38,7 +38,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answer every ad of the file in turn; each answer is printed as soon as it is known."""
+    """Answer every ad of the file in turn. Print each answer as soon as it is known."""
     ads = _read(options.file)
     candidates = [Path(path) for path in options.plugin] or installed()
     profiles = None if options.fresh else Path(options.profiles or profiles_folder())
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of an ad for JSON."""
+    """Convert a value of an ad for JSON."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return dict(value) if isinstance(value, ClassAd) else value

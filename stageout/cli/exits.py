@@ -38,21 +38,21 @@ class CommandError(StageoutError):
 
 
 class UsageError(CommandError):
-    """Command line or argument that cannot be understood."""
+    """Command line or argument that is invalid."""
 
     status = Exit.USAGE
     kind = ErrorClass.BAD_REQUEST
 
 
 class UnknownJob(CommandError):
-    """Job that neither the queue nor the history has."""
+    """Job that is neither in the queue nor in the history."""
 
     status = Exit.UNKNOWN_JOB
     kind = ErrorClass.NOT_FOUND
 
 
 class Unavailable(CommandError):
-    """Daemon that does not answer; the same command or call may succeed later."""
+    """Daemon that does not answer. The same command or call may succeed later."""
 
     status = Exit.UNAVAILABLE
     kind = ErrorClass.CONNECT_FAILED
@@ -60,7 +60,7 @@ class Unavailable(CommandError):
 
 @contextlib.contextmanager
 def signals_end_it() -> Iterator[None]:
-    """Let SIGTERM, and SIGHUP of a closed terminal, end a command as Ctrl-C does: nothing half is left behind."""
+    """Let SIGTERM, and SIGHUP of a closed terminal, end a command as Ctrl-C does, so that it cleans up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -76,5 +76,5 @@ def signals_end_it() -> Iterator[None]:
 
 
 def _end(number: int, frame: object) -> NoReturn:
-    signal.signal(number, signal.SIG_DFL)  # a second one does not wait for what the first has begun
+    signal.signal(number, signal.SIG_DFL)  # a second signal does not wait for the cleanup of the first
     raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""``stageout explain``: how a job's output will travel, before the job is submitted or while it waits."""
+"""``stageout explain``: explain how a job's output will travel, before the job is submitted or while it waits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OK, PROBLEM, UNKNOWN = "ok", "problem", "unknown"
 _DAYS = 7
 _MOST_JOBS = 50
 _FEW_JOBS = 3
-#: Attributes that are read of a job in the queue.
+#: Attributes to read of a job in the queue.
 ATTRIBUTES = (
     *JOB_ATTRIBUTES, *OUTPUT_ATTRIBUTES, "TransferPlugins", "OAuthServicesNeeded", "x509userproxy",
     "x509UserProxyExpiration", "StageOutFallback",
@@ -67,8 +67,8 @@ class Line(NamedTuple):
 class Subject(NamedTuple):
     """The job to explain.
 
-    :param ad: as the schedd has it, or would have it. :param is_marked: the job transforms were applied.
-    :param is_file: of a submit file. :param asks: the file itself says ``MY.StageOutAsync = true``.
+    :param ad: the schedd's ad, or the ad it would have. :param is_marked: the job transforms were applied.
+    :param is_file: the ad comes from a submit file. :param asks: the file itself sets ``MY.StageOutAsync = true``.
     :param in_queue: False: the job is in the history.
     """
 
@@ -81,7 +81,7 @@ class Subject(NamedTuple):
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what this command takes."""
+    """Add the arguments of this command."""
     command.add_argument("subject", metavar="FILE|JOB", help="a submit file, a cluster (1234) or a job of it (1234.0)")
     add_json(command)
     add_schedd(command)
@@ -134,7 +134,7 @@ def _subject(text: str, settings: Settings, queue: Queue) -> Subject:
 
 
 def url_problem(url: str) -> CommandError:
-    """Return the error for a URL in the place of a submit file: the command that tries it, or why nothing can."""
+    """Return the error for a URL in place of a submit file, with the command that tests the URL if there is one."""
     shown, method, ours = clean(shown_url(url)), method_of(url.partition("://")[0]), _own_methods()
     if method in ours:
         return UsageError(
@@ -200,7 +200,7 @@ def _story_lines(known: Story) -> list[Line]:
 
 
 def _dag_lines(subject: Subject, kind: str) -> Iterator[Line]:
-    """Explain the delivery of a node of a DAG: a submit file does not know who submits it."""
+    """Explain delivery for a node of a DAG. A submit file does not show whether DAGMan submits it."""
     if kind == "hand-off" and subject.is_file and not subject.asks:
         text = f"if DAGMan submits the file: synchronous (DagNode): {sentence_of('DagNode')}"
         yield Line("dag", OK, text)
@@ -219,12 +219,12 @@ def fallback_lines(ad: ClassAd, kind: str) -> Iterator[Line]:
 
 
 def _fallback_url(ad: ClassAd) -> str:
-    """Return the value of StageOutFallback; another value than a string is no URL."""
+    """Return the value of StageOutFallback if it is a string, which alone can be a URL."""
     return ad.text("StageOutFallback") or str(ad.get("StageOutFallback", ""))
 
 
 def _fallback_of(ad: ClassAd, kind: str) -> list[Output]:
-    """Return the fallback as one more place for output, if the job uses it."""
+    """Return the fallback as one more output destination, if the job uses it."""
     url = _fallback_url(ad)
     return [] if kind == "synchronous" or fallback_problem(url) else [Output("fallback", url)]
 
@@ -251,7 +251,7 @@ def _pool_lines(outputs: Sequence[Output], queue: Queue, pool: Pool, own: Mappin
 
 
 def _plugin_line(method: str, slots: Sequence[ClassAd]) -> Line:
-    """Count the machines that move a method's URLs, and name the plugin that this machine would use."""
+    """Count the machines that support a method, and name the plugin that this machine would use."""
     able = [slot for slot in slots if method in _methods(slot)]
     machines = {slot.text("Machine") for slot in able}
     managed = {slot.text("Machine") for slot in able if slot.text("StageOutManager")}
@@ -325,7 +325,7 @@ def _end_line(name: str, expires_at: int) -> Line:
 
 
 def _node_lines(outputs: Sequence[Output], pool: Pool) -> Iterator[Line]:
-    """Yield what sandbox managers report about the servers: who cannot reach them, and how much moves at once."""
+    """Explain the servers' state from managers' reports: which nodes cannot reach them, and the number of transfers."""
     wanted = {server_of(output.url) for output in outputs}
     try:
         reports = pool.reports()
@@ -348,7 +348,7 @@ def _node_lines(outputs: Sequence[Output], pool: Pool) -> Iterator[Line]:
 
 
 def _time_line(outputs: Sequence[Output], queue: Queue) -> Line:
-    """Tell how long output of earlier jobs took to the first server."""
+    """Explain how long the delivery of earlier jobs' output to the first server took."""
     place = re.match(r"[^/]*://[^/]*/", outputs[0].url)
     try:
         since_at = int(time.time()) - _DAYS * 86400

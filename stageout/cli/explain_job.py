@@ -1,4 +1,4 @@
-"""The explanation of a job whose output is being sent or has been handed off: what happened, and what holds now."""
+"""The explanation of a job whose output is being sent or was handed off: its history and its state."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Story(NamedTuple):
     """The past and the present of a job's output.
 
     :param delivery: "hand-off", "synchronous", "none" or "unknown", the code of the reason and a sentence.
-    :param state: of the output, in a word. :param failed: nothing more is sent unless a person acts.
-    :param facts: names and texts, as ``stageout status JOB`` shows them. :param open: something is left to send.
+    :param state: state of the output, in a word. :param failed: nothing more is sent unless a person acts.
+    :param facts: names and texts, as ``stageout status JOB`` shows them. :param open: some output is not sent yet.
     """
 
     delivery: tuple[str, str, str]
@@ -34,9 +34,9 @@ class Story(NamedTuple):
 
 
 def story(job: Job, outputs: Sequence[Output], queue: Queue, pool: Pool) -> Story | None:
-    """Return what happened to the output of a job; None while that lies in the future.
+    """Return the history of a job's output; None if its transfer has not begun.
 
-    :raises Unavailable: the schedd does not answer. :raises UnknownJob: the job has gone meanwhile.
+    :raises Unavailable: the schedd does not answer. :raises UnknownJob: the job has left the queue in the meantime.
     """
     has_ended = job.status in (COMPLETED, REMOVED) or job.held_by_stage_out or job.held_after_handoff
     if not has_ended and job.status != TRANSFERRING:

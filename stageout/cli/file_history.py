@@ -1,4 +1,4 @@
-"""Records of delivered files for ``stageout history -files``: selected, printed and summed up."""
+"""Records of delivered files for ``stageout history -files``: select, print and sum up."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DELIVERED = "Delivered"
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print what the command line asks for.
+    """Print the selected records or totals.
 
     :raises UsageError: an expression or option cannot be used here. :raises CommandError: no records can be read.
     """
@@ -63,7 +63,7 @@ def _path() -> Path:
 def select(path: Path, options: argparse.Namespace) -> Iterator[HistoryEntry]:
     """Yield the records that the options select, newest first.
 
-    :raises UsageError: the constraint is no expression. :raises OSError: the history cannot be read.
+    :raises UsageError: the constraint is invalid. :raises OSError: the history cannot be read.
     """
     wanted = parse_job_ids(options.jobs)
     owner = None if wanted or options.all_users else whose_jobs()
@@ -83,7 +83,7 @@ def _written_since(path: Path, since: float | None) -> Iterator[HistoryEntry]:
 
 
 def _expression(text: str) -> Expression:
-    """Return an expression of the command line. :raises UsageError: the text is no expression."""
+    """Parse an expression of the command line. :raises UsageError: the text is no expression."""
     load_bindings()
     try:
         return Expression(text)
@@ -112,7 +112,8 @@ def _is_of(ad: Ad, wanted: Sequence[JobId]) -> bool:
     return any(one.covers(JobId(ad.get("ClusterId", 0), ad.get("ProcId", 0))) for one in wanted)
 
 
-# ---- one by one ------------------------------------------------------------------------------------------------------
+# ---- single records
+# ------------------------------------------------------------------------------------------------------
 
 
 def overview(ads: Iterable[Ad], width: int) -> list[str]:
@@ -159,7 +160,8 @@ def _print_values(found: Iterable[HistoryEntry], options: argparse.Namespace) ->
 class Total:
     """Sums of some records.
 
-    :param undelivered: files that did not arrive. :param took: duration -> delivered files that took so long.
+    :param undelivered: files that did not arrive. :param took: duration -> number of delivered files with that
+        duration.
     """
 
     files: int = 0
@@ -180,7 +182,7 @@ class Total:
             self.took[seconds] = self.took.get(seconds, 0) + files
 
     def percentile_s(self, share: float) -> int | None:
-        """Return the duration that this share of the delivered files did not exceed, None when none is known."""
+        """Return the duration that this share of the delivered files did not exceed; None when no duration is known."""
         left = share * sum(self.took.values())
         for seconds, files in sorted(self.took.items()):
             left -= files
@@ -193,7 +195,7 @@ def _day(ad: Ad) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(ended_at(ad)))
 
 
-#: Word after ``-totals`` -> key of a record.
+#: Argument of ``-totals`` -> function that returns the key of a record.
 TOTALS: dict[str, Callable[[Ad], str]] = {
     "owner": lambda ad: str(ad.get("Owner", "")),
     "destination": lambda ad: str(ad.get("TransferHostName", _NOT_LISTED)),
@@ -203,7 +205,7 @@ TOTALS: dict[str, Callable[[Ad], str]] = {
 
 
 def totals(ads: Iterable[Ad], word: str) -> dict[str, Total]:
-    """Sum up records by owner, destination, plugin or day. The keys are in order."""
+    """Sum up records by owner, destination, plugin or day, in the order of the keys."""
     found: dict[str, Total] = {}
     for ad in ads:
         found.setdefault(TOTALS[word](ad), Total()).add(ad)

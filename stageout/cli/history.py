@@ -1,4 +1,4 @@
-"""``stageout history``: what became of hand-offs, from HTCondor's own records."""
+"""``stageout history``: show the results of hand-offs, from HTCondor's own records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stageout.core.units import count, duration, size
 if TYPE_CHECKING:
     from stageout.cli.condor import Queue
 
-#: Most jobs that the sentence about an empty history names.
+#: Maximum number of jobs that the sentence about an empty history names.
 _NAMED = 5
 
 DESCRIPTION = """\
@@ -42,7 +42,7 @@ _MOST_JOBS = 100
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what this command takes."""
+    """Add the arguments of this command."""
     command.add_argument("jobs", metavar="JOB", nargs="*", help=JOB)
     command.add_argument(
         "-a",
@@ -98,7 +98,7 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the list of past jobs, the runs of the jobs that were named, or files."""
+    """Print the list of past jobs, the runs of the named jobs, or files."""
     of_files = (options.constraint, options.autoformat, options.totals, options.since)
     if options.files or any(value is not None for value in of_files):
         from stageout.cli import file_history
@@ -125,9 +125,9 @@ def read(
 
     :param schedd, pool: as for :class:`~stageout.cli.condor.Queue`.
     :param wanted: jobs and clusters, whose runs are read too; empty: the newest jobs whose output was handed off.
-    :param owner: of these, only this user's; None: all. :param limit: most of these.
+    :param owner: owner of the jobs; None for all owners. :param limit: maximum number of jobs.
     :raises Unavailable: the schedd does not answer.
-    :raises UnknownJob: neither queue nor history has one of ``wanted``.
+    :raises UnknownJob: neither queue nor history has a job of ``wanted``.
     """
     from stageout.cli.condor import Queue
 
@@ -171,7 +171,9 @@ def _jobs(queue: Queue, wanted: Sequence[JobId]) -> list[Job]:
 
 
 def _records(queue: Queue, job: Job) -> list[ClassAd]:
-    """Select the job's own OUTPUT records by the global id: cluster ids start again when a queue is made anew."""
+    """Select the job's own OUTPUT records by the global id, because cluster ids start again when a queue is
+    recreated.
+    """
     return [ad for ad in queue.output_records(job.id) if ad.text("GlobalJobId", job.global_id) == job.global_id]
 
 

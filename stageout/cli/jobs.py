@@ -1,4 +1,4 @@
-"""Jobs as the command sees them: what is typed, and what the schedd's ads say. Pure."""
+"""Jobs as the command sees them: arguments of the command line, and the schedd's ads. Pure."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING = 2, 3, 4, 5, 6
 
 #: HoldReasonCode of a failed output transfer; stage-out holds have sub-codes above the second number.
 _HOLD_CODE, _HOLD_SUBCODE_ABOVE = 12, 20000
-#: States of held jobs whose output is not sent any more.
+#: States of held jobs whose output is no longer sent.
 _SETTLED = ("Delivered", "Cancelled")
-#: JobMaterializePaused of a factory that makes no more jobs: no more items, cluster removed.
+#: JobMaterializePaused of a factory that makes no more jobs: no more items, or the cluster is removed.
 _FACTORY_DONE = (2, 3)
 
 
@@ -55,9 +55,9 @@ class JobId(NamedTuple):
 
 
 def parse_job_id(text: str) -> JobId:
-    """Read ``cluster`` or ``cluster.proc``.
+    """Parse ``cluster`` or ``cluster.proc``.
 
-    :raises UsageError: for anything else.
+    :raises UsageError: the text has another form.
     """
     found = _JOB_ID.match(text)
     if not found or int(found[1]) < 1:
@@ -68,14 +68,14 @@ def parse_job_id(text: str) -> JobId:
 
 
 def parse_job_ids(texts: Iterable[str]) -> list[JobId]:
-    """Read several; each only once, in the order given."""
+    """Parse several job ids. Return each one once, in the given order."""
     return list(dict.fromkeys(map(parse_job_id, texts)))
 
 
 def constraint(wanted: Sequence[JobId], with_clusters: bool = False) -> str:
     """Write the ClassAd constraint that selects the jobs.
 
-    :param with_clusters: let the ads of the clusters themselves through, which have no ProcId.
+    :param with_clusters: also select the cluster ads, which have no ProcId.
     """
     also = " || ProcId is undefined || ProcId < 0" if with_clusters else ""
     parts = [
@@ -89,15 +89,15 @@ def constraint(wanted: Sequence[JobId], with_clusters: bool = False) -> str:
 class Job:
     """One job, in the queue or in the history.
 
-    :param status: JobStatus; COMPLETED for a node that DAGMan removed after its end, TRANSFERRING also while the
-        schedd still says that a job runs whose output is transferred.
+    :param status: JobStatus; COMPLETED for a node that DAGMan removed after its end, TRANSFERRING also while the schedd
+        still counts a job as running although its output is transferred.
     :param run: NumShadowStarts, the number of the last run.
-    :param files_handed_off: of the last run; 0: its output was transferred synchronously, or there is none yet.
-    :param state: StageOutState, "None" before and without hand-off. :param state_run: the run that it is about.
+    :param files_handed_off: files of the last run; 0 for a synchronous transfer, and before the transfer.
+    :param state: StageOutState, "None" before and without hand-off. :param state_run: the run of that state.
     :param next_attempt_at: wall clock, seconds; 0 when none is planned.
-    :param keys: of the managers that took the output over; empty before the agent has written them.
-    :param custody: what routers of the overlay have of it.
-    :param left_out: code of why the access point left the job out of stage-out.
+    :param keys: keys of the managers that took the output over; empty until the agent writes them.
+    :param custody: output in the custody of routers.
+    :param left_out: code of the reason why the access point left the job out of stage-out.
     :param is_left_by_owner: the owner's own leave_in_queue keeps the job. :param in_queue: False: from the history.
     :param slot: name of the slot in which the job runs; "" when it does not run. :param user: User, ``alice@domain``.
     """
@@ -138,7 +138,7 @@ class Job:
 
     @classmethod
     def from_ad(cls, ad: ClassAd) -> Job:
-        """Read a job's ad; what is absent or of another type counts as not set."""
+        """Read a job's ad. Attributes that are absent or of another type count as not set."""
         moved = ad.get("TransferOutputStats")
         moved = moved if isinstance(moved, ClassAd) else ClassAd()
         stats = ad.get("StageOutStats")
@@ -181,43 +181,43 @@ class Job:
 
     @property
     def key(self) -> JobKey:
-        """The identity by which the job's output is found."""
+        """Return the identity of the job's output in managers' reports."""
         return JobKey(self.global_id, self.user)
 
     @property
     def is_misnamed(self) -> bool:
-        """GlobalJobId is not that of the job, so nodes and the agent refuse it."""
+        """Tell whether GlobalJobId names another job, so that nodes and the agent refuse the output."""
         return not is_name_of(self.global_id, schedd_of(self.global_id), str(self.id))
 
     @property
     def handed_off(self) -> bool:
-        """The output of the last run was handed off, at least in part."""
+        """Tell whether output of the last run was handed off, at least in part."""
         return self.files_handed_off > 0
 
     @property
     def synchronous(self) -> bool:
-        """The output of the last run was transferred before the job ended."""
+        """Tell whether the output of the last run was transferred before the job ended."""
         return self.status == COMPLETED and not self.handed_off
 
     @property
     def delivered(self) -> bool:
-        """The output of the last run is at its destination and verified."""
+        """Tell whether the output of the last run is at its destination and verified."""
         return self.state == "Delivered" and self.state_run == self.run
 
     @property
     def held_by_stage_out(self) -> bool:
-        """Held because its output could not be delivered (or was lost too often)."""
+        """Tell whether the job is held because its output could not be delivered, or was lost too often."""
         return self.status == HELD and self.hold_code == _HOLD_CODE and self.hold_subcode > _HOLD_SUBCODE_ABOVE
 
     @property
     def held_after_handoff(self) -> bool:
-        """Held for another reason, after output of the last run was handed off and began to be sent."""
+        """Tell whether the job is held for another reason while output of its last run is being delivered."""
         has_state = self.state_run == self.run and self.state != "None"
         return self.status == HELD and has_state and not self.held_by_stage_out
 
     @property
     def in_stage_out(self) -> bool:
-        """Handed off, and its end is not yet reached or not yet dealt with."""
+        """Tell whether output was handed off and its delivery has not ended, or its end has not been handled."""
         finished = self.status == COMPLETED and self.handed_off and not self.delivered
         is_sent = self.held_after_handoff and self.state not in _SETTLED
         return finished or self.held_by_stage_out or is_sent
@@ -235,7 +235,7 @@ def _optional(ad: ClassAd, name: str) -> int | None:
 
 
 def is_cluster_ad(ad: ClassAd) -> bool:
-    """Tell whether an ad is that of a cluster, which is no job."""
+    """Tell whether an ad is a cluster ad."""
     return ad.integer("ProcId", -1) < 0
 
 

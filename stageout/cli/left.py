@@ -1,4 +1,4 @@
-"""Output at nodes whose job has left the queue: its owner let it go, or its delivery failed after that."""
+"""Output at nodes whose jobs have left the queue: the owner let them go, or the delivery failed later."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from stageout.cli.condor import Pool, Queue
 
 _JOBS_AT_ONCE = 200
-#: Jobs that are looked up in the history at most, because the schedd may have to read all of it.
+#: Maximum number of jobs to look up in the history, because the schedd may have to read all of it.
 _IN_HISTORY = 200
 
 
 def left_output(
     queue: Queue, pool: Pool, known: Collection[JobKey], owner: str | None, now: float
 ) -> tuple[list[Row], list[Report]]:
-    """Return rows of output whose jobs are not in the queue, and the reports that they come from.
+    """Return rows for output whose jobs are not in the queue, and the reports about it.
 
-    :param known: jobs in the queue. :param owner: only this user's; None: everybody's. :param now: wall clock, seconds.
+    :param known: jobs in the queue. :param owner: owner of the jobs; None for all. :param now: wall clock, seconds.
     :raises Unavailable: the schedd or the collector does not answer.
     """
     schedd = queue.name()
@@ -44,7 +44,7 @@ def _parts(jobs: list[JobId]) -> Iterator[list[JobId]]:
 
 
 def _of_schedd(report: Report, schedd: str, known: Collection[JobKey], owner: str | None) -> Report:
-    """Return a report with the sandboxes of a schedd's jobs that still have output on the node."""
+    """Return a report that contains only those sandboxes of a schedd's jobs that still have output on the node."""
     boxes = (
         box
         for box in report.sandboxes
@@ -59,8 +59,8 @@ def _of_schedd(report: Report, schedd: str, known: Collection[JobKey], owner: st
 def left_rows(reports: Iterable[Report], here: Collection[JobKey], past: Mapping[JobKey, Job], now: float) -> list[Row]:
     """Return the rows of sandboxes whose jobs are not in the queue, in the order of their jobs.
 
-    :param here: jobs in the queue. :param past: jobs in the history. Of these, only managers count whose key the
-        access point's record of the run named. :param now: wall clock, seconds.
+    :param here: jobs in the queue. :param past: jobs in the history. For these, only managers count whose key is in the
+        access point's record of the run. :param now: wall clock, seconds.
     """
     rows = []
     for report in reports:

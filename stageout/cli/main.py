@@ -1,4 +1,4 @@
-"""Entry of the ``stageout`` command: reads the command line and loads the one subcommand that was called."""
+"""Entry of the ``stageout`` command: parse the command line and load only the subcommand that runs."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ class _GroupedHelp(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser that exits with EX_USAGE, because 2 means 'timed out' here, and names what may have been meant."""
+    """Parser that exits with EX_USAGE, because 2 means 'timed out' here, and suggests similar words."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Read arguments; the parser of a command itself refuses options that it does not know."""
+        """Parse arguments. The parser of a command itself refuses options that it does not have."""
         found, unknown = super().parse_known_args(args, namespace)
         is_leaf = not any(isinstance(action, argparse._SubParsersAction) for action in self._actions)
         if is_leaf and unknown:
@@ -102,7 +102,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _meant(word: str, known: Iterable[str]) -> str:
-    """Return a question with the known word that is most alike; "" when none is alike."""
+    """Suggest the most similar word in a question; "" when none is similar."""
     import difflib
 
     alike = difflib.get_close_matches(word, list(known), 1)
@@ -112,8 +112,8 @@ def _meant(word: str, known: Iterable[str]) -> str:
 def build_parser(word: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of the command line, with all commands and their arguments.
 
-    :param word: the command that is called: no other is loaded. Where there is none of that name, none is: they have
-        names and short help only. None: all are loaded, but those of parts that are not installed.
+    :param word: name of the command to load; the others have names and short help only. If no command has this name,
+        load none. None: load all commands, except those of parts that are not installed.
     """
     parser = _Parser(prog="stageout", description=_DESCRIPTION, formatter_class=_GroupedHelp)
     parser.add_argument("--version", action="version", version=f"stageout {stageout.__version__}")
@@ -159,7 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     options: argparse.Namespace | None = None
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names may have what the terminal's language has not
+        # names may contain characters that the terminal cannot encode
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         options = build_parser(words[0] if words else "").parse_args(_protect_job_ids(words))
         if options.command in (None, "help"):
@@ -187,13 +188,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """Discard the output that is still to be printed: it would fail once more at the exit."""
+    """Discard buffered output, which would cause another error at the exit."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(problem: StageoutError | TransferFailure, is_json: bool) -> None:
-    """Print an error as a line for people, and as an object with ``--json`` unless it was printed before."""
+    """Print an error as a line, and with ``--json`` also as an object unless one was printed before."""
     from stageout.cli.bars import complain
 
     if is_json:
@@ -205,7 +206,9 @@ def _say(problem: StageoutError | TransferFailure, is_json: bool) -> None:
 
 
 def _protect_job_ids(arguments: list[str]) -> list[str]:
-    """Protect a negative number from being read as an option: DAGMan gives it to nodes that were never submitted."""
+    """Prevent argparse from reading a negative number as an option: DAGMan gives it to nodes that it never
+    submitted.
+    """
     return [f" {word}" if word[:1] == "-" and word[1:2].isdigit() and "." in word else word for word in arguments]
 
 

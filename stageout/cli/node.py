@@ -35,7 +35,7 @@ def control_socket(settings: Settings) -> Path:
 
 
 class LocalReport(NamedTuple):
-    """The sandboxes on this node. :param is_whole: False: other users may have more here."""
+    """The sandboxes on this node. :param is_whole: False if other users may have more sandboxes here."""
 
     report: Report
     is_whole: bool
@@ -45,13 +45,16 @@ def local_report(now: float) -> LocalReport:
     """Ask for the sandboxes in this node's custody: all for root and the manager's user, one's own for others.
 
     :param now: wall clock, seconds.
-    :raises Unavailable: no manager answers here.
+    :raises Unavailable: no manager answers on this node.
     """
     return _asked(lambda path: read_status(path, now))
 
 
 def local_streams() -> list[StreamsReport]:
-    """Ask how much this node sends to each server at once, and why. :raises Unavailable: no manager answers here."""
+    """Ask how many streams this node uses to each server, and why.
+
+    :raises Unavailable: no manager answers on this node.
+    """
     return _asked(read_streams)
 
 
@@ -71,10 +74,10 @@ def _asked(question: Callable[[Path], T]) -> T:
 
 
 def read_status(path: Path, now: float) -> LocalReport:
-    """Ask the manager for everything that it tells this user.
+    """Query the manager's status. The answer contains what this user may see.
 
-    :param now: wall clock, seconds: the time of the report.
-    :raises OSError: nobody listens there. :raises BadMessage: it is no manager of this version.
+    :param now: wall clock time of the report in seconds.
+    :raises OSError: nothing listens on the socket. :raises BadMessage: the answer is not of this version.
     """
     boxes: list[SandboxReport] = []
     files: list[FileReport] = []
@@ -97,9 +100,9 @@ def read_status(path: Path, now: float) -> LocalReport:
 
 
 def read_streams(path: Path) -> list[StreamsReport]:
-    """Print how much goes to each server at once, and why.
+    """Read the streams to each server, and the reasons.
 
-    :raises OSError: nobody listens there. :raises BadMessage: it is no manager of this version.
+    :raises OSError: nothing listens on the socket. :raises BadMessage: the answer is not of this version.
     """
     (frame,) = _ask(path, {"op": "streams"})
     try:
@@ -116,7 +119,7 @@ def _sandbox(item: object, files: list[FileReport]) -> SandboxReport:
 
 
 def _list(cls: Callable[..., T], items: object) -> list[T]:
-    """Read a list of a frame; none is an empty one. :raises BadMessage: it holds something else."""
+    """Read a list of a frame; empty if absent. :raises BadMessage: the list has items of another type."""
     try:
         return [built(cls, item) for item in items] if isinstance(items, list) else []
     except IllTyped as problem:
@@ -124,9 +127,9 @@ def _list(cls: Callable[..., T], items: object) -> list[T]:
 
 
 def manager_facts(settings: Settings) -> ClassAd:
-    """Ask for all figures of the manager, with its name, its uid (as the kernel says) and the bytes at risk.
+    """Query all figures of the manager, with its name, its uid (from the kernel) and the bytes at risk.
 
-    :raises OSError: no socket, or nobody listens.
+    :raises OSError: no socket exists, or nothing listens there.
     """
     path = control_socket(settings)
     (frame,) = _ask(path, {"op": "metrics"})

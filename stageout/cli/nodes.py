@@ -1,4 +1,4 @@
-"""Wait for one node of a DAG and answer for all other nodes of it: one waiting process for a DAG.
+"""Wait for one node of a DAG and answer for all its other nodes, so that a DAG has one waiting process.
 
 POST scripts (``plugins/stageout_dag_post``) ask with an empty file named after their job and read the answer there.
 """
@@ -19,12 +19,12 @@ from stageout.core.classads import ClassAd
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
-#: A pause is about a sixth of the time since the last news, so an answer is late by that share of the wait at most.
+#: The pause is about a sixth of the time since the last change, which bounds the delay of an answer to that share.
 _PAUSE_GROWTH = 1.2
-#: Most POST scripts that wait beside the leader. Each costs DAGMan's machine two processes.
+#: Maximum number of POST scripts that wait beside the leader. Each one costs DAGMan's machine two processes.
 _MOST_PLACES = 10
 _LONGEST_TEXT = 500
-#: Jobs in one question to the history.
+#: Number of jobs in one history query.
 _HISTORY_BATCH = 100
 
 
@@ -37,7 +37,7 @@ class Answers:
     def asked(self) -> set[JobId]:
         """Return the jobs whose POST scripts have no answer yet."""
         found = set()
-        with contextlib.suppress(OSError):  # the script that took the last answer removes the directory
+        with contextlib.suppress(OSError):  # the script that reads the last answer removes the directory
             for entry in os.scandir(self._directory):
                 with contextlib.suppress(OSError, UsageError):
                     if entry.stat().st_size == 0:
@@ -45,25 +45,25 @@ class Answers:
         return found
 
     def give(self, job: JobId, verdict: Verdict) -> None:
-        """Answer one question. A reader sees nothing or the whole line."""
+        """Answer one question. Readers never see a partial line."""
         aside = self._directory / f".{job}"
         aside.write_text(f"{verdict.outcome.value} {clean(verdict.text)[:_LONGEST_TEXT]}\n")
         aside.replace(self._directory / str(job))
 
 
 class Places:
-    """Places where POST scripts wait for their answers: a named pipe for each, whose lock the script holds.
+    """Waiting slots of POST scripts: named pipes whose locks the scripts hold.
 
-    Scripts without a place end, and DAGMan starts them again some seconds later.
+    Scripts without a slot end, and DAGMan starts them again some seconds later.
 
-    :param directory: directory of the places, beside that of the questions.
+    :param directory: directory of the pipes, beside that of the questions.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def make(self, most_scripts: int | None) -> None:
-        """Make the places. Nodes that wait for long must not keep the POST scripts of other nodes from running.
+        """Create the slots. Nodes that wait for long must not keep the POST scripts of other nodes from running.
 
         :param most_scripts: DAGMan's limit on running POST scripts, 0 for no limit, None while unknown.
         """
@@ -78,21 +78,21 @@ class Places:
                 os.mkfifo(self._directory / name, 0o600)
 
     def wake(self) -> None:
-        """Let all that wait look for their answers."""
+        """Wake all waiting scripts, so that they read their answers."""
         with contextlib.suppress(OSError):
             for path in self._directory.iterdir():
                 _write_a_byte(path)
 
 
 def places_for(most_scripts: int | None) -> int:
-    """Return the number of places beside the leader: at most half of DAGMan's limit on running POST scripts."""
+    """Return the number of slots beside the leader: at most half of DAGMan's limit on running POST scripts."""
     if most_scripts is None:
         return 0
     return min(_MOST_PLACES, most_scripts // 2) if most_scripts else _MOST_PLACES
 
 
 def _write_a_byte(pipe: Path) -> None:
-    """Wake the reader of a pipe. Without one, and with bytes that wait in it, there is nothing to do."""
+    """Wake the reader of a pipe. Do nothing without a reader, or if bytes are in the pipe already."""
     with contextlib.suppress(OSError):
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -102,9 +102,9 @@ def _write_a_byte(pipe: Path) -> None:
 
 
 class SharedLook:
-    """One look at queue and history that serves the watchers of many nodes.
+    """One query of queue and history that serves the watchers of many nodes.
 
-    :param source: the schedd. :param fetch: jobs of the DAG that are in the queue, and ads of their clusters.
+    :param source: the schedd. :param fetch: returns the DAG's jobs in the queue, and the ads of their clusters.
     """
 
     def __init__(self, source: Source, fetch: Callable[[], tuple[list[Job], list[ClassAd]]]) -> None:
@@ -115,7 +115,7 @@ class SharedLook:
         self._past: dict[JobId, list[Job]] = {}
 
     def look(self, wanted: Iterable[JobId]) -> None:
-        """Ask the schedd: once for the queue, and at most once for all that is no longer there."""
+        """Query the schedd: once for the queue, and at most once for all jobs that have left it."""
         jobs, self._clusters = self._fetch()
         self._jobs = {}
         for job in jobs:
@@ -127,7 +127,7 @@ class SharedLook:
             self._past.setdefault(job.id, []).append(job)
 
     def has(self, wanted: JobId) -> bool:
-        """Return True when the last look says something about this job."""
+        """Tell whether the last query returned this job."""
         return wanted.proc is None or wanted.cluster in self._jobs or wanted in self._past
 
     def jobs(self, wanted: Sequence[JobId]) -> tuple[list[Job], list[ClassAd]]:
@@ -148,7 +148,7 @@ def lead(
 ) -> int:
     """Answer for every node that asks until the own node has an end.
 
-    :param places: where POST scripts wait, None for no places.
+    :param places: where POST scripts wait, None for no waiting slots.
     :returns: OK when the own node has an answer, whatever it says.
     """
     watchers: dict[JobId, Watcher] = {}
@@ -157,7 +157,7 @@ def lead(
     while True:
         wanted = answers.asked() | {own}
         ended: set[JobId] = set()
-        with contextlib.suppress(Unavailable):  # a schedd that restarts; look again
+        with contextlib.suppress(Unavailable):  # the schedd restarts; query it again
             shared.look(wanted)
             for one in filter(shared.has, sorted(wanted, key=str)):
                 end = _end(watchers.setdefault(one, Watcher(shared, [one])))
@@ -166,8 +166,8 @@ def lead(
                     answers.give(one, end)
                     ended.add(one)
         if ended and places:
-            places.wake()  # at the end, one of the scripts that wait takes the lead
-        if own in ended:  # not before: a node without an answer asks again some seconds later, and leads then
+            places.wake()  # at the end, one of the waiting scripts becomes the leader
+        if own in ended:  # not before the answer: a node without one asks again some seconds later, and then leads
             return Exit.OK
         pause_s = _FIRST_PAUSE_S if ended or wanted - known else min(pause_s * _PAUSE_GROWTH, _LONGEST_PAUSE_S)
         known = wanted
@@ -175,7 +175,7 @@ def lead(
 
 
 def _end(watcher: Watcher) -> Verdict | None:
-    """Judge a node, which may have several jobs. Return None while one of them waits."""
+    """Judge a node, which may have several jobs. Return None while a job of it waits."""
     try:
         verdicts, more = watcher.look()
     except UnknownJob as problem:

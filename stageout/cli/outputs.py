@@ -8,7 +8,7 @@ from typing import NamedTuple
 from stageout.core.classads import ClassAd
 
 _REMAP = re.compile(r"\s*((?:[^;=\\]|\\.)+?)\s*=\s*((?:[^;\\]|\\.)*?)\s*(?:;|$)")
-#: Attributes that :func:`outputs_of` reads.
+#: Attributes to read for :func:`outputs_of`.
 OUTPUT_ATTRIBUTES = ("OutputDestination", "TransferOutput", "TransferOutputRemaps")
 
 
@@ -20,7 +20,7 @@ class Output(NamedTuple):
 
 
 def outputs_of(ad: ClassAd) -> list[Output]:
-    """Return the output files of a job that go to URLs. The URLs may have secrets."""
+    """Return the output files of a job that go to URLs. The URLs may contain secrets."""
     remaps: dict[str, str] = dict(_REMAP.findall(ad.text("TransferOutputRemaps")))
     found = [Output(name, target) for name, target in remaps.items() if "://" in target]
     place = ad.text("OutputDestination")

@@ -1,4 +1,4 @@
-"""The figures of ``stageout top``: jobs by cluster and destination, and how fast they get less. Pure."""
+"""The figures of ``stageout top``: jobs by cluster and destination, and their rates. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stageout.core.states import State
 from stageout.core.units import count, duration, size
 from stageout.core.units import rate as rate_text
 
-#: Seconds over which rates are taken: bytes count when a file has arrived whole.
+#: Seconds over which rates are measured. A file's bytes count when it has arrived completely.
 WINDOW_S = 60.0
 _BAR = 20
 _REASONS = 5
@@ -44,7 +44,7 @@ class Key(NamedTuple):
 class Group:
     """The jobs of a line.
 
-    :ivar jobs: by kind of state. :ivar rate: bytes per second; None before enough is known.
+    :ivar jobs: by kind of state. :ivar rate: bytes per second; None before enough measurements.
     """
 
     key: Key
@@ -56,7 +56,7 @@ class Group:
 
 
 def groups_of(rows: Iterable[Row], servers: Mapping[str, str]) -> list[Group]:
-    """Return the lines, those with the most left first. :param servers: of jobs, by ``cluster.proc``."""
+    """Return the lines, those with the most bytes left first. :param servers: servers of jobs, by ``cluster.proc``."""
     found: dict[Key, Group] = {}
     for row in rows:
         key = Key(int(row.job.partition(".")[0]), row.owner, servers.get(row.job, ""))
@@ -69,14 +69,16 @@ def groups_of(rows: Iterable[Row], servers: Mapping[str, str]) -> list[Group]:
 
 
 class Rates:
-    """Bytes that arrived in the last minute, or since the look before when daemons are slow, by line of the table."""
+    """Bytes that arrived in the last minute, or since the previous query when daemons are slow, by line of the
+    table.
+    """
 
     def __init__(self) -> None:
         self._left: dict[str, int] = {}
         self._arrived: deque[tuple[float, float, Counter[Key]]] = deque()  # from, until, and the bytes
 
     def take(self, now_s: float, rows: Sequence[Row], servers: Mapping[str, str], groups: Iterable[Group]) -> None:
-        """Compare with the look before, and set the rates of the lines. :param now_s: monotonic, seconds."""
+        """Compare with the previous query, and set the rates of the lines. :param now_s: monotonic, seconds."""
         arrived: Counter[Key] = Counter()
         for row in rows:
             before = self._left.get(row.global_id, row.bytes_left)

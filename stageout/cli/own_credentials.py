@@ -21,8 +21,8 @@ _TOKEN_END = ".use"
 class OwnCredentials(NamedTuple):
     """Credentials for a plugin.
 
-    :param contents: by file name, as plugins get them. :param name: of the one that counts for the URL, "" for none.
-    :param source: the file or variable that it is from. :param expires_at: its end, wall clock; 0: not known.
+    :param contents: by file name, as plugins get them. :param name: the one for the URL, "" for none.
+    :param source: its file or environment variable. :param expires_at: its end, wall clock, seconds; 0: unknown.
     :param left_out: the reason why a proxy is not used.
     """
 
@@ -50,11 +50,11 @@ def service_of(url: str) -> str:
 def own_credentials(url: str, settings: Settings, token_file: str = "") -> OwnCredentials:
     """Find the credentials for a URL.
 
-    Tokens are those of ``--token``, of the job in which this runs (_CONDOR_CREDS), of the access point's
-    SEC_CREDENTIAL_DIRECTORY_OAUTH, and of WLCG's bearer token discovery, in this order. The proxy is that of
-    X509_USER_PROXY, or the one in /tmp; one that cannot be used is left out, because no URL names a proxy.
+    The command searches for tokens in this order: ``--token``, the job in which it runs (_CONDOR_CREDS), the access
+    point's SEC_CREDENTIAL_DIRECTORY_OAUTH, and WLCG's bearer token discovery. The proxy is that of X509_USER_PROXY, or
+    the one in /tmp. An unusable proxy is left out, because no URL names a proxy.
 
-    :raises CommandError: the URL names a token, and there is none that can be used.
+    :raises CommandError: the URL names a token, and no usable one exists.
     """
     service, contents = service_of(url), dict(_job_tokens(settings))
     source = "the job's credentials"
@@ -75,7 +75,7 @@ def own_credentials(url: str, settings: Settings, token_file: str = "") -> OwnCr
 
 
 def _own_proxy() -> OwnCredentials | None:
-    """Return the user's proxy, None without one. :raises CommandError: it cannot be used."""
+    """Return the user's proxy; None without one. :raises CommandError: it cannot be used."""
     path = _proxy()
     if path is None:
         return None
@@ -84,7 +84,7 @@ def _own_proxy() -> OwnCredentials | None:
 
 
 def _checked(found: OwnCredentials, kind: str, service: str) -> OwnCredentials:
-    """Return the credential with its end. :raises CommandError: its content is none."""
+    """Return the credential with its expiration time. :raises CommandError: its content is invalid."""
     try:
         end = end_of(kind, service, found.contents[OfferedCredential(kind, service, 0).file_name])
     except BadCredential as problem:
@@ -93,9 +93,9 @@ def _checked(found: OwnCredentials, kind: str, service: str) -> OwnCredentials:
 
 
 def kept_token(service: str, settings: Settings) -> OwnCredentials | None:
-    """Return the token that a job of this user would get from the access point; None when this user cannot read it.
+    """Return the token that the access point would give a job of this user; None if this user cannot read it.
 
-    :raises CommandError: it is no token.
+    :raises CommandError: the file has no token.
     """
     contents = dict(_job_tokens(settings))
     if service + _TOKEN_END not in contents:
@@ -104,7 +104,9 @@ def kept_token(service: str, settings: Settings) -> OwnCredentials | None:
 
 
 def _job_tokens(settings: Settings) -> Iterator[tuple[str, bytes]]:
-    """Return the tokens of the job in which this runs, else those that the access point keeps for this user."""
+    """Return the tokens of the job in which this command runs, or else those that the access point keeps for this
+    user.
+    """
     folder = os.environ.get("_CONDOR_CREDS", "")
     kept = settings.condor("SEC_CREDENTIAL_DIRECTORY_OAUTH")
     place = Path(folder) if folder else Path(kept) / _user() if kept else None
@@ -112,11 +114,11 @@ def _job_tokens(settings: Settings) -> Iterator[tuple[str, bytes]]:
         paths = sorted(place.glob(f"*{_TOKEN_END}")) if place else []
         yield from [(path.name, _read(path)) for path in paths]
     except OSError:
-        return  # the credmon's directory is root's
+        return  # the credmon's directory belongs to root
 
 
 def _token(service: str, token_file: str) -> tuple[str, bytes]:
-    """Return the token's source and content. :raises CommandError: there is none."""
+    """Return the token's source and content. :raises CommandError: no token exists."""
     if token_file:
         return token_file, _read(Path(token_file))
     if os.environ.get("BEARER_TOKEN"):
@@ -137,7 +139,7 @@ def _proxy() -> Path | None:
 
 
 def _is_own(path: Path) -> bool:
-    """Tell whether a file is there and belongs to this user: anybody can write into /tmp."""
+    """Tell whether a file exists and belongs to this user, because anybody can write into /tmp."""
     try:
         return path.lstat().st_uid == os.geteuid() and path.is_file()
     except OSError:

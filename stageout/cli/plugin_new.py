@@ -1,4 +1,4 @@
-"""``stageout plugin new``: write a small transfer plugin that works, for its author to change."""
+"""``stageout plugin new``: write a small working transfer plugin as a start for its author."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stageout.cli.results import tell
 
 #: HTCondor cuts a URL's scheme at its last ``+``, ``-`` or ``.``, and looks up the rest.
 _NAME = re.compile(r"[a-z][a-z0-9]*\Z", re.A)
-#: Stands for the name in the files of the template.
+#: Placeholder for the name in the files of the template.
 _MARK = "NAME"
 
 _EXECUTABLE = '''\
@@ -140,7 +140,7 @@ exit status: 0 written, 1 the directory is not empty or cannot be written, 64 NA
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what this command takes."""
+    """Add the arguments of this command."""
     command.add_argument("action", choices=("new",))
     command.add_argument("name", metavar="NAME", help="URL scheme of the plugin: lower-case letters and digits")
     command.add_argument("--directory", metavar="DIR", help="where it is written (default: NAME_plugin, here)")
@@ -162,7 +162,7 @@ def run(options: argparse.Namespace) -> int:
 def write(name: str, folder: Path) -> list[Path]:
     """Write the files of a plugin.
 
-    :param name: the URL scheme. :param folder: is made; may exist when it is empty.
+    :param name: the URL scheme. :param folder: created if missing; must be empty.
     :returns: the files.
     :raises UsageError: no plugin can have that name. :raises CommandError: the folder has files.
     """

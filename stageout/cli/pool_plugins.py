@@ -24,14 +24,14 @@ class Chosen(NamedTuple):
 
 
 def plugin_for(scheme: str, named: Sequence[str] = ()) -> Chosen:
-    """Return the plugin that moves a scheme's URLs.
+    """Return the plugin for a URL scheme.
 
-    FILETRANSFER_PLUGINS decides. Access points need not list the plugins of stageout there; then those that are
-    installed with this command count, too, as on the execute points.
+    FILETRANSFER_PLUGINS decides. Access points need not list stageout's plugins there; then the plugins that are
+    installed with this command count as well, as on execute points.
 
-    :param named: paths of plugins; with any, no others count. :raises CommandError: there is none.
+    :param named: paths of plugins; if given, no others count. :raises CommandError: no plugin has the scheme.
     """
-    log.open_log(logging.NullHandler())  # plugins that do not answer are for daemons' logs
+    log.open_log(logging.NullHandler())  # only daemons log plugins that do not answer
     table = PluginsTable(asks_as_itself=True)
     configured = [] if named else [str(path) for path in of_the_node()]
     table.load(list(named) or configured)

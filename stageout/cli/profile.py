@@ -1,4 +1,4 @@
-"""``stageout profile``: measures a server and keeps what was found for the estimator and the sandbox manager."""
+"""``stageout profile``: measure a server and store the result for the estimator and the sandbox manager."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ exit status: 0 measured, 1 not measured or not stored, 64 the URL cannot be used
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what this command takes."""
+    """Add the arguments of this command."""
     command.add_argument("url", metavar="URL", help="directory on the server, writable, with / at its end")
     command.add_argument(
         "--max-time", metavar="S", type=seconds, default=120.0, help="seconds to measure at most (default: 120)"
@@ -54,7 +54,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, keep."""
+    """Measure, print and store."""
     parts = urlsplit(options.url)
     if not parts.scheme or "://" not in options.url:
         raise UsageError(f"{options.url} is not a URL: write scheme://host/directory/")
@@ -97,7 +97,7 @@ def _measure(options: argparse.Namespace, plugin: Plugin) -> Outcome:
 
 
 def _server(options: argparse.Namespace) -> int:
-    """Find the pid of the server when it runs on this machine."""
+    """Find the pid of the server if it runs on this machine."""
     parts = urlsplit(options.url)
     if options.server_pid or parts.hostname not in ("localhost", "127.0.0.1", "::1"):
         return int(options.server_pid or 0)

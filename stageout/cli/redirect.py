@@ -46,7 +46,7 @@ class Move(NamedTuple):
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what this command takes."""
+    """Add the arguments of this command."""
     command.add_argument(
         "words", metavar="WORD", nargs="*",
         help="JOB: job (1234.0); FILE: name as 'stageout status' shows it; "
@@ -62,7 +62,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask, and wait for the answer."""
+    """Request the move, and wait for the answer."""
     from stageout.cli.condor import Pool, Queue
 
     if bool(options.server) == bool(options.words) or len(options.words) == 1 or len(options.words) > 3:
@@ -98,10 +98,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def planned(job: Job, files: Iterable[FileReport], old: str, new: str) -> list[Move]:
-    """Return the new directories of the files of a job that wait for a server. Their paths stay, below ``new``.
+    """Return the new directories of those files of a job that wait for a server. Their paths stay, below ``new``.
 
-    :param files: all that wait, move or have failed.
-    :raises CommandError: a report of its node does not name them all, or a path cannot stand in a request.
+    :param files: all files that wait, move or have failed.
+    :raises CommandError: a report of its node does not name all files, or a request cannot contain a path.
     """
     files = list(files)
     mine = [file for file in files if is_at(file.url, old)]
@@ -124,7 +124,9 @@ def _directory(url: str) -> str:
 
 
 def _request_all(queue: Queue, pool: Pool, moves: list[Move], options: argparse.Namespace) -> int:
-    """Ask for one move of each job at a time, as a job's ad has room for one request. Return the worst exit status."""
+    """Request one move of each job at a time, because a job's ad has room for one request. Return the worst exit
+    status.
+    """
     status, left = int(Exit.OK), list(moves)
     for move in moves if options.dry_run else ():
         _show(move, options.json)
@@ -139,7 +141,7 @@ def _request_all(queue: Queue, pool: Pool, moves: list[Move], options: argparse.
 
 
 def _asked(queue: Queue, move: Move) -> OwnerRequest:
-    """Write a request into the ad of the job. :raises CommandError: another one has no answer yet."""
+    """Write a request into the ad of the job. :raises CommandError: another request has no answer yet."""
     job = move.job
     if job.request:
         raise _is_asked(job)

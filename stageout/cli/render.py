@@ -25,17 +25,17 @@ def _both(state: State) -> tuple[str, str]:
 
 _SECOND_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]|\x1b")
-#: Words for files in custody of routers, by whether it is their only copy.
+#: Words for files in custody of routers, by whether the router has the only copy.
 _HELD = {True: "only copy", False: "copies"}
 _ENDED = frozenset(state.value for state in ENDS)
-#: Words of :func:`state_word` beside those of the state table.
+#: Words of :func:`state_word` in addition to those of the state table.
 OTHER_STATES = frozenset(
     {"removed", "synchronous", UNREPORTED, "node silent", "paused", "waiting for the server"}
     | {_SECOND_WORD.sub(" ", word).lower() for word in STATUS_WORDS.values()}
 )
 _HOSTS_SHOWN = 3
 _RED, _GREEN, _YELLOW = "31", "32", "33"
-#: Colours of words in the column STATE, those of owners and those of the ledger.
+#: Colours of words in the column STATE: words for owners and words of the ledger.
 _COLOURS = {
     **dict.fromkeys((*_both(State.FAILED), *_both(State.LOST), "removed"), _RED),
     **dict.fromkeys((*_both(State.RETRY_WAIT), "waiting for the server"), _YELLOW),
@@ -62,7 +62,7 @@ _RIGHT = frozenset(
 
 
 def until(at: int, now: float) -> str:
-    """Return the time until the next attempt: ``-`` without one, ``due`` when its time has come."""
+    """Return the time until the next attempt: ``-`` without an attempt, ``due`` when its time has come."""
     if not at:
         return "-"
     return duration(at - now) if at > now + 0.5 else "due"
@@ -87,12 +87,12 @@ def attempt(item: Row | FileReport, limit: int) -> str:
 
 
 def clean(text: str) -> str:
-    """Remove from foreign text all that could move a terminal's cursor, and put it into one line."""
+    """Remove control characters from foreign text and put it into one line."""
     return " ".join(_CONTROL.sub(" ", text).split())
 
 
 def server_notes(reports: Iterable[Report], now: float) -> list[str]:
-    """Write a sentence for each server that cannot be reached, by manager. :param now: wall clock, seconds."""
+    """Write a sentence for each server that managers cannot reach, by manager. :param now: wall clock, seconds."""
     return [
         f"{clean(one.server)} cannot be reached from {clean(report.manager)} for {duration(now - one.since_at)} "
         f"({one.circuit}, {_probe(one.probe_at, now)}): {clean(one.reason)}"
@@ -102,7 +102,7 @@ def server_notes(reports: Iterable[Report], now: float) -> list[str]:
 
 
 def awaited_managers(rows: Iterable[Row]) -> set[str]:
-    """Return the managers whose reports matter now: output of a completed job waits with them."""
+    """Return the managers whose reports matter now, because they hold output of a completed job."""
     waiting = (row for row in rows if row.job_status == "Completed" and row.state not in (*_ENDED, "HandedOver"))
     return {name for row in waiting for name in row.manager.split(",") if name}
 
@@ -117,7 +117,7 @@ def silence_note(manager: str) -> str:
 
 
 def agent_note(schedd: str, silence_s: float) -> str:
-    """Write the sentence about a schedd agent that is away. :param silence_s: infinite without an ad of it."""
+    """Write the sentence about a schedd agent that is silent. :param silence_s: infinite without an ad of the agent."""
     since = "the collector knows none" if silence_s == float("inf") else f"last heard of {duration(silence_s)} ago"
     return (
         f"the schedd agent of {clean(schedd)} does not answer ({since}): nothing is confirmed, and requests wait until "
@@ -130,7 +130,7 @@ def _probe(at: int, now: float) -> str:
 
 
 def wants_colours(stream: TextIO) -> bool:
-    """Tell whether text for a stream is coloured: only on terminals, and never with NO_COLOR."""
+    """Tell whether to colour text for a stream: only on terminals, and never with NO_COLOR."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -140,9 +140,9 @@ def painted(text: str, colour: str) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int = 0, colour: bool = False) -> list[str]:
-    """Return the lines of a table. Columns that have no room are written below each row, with their names.
+    """Return the lines of a table. Columns that do not fit are written below each row, with their names.
 
-    :param width: columns of the terminal; 0: any. :param colour: paint the column STATE.
+    :param width: columns of the terminal; 0: no limit. :param colour: paint the column STATE.
     """
     cells = [[clean(cell) or "-" for cell in row] for row in rows]
     widths = [max(map(_columns, column)) for column in zip(header, *cells)]
@@ -156,7 +156,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int = 0, 
 
 
 def _most_beside(widths: Sequence[int], width: int) -> int:
-    """Return how many columns of a table stand beside each other."""
+    """Return the number of table columns that fit beside each other."""
     most = len(widths)
     while width and most > 1 and sum(widths[:most]) + 2 * (most - 1) > width:
         most -= 1
@@ -176,7 +176,7 @@ def _line(
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Return indented lines of text. A longer word, such as a URL, is not cut, so that it can be copied."""
+    """Return indented lines of text. A longer word, such as a URL, is not cut, so that users can copy it."""
     lines, line = [], "    "
     for word in text.split():
         if line.strip() and _columns(line) + 1 + _columns(word) > width:
@@ -209,9 +209,9 @@ def _cut(text: str, width: int) -> str:
 
 
 def state_word(row: Row, ledger: bool = False) -> str:
-    """Return the word for the state; for jobs without one, or that were removed, the status of the job itself.
+    """Return the word for the state. For a job without a state, or a removed one, return the status of the job itself.
 
-    :param ledger: the ledger's words, for administrators; otherwise those for job owners.
+    :param ledger: use the ledger's words, for administrators; otherwise those for job owners.
     """
     if row.job_status == "Removed" and row.state != "Delivered" and not row.has_left:
         return "removed"
@@ -231,7 +231,7 @@ def _owners_word(row: Row) -> str:
 
 
 def reason(row: Row, now: float) -> str:
-    """Return the reason for the state; since when files are sent; and for delivered output when its job leaves.
+    """Return the reason for the state: the start of a transfer, or the time when a delivered job leaves the queue.
 
     :param now: wall clock, seconds.
     """
@@ -243,7 +243,7 @@ def reason(row: Row, now: float) -> str:
 
 
 def _gone(row: Row, now: float) -> str:
-    """Return that the job has left the queue, and how and when it ended."""
+    """Describe how and when a job that has left the queue ended."""
     if not row.has_left:
         return ""
     since = f" {duration(now - row.ended_at)} ago" if row.ended_at else ""
@@ -251,7 +251,7 @@ def _gone(row: Row, now: float) -> str:
 
 
 def _sending(row: Row, now: float) -> str:
-    """Return since when plugins send files, and how many are confirmed; "" when nothing is being sent."""
+    """Describe since when plugins send files, and how many are confirmed; "" when nothing is being sent."""
     moving = [file for file in row.files if file.state == State.MOVING and file.began_at]
     if row.state != State.MOVING or not moving:
         return ""
@@ -307,7 +307,7 @@ def job_details(row: Row, now: float, width: int = 0, ledger: bool = False, colo
 
 
 def facts(row: Row, now: float) -> list[tuple[str, str]]:
-    """Return names and texts of what is known of one job; "" for what does not concern it."""
+    """Return names and texts of the facts about one job; "" for those that do not apply."""
     done = row.files_total - row.files_left
     counts = f"{done} of {row.files_total} files, {size(row.bytes_total - row.bytes_left)} of {size(row.bytes_total)}"
     handed_off = row.files_total > 0
@@ -347,7 +347,7 @@ def _fallback(row: Row) -> str:
 
 
 def held(one: Holding, now: float) -> str:
-    """Return the parts of a job's output that routers hold."""
+    """Describe the parts of a job's output that routers hold."""
     text = f"{count(one.files, 'file')}, {size(one.size_bytes)} at {clean(one.custodians)}"
     return f"{text} for {duration(now - one.since)}"
 
@@ -355,7 +355,7 @@ def held(one: Holding, now: float) -> str:
 def files_table(
     files: Sequence[FileReport], limit: int, now: float, width: int = 0, ledger: bool = False, colour: bool = False
 ) -> list[str]:
-    """Write one line per file: its destination, plugin and progress, and what went wrong last."""
+    """Write one line per file: its destination, plugin and progress, and its last error."""
     header = ("FILE", "SIZE", "STATE", "PLUGIN", "ATTEMPT", "NEXT", "VERIFIED", "TO", "LAST ERROR")
     cells = [
         (
@@ -377,7 +377,7 @@ def files_table(
 def streams_table(
     streams: Iterable[StreamsReport], destinations: Iterable[Destination] = (), width: int = 0
 ) -> list[str]:  # fmt: skip
-    """Write one line per server: the transfers at once, what waits, when it should have arrived, and the reasons."""
+    """Write one line per server: its transfers, the waiting output, when that should have arrived, and the reasons."""
     header = ("SERVER", "AT ONCE", "STREAMS", "RATE", "WAITING", "ETA", "WHY")
     places = {one.server: one for one in destinations}
     cells = [
@@ -396,7 +396,7 @@ def streams_table(
 
 
 def servers_table(places: Iterable[Destination], width: int = 0) -> list[str]:
-    """Write one line per server: what all nodes still have for it, and when that should have arrived."""
+    """Write one line per server: the output of all nodes for it, and when that should have arrived."""
     header = ("SERVER", "NODES", "FILES", "SIZE", "RATE", "ETA")
     cells = [
         (
@@ -413,7 +413,7 @@ def servers_table(places: Iterable[Destination], width: int = 0) -> list[str]:
 
 
 def bar(done: int, total: int, columns: int) -> str:
-    """Draw a progress bar of this many columns. It is full only when all is done."""
+    """Draw a progress bar of this many columns. It is full only when everything is done."""
     if total <= 0:
         return "." * columns
     full = columns if done >= total else min(columns - 1, columns * max(done, 0) // total)
@@ -421,7 +421,7 @@ def bar(done: int, total: int, columns: int) -> str:
 
 
 def progress_lines(rows: Sequence[Row], now: float, width: int) -> list[str]:
-    """Draw a bar per job for ``--watch`` on a terminal, with the reason below it where it has no room beside it."""
+    """Draw a bar per job for ``--watch`` on a terminal, with the reason below it if it does not fit beside it."""
     columns = max(10, min(40, width - 90))
     lines = [total_line(rows)]
     for row in rows:
@@ -445,7 +445,7 @@ def progress_lines(rows: Sequence[Row], now: float, width: int) -> list[str]:
 
 
 def fit(lines: Sequence[str], columns: int, rows: int) -> list[str]:
-    """Cut the lines to a terminal's size, so that they can be drawn over, and count those that have no room."""
+    """Cut the lines to a terminal's size, so that they can be overwritten, and count those that do not fit."""
     room = max(rows - 1, 2)
     kept = list(lines) if len(lines) <= room else [*lines[: room - 1], f"... and {len(lines) - room + 1} more lines"]
     return [line if _columns(line) <= columns else _cut(line, columns) for line in kept]

@@ -1,8 +1,8 @@
 """Requests of an owner to the schedd agent: the common part of ``retry``, ``cancel``, ``pause`` and ``resume``.
 
-The request is written into the job's ad (StageOutRequest) as the user that runs the command, so the schedd decides
-who may ask; the agent takes it away when the managers have carried it out. It names the run that the command has read,
-because the job may begin another one meanwhile.
+The command writes the request into the job's ad (StageOutRequest) as its user, so the schedd decides who may ask. The
+agent removes the request when the managers have applied it. The request names the job's run that the command has read,
+because the job may begin another run in the meantime.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _ANSWER_TIMEOUT_S = 45.0
 _AGENT_TIMEOUT_S = 8.0
 _SAID_AFTER_S = 3.0
 _LOOK_INTERVAL_S = 0.5
-#: Seconds after which an agent's last ad is no sign of it any more.
+#: Seconds after which the last ad of an agent no longer proves that it runs.
 NOTICE_FRESH_S = 180
-#: Of more jobs that were chosen the command does not wait for the answers.
+#: Maximum number of selected jobs for whose answers the command waits.
 _WAITED_FOR = 50
 
-#: Jobs whose ads have a request, with it.
+#: Selects jobs whose ads contain a request.
 Asked = Mapping[JobId, OwnerRequest]
 Refused = list[tuple[JobId, CommandError]]
 
@@ -46,9 +46,9 @@ Refused = list[tuple[JobId, CommandError]]
 class Answer(NamedTuple):
     """The agent's answer to a request about one job.
 
-    :param outcome: "accepted"; "refused": a redirect that was not carried out, or not for all files, a request for
-        another run than the last one, or a request whose place another one has taken; "asked": no answer yet, and the
-        command still waits for it; "waiting": no answer, and the command waits no longer, although the request stays.
+    :param outcome: "accepted"; "refused": a redirect that was not applied to all files, a request for another run than
+        the last one, or a request that another request has replaced; "asked": no answer yet, and the command still
+        waits; "waiting": no answer, and the command no longer waits, but the request stays.
     :param words: the reason, or the next step.
     """
 
@@ -66,7 +66,7 @@ exit status: 0 carried out, 1 refused, 2 no answer in time (the request stays), 
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what this command takes."""
+    """Add the arguments of this command."""
     command.add_argument("jobs", metavar="JOB", nargs="*", help=JOB)
     add_selection(command)
     add_json(command)
@@ -74,7 +74,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask for every job; the worst of the answers is the exit status."""
+    """Send the request for every job. The exit status is that of the worst answer."""
     from stageout.cli.condor import Pool, Queue
 
     chosen = is_selection(options)
@@ -102,9 +102,9 @@ def request_for(job: Job, verb: Verb, *words: str) -> OwnerRequest:
 
 
 def _ask_selected(queue: Queue, jobs: list[Job], options: argparse.Namespace) -> tuple[Asked, Refused]:
-    """Write a request into the ads of jobs that were chosen.
+    """Write a request into the ads of the selected jobs.
 
-    :returns: the jobs to wait for, none when there are many; and what was refused, with the reason.
+    :returns: the jobs to wait for, none when there are many; and the refusals with their reasons.
     """
     if options.dry_run:
         _show(jobs, options)
@@ -126,7 +126,7 @@ def _ask_selected(queue: Queue, jobs: list[Job], options: argparse.Namespace) ->
 
 
 def _show_named(queue: Queue, options: argparse.Namespace) -> tuple[Asked, Refused]:
-    """Show the jobs that a request would be for; return nothing to wait for, and what would be refused."""
+    """Print the jobs that a request would apply to. Return no jobs to wait for, and the expected refusals."""
     found: list[Job] = []
     refused: Refused = []
     for one in parse_job_ids(options.jobs):
@@ -139,7 +139,7 @@ def _show_named(queue: Queue, options: argparse.Namespace) -> tuple[Asked, Refus
 
 
 def _show(jobs: Sequence[Job], options: argparse.Namespace) -> None:
-    """Print the jobs that a request would be for."""
+    """Print the jobs that a request would apply to."""
     for job in jobs:
         words = ": ".join(filter(None, [_state_word(job), clean(job.reason)]))
         if options.json:
@@ -157,8 +157,8 @@ def _count(jobs: int) -> str:
 def ask(queue: Queue, wanted: Iterable[JobId], verb: Verb) -> tuple[Asked, Refused]:
     """Write a request into the ads of jobs.
 
-    :param wanted: jobs, and clusters whose jobs are all asked for. :param verb: any but REDIRECT.
-    :returns: the jobs whose ads have the request, durably; and what was refused, with the reason.
+    :param wanted: jobs, and clusters whose jobs all get the request. :param verb: any but REDIRECT.
+    :returns: the jobs whose ads contain the request, durably; and the refusals with their reasons.
     """
     asked: dict[JobId, OwnerRequest] = {}
     refused: Refused = []
@@ -174,9 +174,9 @@ def ask(queue: Queue, wanted: Iterable[JobId], verb: Verb) -> tuple[Asked, Refus
 
 
 def jobs_for(queue: Queue, one: JobId, verb: str) -> list[Job]:
-    """Return the jobs that the request is for.
+    """Return the jobs that the request applies to.
 
-    :raises CommandError: there is none, and why.
+    :raises CommandError: no job can get it; the text has the reason.
     """
     found, _ = queue.jobs([one])
     if not found:
@@ -195,7 +195,7 @@ def _gone(queue: Queue, one: JobId, verb: str) -> CommandError:
 
 
 def why_not(job: Job) -> str:
-    """Return the reason why nothing can be asked for this job."""
+    """Return the reason why this job cannot get a request; "" if it can."""
     if job.delivered:
         return "its output is delivered"
     if job.status == 4:
@@ -212,10 +212,10 @@ def await_answers(
     sleep: Callable[[float], object],
     is_json: bool = False,
 ) -> int:
-    """Wait until the agent has taken every request, and print what became of the job.
+    """Wait until the agent has handled every request, and print the result for each job.
 
-    :param is_json: as objects.
-    :returns: exit status: OK, FAILED for a refusal, or TIMED_OUT when some requests were not taken.
+    :param is_json: print objects.
+    :returns: exit status: OK, FAILED for a refusal, or TIMED_OUT when some requests were not handled.
     """
     status, said = Exit.OK, set[str]()
     for job, outcome, words in answers(queue, pool, asked, clock, sleep):
@@ -240,9 +240,9 @@ def _verb_of(request: OwnerRequest) -> str:
 
 
 def answers(queue: Queue, pool: Pool, asked: Asked, clock: Clock, sleep: Callable[[float], object]) -> Iterator[Answer]:
-    """Wait until the agent has taken every request; yield each answer when it is there.
+    """Wait until the agent has handled every request, and yield each answer when it arrives.
 
-    The wait ends after 45 s, or earlier without a sign of the agent or of the managers.
+    The wait ends after 45 s, or earlier when the agent or the managers are silent.
 
     :raises Unavailable: the schedd or the collector does not answer.
     """
@@ -280,12 +280,12 @@ def answers(queue: Queue, pool: Pool, asked: Asked, clock: Clock, sleep: Callabl
 
 
 def _managers(job: Job) -> set[str]:
-    """Return the managers that hold the job's output; one unnamed, as long as the job's ad names none."""
+    """Return the managers that hold the job's output; an unnamed one until the job's ad names them."""
     return set(job.manager.split(",")) - {""} or {""}
 
 
 def _silent(pool: Pool, jobs: Iterable[Job]) -> set[str]:
-    """Return the managers of these jobs without a report; none where that is not known."""
+    """Return the managers of these jobs without a report; empty if that is unknown."""
     names = {name for job in jobs for name in _managers(job)} - {""}
     try:
         return names - pool.heard(names) if names else set()
@@ -294,7 +294,7 @@ def _silent(pool: Pool, jobs: Iterable[Job]) -> set[str]:
 
 
 def _agent_text(queue: Queue, pool: Pool, now: float) -> str:
-    """Say for how long the schedd's agent has been silent; "" when it is not known. :param now: wall clock, seconds."""
+    """Describe for how long the schedd's agent has been silent; "" if unknown. :param now: wall clock, seconds."""
     try:
         silence_s = agent_silence_s(queue, pool, now)
     except Unavailable:
@@ -305,7 +305,7 @@ def _agent_text(queue: Queue, pool: Pool, now: float) -> str:
 
 
 def _meanwhile(verb: str, job: Job, silent: Collection[str], agent: str = "") -> str:
-    """Describe the event that a request waits for when it is not taken at once. :param agent: news of the agent."""
+    """Describe the event for which a delayed request waits. :param agent: sentence about the agent."""
     gone = sorted(_managers(job) & set(silent))
     if not gone:
         who = "the schedd agent and the node's manager"
@@ -326,7 +326,7 @@ def _tell(job: JobId, verb: str, outcome: str, words: str, is_json: bool) -> Non
 
 
 def _refusal(job: Job | None, asked: OwnerRequest) -> str:
-    """Return why this request was not carried out: another one stands in the job's ad, or the agent's reason."""
+    """Return why this request was not applied: another one replaced it in the job's ad, or the agent's reason."""
     if job is None:
         return ""
     if job.request:
@@ -340,12 +340,14 @@ def _refusal(job: Job | None, asked: OwnerRequest) -> str:
 
 
 def _still_failed(job: Job | None, verb: str) -> bool:
-    """Tell whether the ad still says Failed after an accepted retry, until the agent has seen the manager try."""
+    """Tell whether the ad still contains Failed after an accepted retry. The agent changes it after the manager's
+    attempt.
+    """
     return job is not None and verb in ("retry", "redirect") and job.state in GAVE_UP
 
 
 def _outcome(job: Job | None, verb: str) -> str:
-    """Return the next step; progress in the job's ad may be older than the request, so it is not repeated here."""
+    """Return the next step. Progress in the job's ad may be older than the request, so it is left out."""
     if job is None:
         return "the job has left the queue"
     if verb == "pause":
@@ -362,7 +364,7 @@ def _state_word(job: Job) -> str:
 
 
 def agent_silence_s(queue: Queue, pool: Pool, now: float) -> float:
-    """Return for how long the collector has not heard the schedd's agent, in seconds; infinite when it knows none.
+    """Return for how many seconds the collector had no ad of the schedd's agent; infinite if it has none.
 
     :param now: wall clock, seconds.
     """

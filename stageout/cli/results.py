@@ -41,10 +41,10 @@ def ending(problem: StageoutError | TransferFailure | None = None, outcome: str 
 
 @contextlib.contextmanager
 def item(is_wanted: bool, **about: Any) -> Iterator[dict[str, Any]]:
-    """Collect the facts of an item that is being done in the dictionary, and print them when it has ended.
+    """Collect facts about an item in a dictionary while it is processed, and print them at its end.
 
-    :param is_wanted: else nothing is printed. :param about: what is known before.
-    :raises Told: it has failed, and was printed.
+    :param is_wanted: False prints nothing. :param about: facts known in advance.
+    :raises Told: the operation has failed, and the error was printed.
     """
     facts, start_s = dict(about), time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""Rows of ``stageout status``: a job's ad and its manager's newest report in one. Pure."""
+"""Rows of ``stageout status``: a job's ad merged with its manager's newest report. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from stageout.wire.custody import FileReport, FlowReport, JobKey, Report, Run, S
 from stageout.wire.deposits import Holding, read_holdings
 from stageout.wire.expected import for_runs, for_servers, server_of
 
-#: Version of the JSON that ``--json`` prints; grows when a field changes its meaning or goes.
+#: Version of the ``--json`` format. It grows when a field changes its meaning or is removed.
 SCHEMA = 1
 _ENDED = frozenset(state.value for state in ENDS)
 _WAITING = frozenset({State.CONFIRMED.value, State.RETRY_WAIT.value})
-#: Ends of which the access point needs nothing more from the node.
+#: Final states in which the access point needs nothing more from the node.
 _NOT_NEEDED = frozenset({State.CANCELLED.value, State.SUPERSEDED.value})
 _UNRECORDED = "waits until the access point has recorded it"
 
@@ -32,20 +32,20 @@ class Row:
 
     :param job: ``cluster.proc``. :param state: word of the state table; "None" before and without hand-off.
     :param next_attempt_at: wall clock, seconds; 0 when none is planned.
-    :param reported_at: time of the manager's report (wall clock, seconds); None: known from the job's ad only.
+    :param reported_at: time of the manager's report (wall clock, seconds); None: the row has only the job's ad.
     :param synchronous: the last run's output was transferred before the job ended.
     :param synchronous_code: code of the reason why nothing was handed off; ``reason`` has the sentence.
     :param custody: files at routers of the overlay; they are not delivered, and count among the files left.
     :param excused: attempts that do not count against the limit.
-    :param waits_for_server: server that does not answer, and to which all that waits is to go.
-    :param paused: its owner has paused the delivery.
-    :param leaves_queue: all is delivered, and the schedd removes the job when it looks at the queue next.
-    :param eta_low_s: seconds until the output has probably arrived, at least; None: not known.
-    :param eta_high_s: likewise, at most; None: not known, or the output waits for an event whose time is not known.
-    :param has_left: the job is no longer in the queue, and its output still on a node. :param ended_at: end of such a
-        job (wall clock, seconds); 0: not known, or the job was removed.
-    :param silent_s: seconds since the last report of a node from which a newer one is overdue; 0 otherwise. All about
-        the output was true then.
+    :param waits_for_server: a server that does not answer, the destination of all waiting files.
+    :param paused: the owner has paused the delivery.
+    :param leaves_queue: all output is delivered, and the schedd will remove the job at its next check of the queue.
+    :param eta_low_s: minimum estimated time until all output has arrived, in seconds; None: unknown.
+    :param eta_high_s: the maximum; None: unknown, or the output waits for an event whose time is unknown.
+    :param has_left: the job has left the queue while its output is on a node. :param ended_at: end of such a job (wall
+        clock, seconds); 0: unknown, or the job was removed.
+    :param silent_s: seconds since the last report of a node whose next report is overdue; 0 otherwise. Everything about
+        the output refers to that time.
     :param fallback: URL for files that cannot be delivered. :param fallback_note: as in the manager's report.
     """
 
@@ -87,7 +87,7 @@ class Row:
 class Destination:
     """Deliveries of one node to one server; ``docs/reference/json.md`` explains every field.
 
-    :param eta_low_s: as of a :class:`Row`, of everything that waits for the server.
+    :param eta_low_s: as in :class:`Row`, for all output that waits for the server.
     """
 
     manager: str
@@ -108,7 +108,7 @@ class Destination:
 class ServerTotal(NamedTuple):
     """Output of all nodes that goes to one server.
 
-    :param rate_bytes_per_s: sum over the nodes that send now. :param eta_low_s: as of a :class:`Row`.
+    :param rate_bytes_per_s: sum over the nodes that send now. :param eta_low_s: as in :class:`Row`.
     """
 
     server: str
@@ -121,7 +121,7 @@ class ServerTotal(NamedTuple):
 
 
 def server_totals(places: Iterable[Destination]) -> list[ServerTotal]:
-    """Return the sums for each server, those with most bytes first. The last node decides when all has arrived."""
+    """Return the sums for each server, those with most bytes first. The slowest node determines the estimate."""
     by_server: dict[str, list[Destination]] = {}
     for place in places:
         by_server.setdefault(place.server, []).append(place)
@@ -141,7 +141,7 @@ def _server_total(server: str, places: Sequence[Destination]) -> ServerTotal:
 
 
 def destinations(reports: Iterable[Report], now: float) -> list[Destination]:
-    """Return the servers that output of these reports goes to. :param now: wall clock, seconds."""
+    """Return the destination servers of the output in these reports. :param now: wall clock, seconds."""
     return [
         _destination(report.manager, flow, etas.get(flow.server))
         for report in reports
@@ -171,10 +171,10 @@ def explained(rows: Iterable[Row], found: Mapping[str, Why]) -> list[Row]:
 def merge(jobs: Iterable[Job], reports: Iterable[Report], now: float | None = None) -> list[Row]:
     """Merge jobs and reports into rows, in the order of the jobs' ids.
 
-    The report is newer than the job's ad, which the agent edits at intervals; an end, though, is true only
-    when the job's ad says so. Only managers count whose key the access point's record of the run named.
+    The report is newer than the job's ad, which the agent edits at intervals. Only an end counts when the job's ad
+    shows it. Only managers count whose key is in the access point's record of the run.
 
-    :param now: wall clock, seconds, for estimates of the time that is left; None: without them.
+    :param now: wall clock, seconds, for estimates of the remaining time; None: no estimates.
     """
     jobs = sorted(jobs, key=lambda job: job.id)
     boxes = _newest_boxes(reports, {job.key: job.keys for job in jobs if job.keys})
@@ -188,7 +188,7 @@ _Etas = Mapping[tuple[int, Run], Eta]
 
 
 def _etas(said: Iterable[_Said], now: float) -> _Etas:
-    """Return what is expected of these sandboxes, by report and run."""
+    """Return the estimates for these sandboxes, by report and run."""
     wanted: dict[int, tuple[Report, set[Run]]] = {}
     for box, report in said:
         wanted.setdefault(id(report), (report, set()))[1].add(box.run)
@@ -200,7 +200,7 @@ def _etas(said: Iterable[_Said], now: float) -> _Etas:
 
 
 def _expecting(row: Row, said: _Said | None, etas: _Etas) -> Row:
-    """Return a row with its estimate, unless its output has come to an end."""
+    """Return a row with its estimate, unless its delivery has ended."""
     if said is None or row.state in _ENDED or row.state == State.HANDED_OVER:
         return row
     low_s, high_s = limits_s(etas.get((id(said[1]), said[0].run)))
@@ -208,7 +208,7 @@ def _expecting(row: Row, said: _Said | None, etas: _Etas) -> Row:
 
 
 def _silent(row: Row, said: _Said | None, now: float) -> Row:
-    """Return a row whose node is silent without what it planned, and any other row as it is."""
+    """Mark a row whose node is silent without having planned that. Return any other row unchanged."""
     if said is None or row.state in _ENDED or row.state == State.HANDED_OVER:
         return row
     age_s = int(now - said[1].sent_at)
@@ -221,7 +221,9 @@ def _silent(row: Row, said: _Said | None, now: float) -> Row:
 
 
 def _newest_boxes(reports: Iterable[Report], keys: Mapping[JobKey, frozenset[str]]) -> dict[JobKey, dict[int, _Said]]:
-    """Return the last report on each run of each job. :param keys: by job, the keys that count; any otherwise."""
+    """Return the last report on each run of each job. :param keys: the accepted keys by job; other jobs accept
+    any key.
+    """
     boxes: dict[JobKey, dict[int, _Said]] = {}
     for report in reports:
         for box in report.sandboxes:
@@ -238,7 +240,7 @@ def _box_of(job: Job, boxes: Mapping[JobKey, Mapping[int, _Said]]) -> _Said | No
     """Return the reports on the job's last run.
 
     After a restart of the access point, a job whose shadow reconnected has a higher run number there than at its
-    execute point. So the highest number that is not superseded counts, too.
+    execute point. Therefore the highest number that is not superseded counts as well.
     """
     runs = {} if job.is_misnamed else boxes.get(job.key, {})
     if job.run in runs or not job.handed_off:
@@ -303,7 +305,8 @@ def _known(value: int | None, otherwise: int) -> int:
 def _from_report(job: Job, box: SandboxReport, report: Report) -> dict[str, Any]:
     ended = job.state in _ENDED and job.state_run in (None, job.run)
     custody = _custody(box, ended)
-    # Of what a pilot has handed over the access point hears from the custodians, and knows when the pilot has ended.
+    # The access point learns about output that a pilot has handed over from the custodians, and knows when the pilot
+    # has ended.
     by_ad = ended or (job.state == State.HANDED_OVER and job.state_run in (None, job.run))
     return {
         "state": job.state if by_ad else box.state,
@@ -326,7 +329,9 @@ def _from_report(job: Job, box: SandboxReport, report: Report) -> dict[str, Any]
 
 
 def _next_attempt(box: SandboxReport, report: Report) -> dict[str, Any]:
-    """Return the time of the next attempt, of each file too. A server that does not answer is only probed."""
+    """Return the time of the next attempt, including those of single files. A server that does not answer is only
+    probed.
+    """
     if box.paused:
         return {"files": tuple(replace(file, next_attempt_at=0) for file in box.files), "next_attempt_at": 0}
     probes = {one.server: one.probe_at for one in report.servers}
@@ -347,9 +352,9 @@ def _after_probe(file: FileReport, probes: Mapping[str, int]) -> FileReport:
 
 
 def about(rows: Sequence[Row], reports: Iterable[Report]) -> list[Report]:
-    """Return the reports of managers that hold output of these rows, with the servers and flows that it still goes to.
+    """Return the reports of managers that hold output of these rows, limited to the servers and flows of that output.
 
-    Of output of which not all files are known here every server may be one.
+    If a report does not name all files of an output, every server may be one of its destinations.
     """
     wanted: dict[str, set[str] | None] = {}
     for row in rows:
@@ -379,8 +384,8 @@ def as_json(
 ) -> Mapping[str, Any]:
     """Return the objects that ``stageout status --json`` prints (fields: ``docs/reference/json.md``).
 
-    :param now: wall clock, seconds. :param notes: what the reader must know about gaps in the answer.
-    :param streams: to each server, where a node was asked. :param agent_heard_at: see ``Snapshot``.
+    :param now: wall clock, seconds. :param notes: warnings about gaps in the answer.
+    :param streams: streams to each server, if a node was queried. :param agent_heard_at: see ``Snapshot``.
     :param places: destinations of the output of these rows.
     """
     found = {
@@ -395,7 +400,7 @@ def as_json(
 
 
 def rows_of_report(report: Report, now: float | None = None) -> list[Row]:
-    """Return the rows of a node's own sandboxes, known from its manager alone. :param now: as of :func:`merge`."""
+    """Return the rows of a node's own sandboxes, from its manager's report only. :param now: as in :func:`merge`."""
     said = [(box, report) for box in report.sandboxes]
     etas = {} if now is None else _etas(said, now)
     rows = [_expecting(_row_of_box(*one), one, etas) for one in said]

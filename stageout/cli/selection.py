@@ -1,4 +1,4 @@
-"""Jobs of a request that are chosen by an expression or by their destination."""
+"""Selection of a request's jobs by an expression or by their destination."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENDED = frozenset(state.value for state in ENDS) - {State.FAILED.value}
 
 
 def add_selection(command: argparse.ArgumentParser) -> None:
-    """Add the ways to choose many jobs."""
+    """Add the options that select many jobs."""
     command.add_argument(
         "--destination", metavar="HOST", help="choose your jobs with output that waits for this server"
     )
@@ -31,7 +31,7 @@ def add_selection(command: argparse.ArgumentParser) -> None:
 
 
 def add_choice(command: argparse.ArgumentParser) -> None:
-    """Add the ways to choose among the jobs in stage-out, and to see the choice only."""
+    """Add the options that select among the jobs in stage-out, and the option that only prints the selection."""
     command.add_argument(
         "-constraint", "--constraint", metavar="EXPR", help="choose your jobs in stage-out for which EXPR is true"
     )
@@ -40,9 +40,9 @@ def add_choice(command: argparse.ArgumentParser) -> None:
 
 
 def is_selection(options: argparse.Namespace) -> bool:
-    """Tell whether jobs are chosen.
+    """Tell whether options select the jobs.
 
-    :raises UsageError: they are named as well, or neither.
+    :raises UsageError: the command line has both job ids and such options, or neither.
     """
     chosen = options.constraint is not None or options.destination is not None
     if chosen == bool(options.jobs):
@@ -53,9 +53,9 @@ def is_selection(options: argparse.Namespace) -> bool:
 
 
 def selected(queue: Queue, pool: Pool, options: argparse.Namespace) -> list[Job]:
-    """Return the jobs in stage-out that the options choose, in the order of their ids.
+    """Return the selected jobs in stage-out, in the order of their ids.
 
-    :raises UsageError: the expression is none, no server is named, or root does not say whose jobs.
+    :raises UsageError: the expression is invalid, the server's name is empty, or root does not name an owner.
     :raises Unavailable: the schedd or the collector does not answer.
     """
     if options.destination is not None and not server_of(_as_url(options.destination)).host:
@@ -73,7 +73,7 @@ def selected(queue: Queue, pool: Pool, options: argparse.Namespace) -> list[Job]
 
 
 def reports_on(jobs: Iterable[Job], pool: Pool) -> list[Report]:
-    """Return the managers' reports on these jobs; none when the collector does not answer: the jobs' ads then count."""
+    """Return the managers' reports on these jobs; empty if the collector does not answer: then the jobs' ads count."""
     managers = {name for job in jobs for name in job.manager.split(",")}
     try:
         return pool.reports(None if "" in managers else managers)
@@ -84,7 +84,7 @@ def reports_on(jobs: Iterable[Job], pool: Pool) -> list[Report]:
 def _for_server(jobs: list[Job], outputs: Mapping[JobId, list[str]], reports: list[Report], host: str) -> list[Job]:
     """Select the jobs with a file that waits for a server.
 
-    A report counts if it names all files that wait; otherwise the job's own list of output files counts.
+    A report counts if it names all waiting files; otherwise the job's own list of output files counts.
     """
     waiting = {}
     for row in merge(jobs, reports):
@@ -95,12 +95,12 @@ def _for_server(jobs: list[Job], outputs: Mapping[JobId, list[str]], reports: li
 
 
 def waiting_files(row: Row) -> list[FileReport]:
-    """Return the files of a job that wait, move or have failed, as far as they are known."""
+    """Return the files of a job that wait, move or have failed, as far as reports name them."""
     return [file for file in row.files if file.state not in _ENDED]
 
 
 def is_at(url: str, host: str) -> bool:
-    """Tell whether a URL is at a server. :param host: ``HOST``, ``HOST:PORT`` or ``SCHEME://HOST[:PORT]``."""
+    """Tell whether a URL belongs to a server. :param host: ``HOST``, ``HOST:PORT`` or ``SCHEME://HOST[:PORT]``."""
     found = server_of(url)
     wanted = server_of(_as_url(host, found.method))
     has_port = host.rstrip("/").rpartition(":")[2].isdigit()

@@ -15,7 +15,7 @@ _TIMEOUT_S = 5.0
 
 
 class Server(NamedTuple):
-    """Host and port of a URL; port 0: the method has no known port."""
+    """Host and port of a URL. Port 0 means that the method has no default port."""
 
     method: str
     host: str
@@ -36,7 +36,10 @@ def server_of(url: str) -> Server:
 
 
 def milliseconds_to(server: Server) -> int:
-    """Connect and disconnect. :raises OSError: nobody accepts, or the name has no address."""
+    """Connect and disconnect. Return the time in milliseconds.
+
+    :raises OSError: nothing accepts connections, or the name has no address.
+    """
     start_s = time.monotonic()
     socket.create_connection((server.host, server.port), _TIMEOUT_S).close()
     return round(1000 * (time.monotonic() - start_s))

@@ -9,7 +9,7 @@ from typing import Callable, NamedTuple
 class Option(NamedTuple):
     """An option of a command.
 
-    :param names: with their dashes. :param short: help for it. :param choices: values that it takes, empty: any.
+    :param names: with their dashes. :param short: its short help. :param choices: its allowed values; empty: any.
     :param takes_files: the value is a file.
     """
 
@@ -21,7 +21,7 @@ class Option(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command. :param choices: words that it takes beside options. :param takes_files: other words are files."""
+    """A command. :param choices: allowed positional arguments. :param takes_files: other arguments are files."""
 
     name: str
     short: str
@@ -155,14 +155,14 @@ def _fish_option(option: Option) -> str:
 
 
 def _fish_kind(name: str) -> str:
-    """Return the switch of ``complete`` for long options, for those of one letter, and for long ones with one dash."""
+    """Return the switch of ``complete`` for long options, for short ones, and for long ones with one dash."""
     if name.startswith("--"):
         return "-l"
     return "-s" if len(name) == 2 else "-o"
 
 
 def _quoted(text: str) -> str:
-    """Quote a word for a shell of POSIX."""
+    """Quote a word for a POSIX shell."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 

@@ -1,4 +1,4 @@
-"""``stageout status``: what is delivered, what waits and why."""
+"""``stageout status``: show what is delivered, what waits, and why."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _WATCH_INTERVAL_S = 2.0
 
 
 class Snapshot(NamedTuple):
-    """The knowledge at one time, with warnings about its gaps.
+    """The state at one time, with warnings about its gaps.
 
-    :param streams: to each server, with ``--node``; else None.
-    :param agent_heard_at: time of the schedd agent's last ad (wall clock, seconds), 0: the collector has none; None:
-        it was not looked up, because no output waits.
+    :param streams: streams to each server, with ``--node``; else None.
+    :param agent_heard_at: time of the schedd agent's last ad (wall clock, seconds); 0: the collector has none; None:
+        the command did not query it, because no output waits.
     :param is_whole: False: other users may have more on this node. :param destinations: of the output of these rows.
-    :param is_of_all: the rows are those of all users. :param if_none: what to say if there is no row.
+    :param is_of_all: the rows are those of all users. :param if_none: sentence to print if there is no row.
     """
 
     rows: list[Row]
@@ -69,7 +69,7 @@ come from the job queue and from the managers' reports in the collector."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what this command takes."""
+    """Add the arguments of this command."""
     command.add_argument("jobs", metavar="JOB", nargs="*", help=JOB)
     command.add_argument(
         "-a", "--all", "-allusers", dest="all_users", action="store_true", help="show the jobs of all users"
@@ -106,7 +106,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the status once, or again and again with --watch."""
+    """Show the status once, or repeatedly with --watch."""
     if options.empty and (not options.node or options.watch or options.jobs or _is_filtered(options)):
         raise UsageError("--empty goes with --node, without --watch, JOB and a choice of jobs")
     _check_formats(options)
@@ -123,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _state(text: str) -> str:
-    """Read a state. :raises argparse.ArgumentTypeError: it is none, with those that are."""
+    """Parse a state. :raises argparse.ArgumentTypeError: it does not exist; the text lists all states."""
     words = {*PLAIN.values(), *(state.value.lower() for state in State), *render.OTHER_STATES}
     if text.lower() not in words:
         known = ", ".join(sorted({*PLAIN.values(), *render.OTHER_STATES}))
@@ -132,7 +132,7 @@ def _state(text: str) -> str:
 
 
 def _check_formats(options: argparse.Namespace) -> None:
-    """Check the options for formats. :raises UsageError: a field does not exist, or two formats are asked for."""
+    """Check the options for formats. :raises UsageError: a field does not exist, or the options ask for two formats."""
     if not options.autoformat:
         return
     if options.json:
@@ -148,7 +148,7 @@ def _is_filtered(options: argparse.Namespace) -> bool:
 
 
 def _filtered(look: Callable[[], Snapshot], options: argparse.Namespace) -> Callable[[], Snapshot]:
-    """Look, and keep the rows that the options choose."""
+    """Query the status, and keep the rows that the options select."""
     if not _is_filtered(options):
         return look
 
@@ -175,7 +175,7 @@ def _queue_look(options: argparse.Namespace) -> Callable[[], Snapshot]:
     wanted = parse_job_ids(options.jobs)
     queue, pool = Queue(options.name, options.pool), Pool(options.pool)
     owner = options.owner or (None if options.all_users else whose_jobs())
-    causes: dict[tuple[JobId, int], Why] = {}  # of runs that have ended: they do not change while one watches
+    causes: dict[tuple[JobId, int], Why] = {}  # causes of runs that have ended; they no longer change
     return lambda: look(queue, pool, wanted, owner, causes)
 
 
@@ -184,10 +184,10 @@ def look(
 ) -> Snapshot:
     """Read queue, history and reports once.
 
-    :param wanted: jobs and clusters; empty: all jobs in stage-out. :param owner: of these, only this user's; None: all.
-    :param causes: reasons for synchronous transfers that are known, by job and run; grows.
+    :param wanted: jobs and clusters; empty: all jobs in stage-out. :param owner: owner of the jobs; None: all owners.
+    :param causes: cache of reasons for synchronous transfers, by job and run.
     :raises Unavailable: the schedd does not answer.
-    :raises UnknownJob: neither queue nor history has one of ``wanted``.
+    :raises UnknownJob: neither queue nor history has a job of ``wanted``.
     """
     jobs = _wanted_jobs(queue, wanted) if wanted else queue.jobs_in_stage_out(owner)
     seen = _explained(reported(jobs, queue, pool), queue, jobs, causes)
@@ -211,7 +211,7 @@ def _with_left(seen: Snapshot, queue: Queue, pool: Pool, jobs: list[Job], owner:
 
 
 def _explained(seen: Snapshot, queue: Queue, jobs: list[Job], causes: dict[tuple[JobId, int], Why]) -> Snapshot:
-    """Add why transfers are synchronous. Records are read once for each cluster."""
+    """Add the reasons why transfers are synchronous. Read the records once for each cluster."""
     unread = [job for job in jobs if job.synchronous and not job.left_out and (job.id, job.run) not in causes]
     clusters = {job.id.cluster for job in unread}
     try:
@@ -227,7 +227,7 @@ def _explained(seen: Snapshot, queue: Queue, jobs: list[Job], causes: dict[tuple
 
 
 def _refusals(jobs: list[Job], pool: Pool) -> dict[str, Why]:
-    """Return why nodes refused to take over output that its plugin sends now. Records have it only afterwards."""
+    """Return why nodes refused to take over output that its plugin is sending. Records contain this only later."""
     sent = [job for job in jobs if job.status == TRANSFERRING and job.guard and job.slot]
     if not sent:
         return {}
@@ -245,7 +245,7 @@ def reported(jobs: list[Job], queue: Queue, pool: Pool) -> Snapshot:
     under_way = [job for job in jobs if job.in_stage_out]
     if not under_way:
         return Snapshot(merge(jobs, []), [])
-    # A job's output may be with several managers; before the agent has written which, all are asked.
+    # Several managers may hold a job's output. Until the agent writes their names, query all managers.
     managers = {name for job in under_way for name in job.manager.split(",")}
     try:
         seen = _with_reports(jobs, pool, None if "" in managers else managers)
@@ -255,7 +255,9 @@ def reported(jobs: list[Job], queue: Queue, pool: Pool) -> Snapshot:
 
 
 def _with_agent(seen: Snapshot, schedd: str, heard_at: int, now: float) -> Snapshot:
-    """Add a note when the schedd's agent is away: without it nothing is confirmed. :param now: wall clock, seconds."""
+    """Add a note when the schedd's agent is silent: without it nothing is confirmed. :param now: wall clock,
+    seconds.
+    """
     silence_s = now - heard_at if heard_at else float("inf")
     away = [render.agent_note(schedd, silence_s)] if silence_s > NOTICE_FRESH_S else []
     return seen._replace(notes=[*away, *seen.notes], agent_heard_at=heard_at)
@@ -274,7 +276,7 @@ def _with_reports(jobs: list[Job], pool: Pool, managers: set[str] | None) -> Sna
 
 
 def _wanted_jobs(queue: Queue, wanted: list[JobId]) -> list[Job]:
-    """Find the jobs by their ids; those that have left the queue come from the history."""
+    """Find the jobs by their ids. Read those that have left the queue from the history."""
     found, _ = queue.jobs(wanted)
     missing = [one for one in wanted if not any(one.covers(job.id) for job in found)]
     found += queue.history(missing) if missing else []
@@ -306,7 +308,7 @@ def _node_look(options: argparse.Namespace) -> Callable[[], Snapshot]:
 
 
 def _is_wanted(row: Row, wanted: list[JobId]) -> bool:
-    """Tell whether a row of a node is shown. :param wanted: without any, rows that need the node."""
+    """Tell whether to show a row of a node. :param wanted: if empty, show the rows that need the node."""
     return any(one.covers(parse_job_ids([row.job])[0]) for one in wanted) if wanted else needs_node(row)
 
 
@@ -338,7 +340,7 @@ def _formatted(value: object) -> str:
 
 
 def terminal_width() -> int:
-    """Return the columns of the terminal; 0 when the output is no terminal and nothing is to be cut."""
+    """Return the columns of the terminal; 0 for no limit when the output is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
@@ -378,13 +380,13 @@ def _nothing(is_whole: bool) -> str:
 
 
 def _watch(look: Callable[[], Snapshot], show: Callable[[Snapshot], list[str]], live: bool) -> int:
-    """Redraw in place on a terminal; elsewhere print anew only what has changed."""
+    """Redraw in place on a terminal; otherwise print only the lines that have changed."""
     drawn: list[str] = []
     while True:
         try:
             seen = look()
             shown = show(seen)
-        except Unavailable as problem:  # a restart is not the end of watching
+        except Unavailable as problem:  # a restart of a daemon does not end the watch
             seen, shown = Snapshot([], []), [f"stageout: {problem}"]
         if live:
             size = shutil.get_terminal_size()

@@ -1,4 +1,4 @@
-"""The job that a submit file makes, without submitting it: HTCondor's own tools expand and transform it."""
+"""The job that a submit file describes, expanded and transformed by HTCondor's own tools without submission."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def first_job(path: Path, settings: Settings) -> str:
 
 
 def transformed(ad: str, settings: Settings) -> str | None:
-    """Return the ad as the schedd would change it by this machine's job transforms; None when it has none of stageout.
+    """Return the ad after this machine's job transforms; None when none of them belongs to stageout.
 
     :raises CommandError: condor_transform_ads fails.
     """
     names = settings.condor("JOB_TRANSFORM_NAMES").replace(",", " ").split()
-    known = [name for name in names if settings.condor(f"JOB_TRANSFORM_{name}")]  # a missing one crashes the tool
+    known = [name for name in names if settings.condor(f"JOB_TRANSFORM_{name}")]  # the tool crashes on a missing one
     if "StageOut" not in known:
         return None
     done = _run(settings, "condor_transform_ads", ["-jobtransforms", ",".join(known), "-in:long", "-"], ad)
@@ -48,7 +48,7 @@ def transformed(ad: str, settings: Settings) -> str | None:
 
 
 def _run(settings: Settings, tool: str, words: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a tool of HTCondor. :raises CommandError: it cannot be started, or does not end."""
+    """Run a tool of HTCondor. :raises CommandError: it cannot be started, or exceeds its time limit."""
     path = shutil.which(tool) or shutil.which(tool, path=settings.condor("BIN"))
     if path is None:
         raise CommandError(f"{tool} is not installed here: run this command on the access point")

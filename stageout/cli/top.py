@@ -1,4 +1,4 @@
-"""``stageout top``: a live table of what is being delivered, by cluster and destination."""
+"""``stageout top``: show a live table of deliveries by cluster and destination."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ refreshes less often.
 
 exit status: 0 shown, 69 the schedd does not answer"""
 
-#: The command rests at least so many times as long as the answers took.
+#: The minimum pause between queries, as a multiple of the duration of the last queries.
 _REST = 10
 
 
 class Look(NamedTuple):
-    """The knowledge at one time. :param servers: of jobs, by ``cluster.proc``. :param notes: about gaps."""
+    """The state at one time. :param servers: servers of jobs, by ``cluster.proc``. :param notes: about gaps."""
 
     rows: list[Row]
     servers: dict[str, str]
@@ -44,7 +44,7 @@ class Look(NamedTuple):
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what this command takes."""
+    """Add the arguments of this command."""
     command.add_argument(
         "-d", "--delay", metavar="S", type=_delay, default=3.0,
         help="seconds between refreshes, 2 to 60 (default: 3)",
@@ -55,7 +55,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _delay(text: str) -> float:
-    """Read a delay. :raises ValueError: it is not between 2 and 60."""
+    """Parse a delay. :raises ValueError: it is not between 2 and 60."""
     value = float(text)
     if not 2 <= value <= 60:
         raise ValueError
@@ -66,7 +66,7 @@ _delay.__name__ = "number of seconds (2 to 60)"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the table once, or again and again on a terminal."""
+    """Show the table once, or repeatedly on a terminal."""
     from stageout.cli.condor import Pool, Queue
 
     queue, pool = Queue(options.name, options.pool), Pool(options.pool)
@@ -83,9 +83,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def look(queue: Queue, pool: Pool, owner: str | None) -> Look:
-    """Ask the schedd and the collector.
+    """Query the schedd and the collector.
 
-    :param owner: only this user's jobs; None for everybody's. :raises Unavailable: the schedd does not answer.
+    :param owner: owner of the jobs; None for all owners. :raises Unavailable: the schedd does not answer.
     """
     found = [(job, ad) for job, ad in queue.jobs_with_outputs(owner) if job.in_stage_out or job.delivered]
     jobs = [job for job, _ in found]
@@ -95,7 +95,7 @@ def look(queue: Queue, pool: Pool, owner: str | None) -> Look:
 
 
 def server_text(ad: ClassAd) -> str:
-    """Return the server to which a job's output goes, "several" for more than one."""
+    """Return the destination server of a job's output, "several" for more than one."""
     found = {str(server_of(output.url)) for output in outputs_of(ad)} - {""}
     return "several" if len(found) > 1 else next(iter(found), "")
 
@@ -119,14 +119,14 @@ def _live(ask: Callable[[], Look], delay_s: float) -> int:
 
 
 def rest_s(delay_s: float, took_s: float) -> float:
-    """Return the seconds until the next question: slow daemons are asked less often."""
+    """Return the seconds until the next query. Slow daemons are queried less often."""
     return max(delay_s, _REST * took_s)
 
 
 def _frame(ask: Callable[[], Look], rates: Rates, clock: Callable[[], float]) -> list[str]:
     try:
         seen = ask()
-    except Unavailable as problem:  # a restart is not the end of watching
+    except Unavailable as problem:  # a restart of a daemon does not end the watch
         return [f"stageout: {problem}"]
     groups = groups_of(seen.rows, seen.servers)
     rates.take(clock(), seen.rows, seen.servers, groups)

@@ -1,4 +1,4 @@
-"""The meaning of a job's ad for somebody who waits for its output. Pure."""
+"""The meaning of a job's ad for a user who waits for its output. Pure."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Verdict(NamedTuple):
     text: str
 
 
-#: The word for handed-off output of which no report has arrived yet.
+#: The word for handed-off output before the first report about it.
 UNREPORTED = "waiting for a report"
-#: States that a waiter need not wait for.
+#: Final states.
 GAVE_UP = frozenset({State.FAILED.value, State.LOST.value, State.CANCELLED.value})
 
 
@@ -64,7 +64,7 @@ def _judge_stage_out(job: Job) -> Verdict:
 
 
 def _progress(job: Job) -> str:
-    """Return how far the delivery is. The ad may still show the end of an older run."""
+    """Return the progress of the delivery. The ad may still show the end of an older run."""
     if job.state == "None" or job.state in ENDS:
         return UNREPORTED
     return plain_word(job.state) + (_detail(job.reason) if job.state == State.RETRY_WAIT else "")
@@ -100,7 +100,7 @@ def wait_status(outcomes: list[Outcome], returned: int) -> int:
     """Choose the exit status of ``stageout wait`` for the outcomes at its end.
 
     :param returned: exit status of the job itself, as DAGMan's ``$RETURN`` gives it (0: succeeded).
-    :returns: TIMED_OUT when nothing failed and something still waits; the job's own status when it failed.
+    :returns: TIMED_OUT when nothing failed and a job still waits; the job's own status when the job failed.
     """
     if Outcome.FAILED in outcomes:
         return own_status(returned) or Exit.FAILED

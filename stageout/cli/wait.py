@@ -1,4 +1,4 @@
-"""``stageout wait``: until output is delivered, with an exit status for scripts and DAGs."""
+"""``stageout wait``: wait until output is delivered. The exit status is made for scripts and DAGs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stageout.cli.condor import Queue
 
 _LONGEST_TEXT = 500
-#: DAGMan's $RETURN when the submission failed, and when a PRE script did.
+#: DAGMan's $RETURN when the submission failed, and when a PRE script failed.
 _NOT_SUBMITTED = -1001, -1004
 
 DESCRIPTION = """\
@@ -40,7 +40,7 @@ With DEFER, DAGMan runs the script again every minute, and a waiting node does n
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what this command takes."""
+    """Add the arguments of this command."""
     command.add_argument("jobs", metavar="JOB", nargs="+", help=JOB)
     command.add_argument(
         "--timeout", metavar="S", type=seconds, help="seconds to wait before the command ends with status 2"
@@ -49,7 +49,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--return", metavar="STATUS", type=int, default=0, dest="returned",
         help="exit status of the job; the command ends with it unless it is 0 (2 and signals become 1)",
     )  # fmt: skip
-    # For stageout_dag_post alone: the one process that waits for a DAG.
+    # Only stageout_dag_post uses this option: the one process that waits for a DAG.
     command.add_argument("--dag", type=int, default=0, help=argparse.SUPPRESS)
     command.add_argument("--answers", default="", help=argparse.SUPPRESS)
     add_json(command)
@@ -57,7 +57,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Wait for the jobs and say how each ended."""
+    """Wait for the jobs and print how each ended."""
     if options.returned in _NOT_SUBMITTED:
         print(f"stageout: the node's job was never submitted (its status is {options.returned})", file=sys.stderr)
         return own_status(options.returned)
@@ -91,10 +91,10 @@ def wait(
     sleep: Callable[[float], object],
     is_json: bool = False,
 ) -> int:
-    """Print the end of every job, and to people what is waited for.
+    """Print the end of every job, and print progress for people.
 
     :param timeout_s: seconds from now; None for no limit. :param returned: the job's own exit status.
-    :param is_json: ends are printed as one object when all are known or the time is over.
+    :param is_json: print the ends as one object when all are known or the time is over.
     :returns: the exit status.
     """
     said = _Said(is_json)
@@ -113,7 +113,7 @@ def wait(
 
 
 class _Said:
-    """Printer that prints each thing once: ends on stdout, progress on stderr. :param is_json: ends are an object."""
+    """Printer that prints each line once: ends on stdout, progress on stderr. :param is_json: ends are an object."""
 
     def __init__(self, is_json: bool = False) -> None:
         self._is_json = is_json
@@ -143,7 +143,7 @@ class _Said:
         print(f"stageout: timed out after {timeout_s:g} s; still waiting for {what}", file=sys.stderr)
 
     def finish(self, outcomes: Sequence[Outcome]) -> None:
-        """Print the object. :param outcomes: of all jobs, and WAITING when the time is over."""
+        """Print the object. :param outcomes: outcomes of all jobs, WAITING after a timeout."""
         if not self._is_json:
             return
         jobs = [{"job": str(job), "outcome": one.value, "reason": text}

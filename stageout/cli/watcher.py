@@ -13,7 +13,7 @@ from stageout.core.clock import Clock
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 15.0
-#: Looks at the history in which a job that has left the queue must show up.
+#: Number of history queries in which a job that has left the queue must appear.
 _LOOKS_AT_HISTORY = 6
 _BETWEEN = Verdict(Outcome.WAITING, "it has left the queue; looking for it in the history")
 
@@ -31,7 +31,7 @@ class Source(Protocol):
 class Watcher:
     """Watcher of jobs, from the queue into the history.
 
-    :param source: where they are looked up. :param wanted: jobs and clusters.
+    :param source: the source of their ads. :param wanted: jobs and clusters.
     """
 
     def __init__(self, source: Source, wanted: Sequence[JobId]) -> None:
@@ -44,10 +44,10 @@ class Watcher:
         self._looked_back = False
 
     def look(self) -> tuple[dict[JobId, Verdict], bool]:
-        """Judge every job known by now, and tell whether more jobs are to come (from a factory).
+        """Judge every job known by now, and tell whether a factory will make more jobs.
 
-        :raises Unavailable: the schedd does not answer; look again later.
-        :raises UnknownJob: neither queue nor history has it.
+        :raises Unavailable: the schedd does not answer; query it again later.
+        :raises UnknownJob: neither queue nor history has a job.
         """
         jobs, clusters = self._source.jobs(self._wanted)
         queued = {job.id: judge_queued(job) for job in jobs}
@@ -62,10 +62,10 @@ class Watcher:
         return {**dict.fromkeys(gone, _BETWEEN), **self._left, **queued}, bool(factories)
 
     def _missing(self, queued: set[JobId], factories: set[int]) -> list[JobId]:
-        """Return the constraint for the history: at first every job, later those that left since the last look."""
+        """Return the constraint for the history: at first every job, later those that left since the last query."""
         if not self._looked_back:
             return [one for one in self._wanted if one.proc is None or one not in queued]
-        # A factory's jobs may come and go between two looks: when it has made its last one, all are looked up.
+        # A factory's jobs may come and go between two queries. After it has made its last job, query for all of them.
         ended = self._factories - factories
         unseen = [one for one in self._wanted if one.cluster in ended]
         return [*unseen, *sorted(self._seen - queued - set(self._left))]
@@ -84,9 +84,9 @@ class Watcher:
 
 
 class Look(NamedTuple):
-    """One look at all jobs that are waited for.
+    """The result of one query for all jobs.
 
-    :param verdicts: on every job known by now. :param problem: the reason for which the schedd gave no answer, or None.
+    :param verdicts: on every job known by now. :param problem: the reason why the schedd did not answer, or None.
     :param is_last: every job has an end, or the time is over. :param is_timed_out: the time is over.
     """
 
@@ -97,10 +97,10 @@ class Look(NamedTuple):
 
 
 def looks(watcher: Watcher, timeout_s: float | None, clock: Clock, sleep: Callable[[float], object]) -> Iterator[Look]:
-    """Look again and again, less and less often, until every job has an end; yield each look.
+    """Query again and again, at growing intervals, until every job has an end; yield each result.
 
     :param timeout_s: seconds from now; None for no limit.
-    :raises UnknownJob: neither queue nor history has one of the jobs.
+    :raises UnknownJob: neither queue nor history has a job.
     """
     started_s, pause_s = clock.monotonic_s(), _FIRST_PAUSE_S
     verdicts: dict[JobId, Verdict] = {}

@@ -1,4 +1,4 @@
-"""The user whose jobs are meant when nobody says."""
+"""The default owner of the jobs that a command shows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stageout.cli.exits import CommandError
 
 
 def whose_jobs() -> str | None:
-    """Return the owner whose jobs are shown without --all: the user; root sees all, as with condor_q.
+    """Return the owner whose jobs a command shows without --all: the user; root sees all, as with condor_q.
 
     :raises CommandError: this account has no name.
     """

@@ -11,7 +11,7 @@ from stageout.core.synchronous import FAILED, NOT_SAID, sentence_of
 
 
 class Why(NamedTuple):
-    """The code of the reason, and the reason; both empty when nothing is known, or all was handed off."""
+    """The code of the reason, and the reason; both empty if unknown, or if all output was handed off."""
 
     code: str = ""
     reason: str = ""
@@ -20,7 +20,7 @@ class Why(NamedTuple):
 def why(job: Job, records: Iterable[ClassAd]) -> Why:
     """Return the reason why the job's transfer is, or was, synchronous.
 
-    :param records: OUTPUT records of the job's id; ids start again when a queue is made anew.
+    :param records: OUTPUT records of the job's id. Ids start again when a queue is recreated.
     """
     if job.is_misnamed:
         return Why("Identity", sentence_of("Identity"))
@@ -40,7 +40,7 @@ def results(record: ClassAd) -> Sequence[ClassAd]:
 
 
 def said(result: ClassAd) -> Why:
-    """Return the reason that a plugin reports for one file; empty for none."""
+    """Return the reason that a plugin reports for one file; "" without a reason."""
     extra = result.get("DeveloperData")
     if not isinstance(extra, ClassAd) or not extra.text("StageOutSynchronous"):
         return Why()

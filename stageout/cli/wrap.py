@@ -1,4 +1,4 @@
-"""``stageout wrap``: makes front ends for third-party transfer plugins."""
+"""``stageout wrap``: make front ends for third-party transfer plugins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ exit status: 0 all were made, 1 one cannot be made"""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what this command takes."""
+    """Add the arguments of this command."""
     command.add_argument("plugins", metavar="PLUGIN", nargs="+", help="path of a plugin, as in FILETRANSFER_PLUGINS")
     command.add_argument(
         "--directory", metavar="DIR", default="/usr/local/libexec/stageout",
@@ -37,7 +37,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Make the front ends and print the line of configuration that names them."""
     directory = Path(options.directory).absolute()
-    os.umask(0o022)  # HTCondor's user and those of jobs must get there
+    os.umask(0o022)  # HTCondor's user and job users must be able to read it
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     made = {plugin: str(_make(directory, plugin)) for plugin in options.plugins}
     line = front_end.replaced(_listed() or list(made), made)
@@ -83,7 +83,7 @@ def _ask(plugin: str, environment: Mapping[str, str]) -> str:
 
 
 def _listed() -> list[str]:
-    """Return FILETRANSFER_PLUGINS of this machine; none where there are no bindings."""
+    """Return FILETRANSFER_PLUGINS of this machine; empty if the bindings are missing."""
     from stageout.condor.bindings import BindingsMissing
     from stageout.condor.configuration import condor_settings
 

@@ -1,4 +1,4 @@
-"""``stageout doctor``: checks an installation and says what to fix.
+"""``stageout doctor``: check an installation and print what to fix.
 
-``machine`` looks, ``config``, ``node`` and ``pool`` decide from what it saw; ``report`` runs the checks and prints.
+``machine`` examines the machine; ``config``, ``node`` and ``pool`` judge the results; ``report`` runs and prints.
 """

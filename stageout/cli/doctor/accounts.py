@@ -1,4 +1,4 @@
-"""Check of an execute point where jobs run under accounts that are not their owners'. Pure."""
+"""Check of an execute point whose jobs do not run under their owners' accounts. Pure."""
 
 from __future__ import annotations
 

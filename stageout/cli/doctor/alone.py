@@ -1,4 +1,4 @@
-"""Checks of a router on a machine without HTCondor, whose settings are in a file or in the environment."""
+"""Checks of a router on a machine without HTCondor. Its settings are in a file or in the environment."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _directory(machine: Machine, name: str, path: str, remedy: str) -> Finding:
 
 
 def router_keys(machine: Machine) -> Iterator[Finding]:
-    """Check that a file of keys exists that others cannot read."""
+    """Check that a file of keys exists that other users cannot read."""
     path = machine.settings.text(_KEYS)
     try:
         mode = machine.stat(path).st_mode

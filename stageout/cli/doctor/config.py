@@ -21,7 +21,8 @@ CRON_PROGRAM = "stageout-startd-cron"
 ROUTER_PROGRAM = "stageout-router"
 
 TRANSFORMS = ("StageOutInit", "StageOut")
-#: Without these an owner could forge consent or an end; without the others he could only confuse himself.
+#: Protected attributes. With the first group an owner could forge consent or an end; with the others only confuse
+#: himself.
 GUARDED = (
     "StageOutGuard", "StageOutAsync", "StageOutState", "StageOutRun", "StageOutReason", "StageOutUserLeave",
 )  # fmt: skip
@@ -35,24 +36,24 @@ SHOWN = (
     "StageOutReruns", "StageOutStats", "StageOutCustody", "StageOutUntold", "StageOutKeptUntil",
     "StageOutRefused",
 )  # fmt: skip
-#: Attributes of a job for which the manager asks the startd (architecture, "Who speaks the truth").
+#: Attributes of a job that the manager reads from the startd (architecture, "Who speaks the truth").
 JOB_ATTRIBUTES = ("GlobalJobId", "RemoteUser", "NumShadowStarts", "StageOutGuard", "OutputDestination", "JobPrio")
-#: Without these a hand-off works, but less safely, or for fewer jobs.
+#: Attributes without which a hand-off works, but less safely, or for fewer jobs.
 USEFUL_JOB_ATTRIBUTES = (
     "StageOutAsync", "CheckpointDestination", "EncryptExecuteDirectory", "StageOutAgentKey", "StageOutSynchronousCode",
     "StageOutFallback",
 )  # fmt: skip
 #: Lists of attributes that only the schedd writes.
 _SECURE = ("SECURE_JOB_ATTRS", "SYSTEM_SECURE_JOB_ATTRS")
-#: Attributes of HTCondor's with which the manager looks at a job.
+#: HTCondor's own attributes by which the manager identifies a job.
 _IDENTITY = ("GlobalJobId", "NumShadowStarts")
 _CHIRP = "CHIRP_DELAYED_UPDATE_PREFIX"
 _CHIRP_DEFAULT = "Chirp*"
 _CHIRP_SWITCHES = ("ENABLE_CHIRP", "ENABLE_CHIRP_DELAYED")
 _SHOWN_NAMES = 3
-#: Macros of the fragments that no program of ours reads.
+#: Macros of the fragments that no program reads.
 MACROS = (
-    "STAGEOUTSPOOL",  # of the machine's ad
+    "STAGEOUTSPOOL",  # belongs to the machine's ad
     "STAGEOUT_BIN", "STAGEOUT_DEFAULT", "STAGEOUT_WORKFLOW_JOBS", "STAGEOUT_RETRY_METHODS", "STAGEOUT_RETRY_LIMIT",
 )  # fmt: skip
 
@@ -64,7 +65,7 @@ _WEAKER = (23, 9)
 _CLASSAD_TIMEOUT_S = 20.0
 _CLASSAD_SLOW_S = 0.5
 _SLOW = f"has not ended within {_CLASSAD_TIMEOUT_S:.0f} s: is this machine overloaded, or its filesystem a slow one?"
-#: Usage goes with 2 where --help is no option of the program's own.
+#: Programs for which --help is not an option print their usage and exit with 2.
 _GOOD_STATUS = (0, 2)
 _JOB_USER = "nobody"
 _STORE = (
@@ -85,12 +86,12 @@ _ALIKE = 0.85
 #: Seconds for which condor_who waits for daemons that are starting.
 _WHO_S = 3
 _STATE_OF_DAEMON = re.compile(r'^\s*(\w+) = "?(\w+)"?\s*$', re.M)
-#: Of every name that is looked at: comparing all of HTCondor's thousand would take a while.
+#: Prefixes of parameter names to compare. A comparison with all of HTCondor's thousand parameters is slow.
 _BEGINNING = "STA"
 
 
 def _later(parameter: str) -> str:
-    """Say how to find the file that replaced a list to which our fragment adds."""
+    """Return a hint how to find the file that replaced a list to which our fragment adds."""
     return (
         f"or, where it is there: 'condor_config_val -verbose {parameter}' names the later file that replaces its value"
     )
@@ -110,7 +111,7 @@ def version(machine: Machine) -> Iterator[Finding]:
 
 
 def settings(machine: Machine) -> Iterator[Finding]:
-    """Check that every knob can be read, and that every name that looks like a knob is one."""
+    """Check that every knob has a valid value, and that no parameter is a misspelt knob."""
     bad = 0
     for knob in KNOBS.values():
         try:
@@ -135,7 +136,7 @@ def _unknown(machine: Machine) -> Iterator[Finding]:
 
 
 def _of_daemons(machine: Machine) -> set[str]:
-    """List the parameters that condor_master reads of daemons; an administrator may have named ours like a knob."""
+    """List the parameters that condor_master reads for daemons; an administrator may name our daemons like a knob."""
     daemons = {
         "STAGEOUT_POLICY_SERVICE",
         "STAGEOUT_ROUTER",
@@ -147,7 +148,9 @@ def _of_daemons(machine: Machine) -> set[str]:
 
 @reports_as("role")
 def misplaced_daemons(machine: Machine) -> Iterator[Finding]:
-    """Check that no daemon of ours runs where another role's fragment put it without anything to serve."""
+    """Check that no daemon of ours runs on a machine where it has nothing to serve, because of another role's
+    fragment.
+    """
     listed = {word.upper(): PurePath(machine.settings.condor(word)).name
               for word in words(machine.settings.condor("DAEMON_LIST"))}  # fmt: skip
     ours, strange = set(listed.values()), False
@@ -166,7 +169,7 @@ def misplaced_daemons(machine: Machine) -> Iterator[Finding]:
 
 
 def daemons_alive(machine: Machine) -> Iterator[Finding]:
-    """Check that condor_master has heard of every daemon lately: ``IsReady`` of condor_who, for which others wait."""
+    """Check that condor_master had a recent sign of life from every daemon (``IsReady`` of condor_who)."""
     ran = machine.run(["condor_who", f"-wait:{_WHO_S}", "IsReady"], _WHO_S + _CLASSAD_TIMEOUT_S)
     states = dict(_STATE_OF_DAEMON.findall(ran.output))
     silent = [f"{name} ({state})" for name, state in states.items() if state in ("Startup", "Hung", "Dead")]
@@ -203,7 +206,7 @@ def daemon(machine: Machine, program: str, name: str, remedy: str) -> Iterator[F
 def _cannot_start(machine: Machine, path: str, option: str, user: str) -> str:
     """Return the reason why a user cannot run a program of ours; "" when a trial run works.
 
-    :raises Unseen: it is still running. That says nothing about the permissions of files.
+    :raises Unseen: the trial run takes too long. This says nothing about the permissions of files.
     """
     user = user if machine.user_id(user) is not None else ""
     ran = machine.run([path, option], _CLASSAD_TIMEOUT_S, user)
@@ -235,7 +238,9 @@ def plugins_for_jobs(machine: Machine) -> Iterator[Finding]:
 
 
 def stored_answers(machine: Machine) -> Iterator[Finding]:
-    """Check that our plugins answer ``-classad`` without Python: HTCondor asks for each job and direction."""
+    """Check that our plugins answer ``-classad`` without Python, because HTCondor queries them for each job and
+    direction.
+    """
     name, good, bad = "stored-answers", 0, 0
     for path in words(machine.settings.condor("FILETRANSFER_PLUGINS")):
         try:
@@ -317,7 +322,9 @@ def protected_attributes(machine: Machine) -> Iterator[Finding]:
 
 
 def secure_attributes(machine: Machine) -> Iterator[Finding]:
-    """Check that no owner can write the name of a job, on which stageout does not rely either."""
+    """Check that no owner can write the attributes that identify a job, although stageout does not rely on them
+    alone.
+    """
     name, wanted = "secure-attributes", _IDENTITY[0]
     for parameter in _SECURE:
         if wanted.lower() in words(machine.settings.condor(parameter).lower()):
@@ -395,7 +402,7 @@ def startd_attributes(machine: Machine) -> Iterator[Finding]:
 
 
 def chirp_updates(machine: Machine) -> Iterator[Finding]:
-    """Check that no job can change what the startd says about it, by an update through condor_chirp."""
+    """Check that no job can change attributes in the startd's ad through condor_chirp."""
     patterns = machine.settings.condor(_CHIRP, _CHIRP_DEFAULT)
     off = [name for name in _CHIRP_SWITCHES if machine.settings.condor(name).lower() == "false"]
     ours = sorted(name for name in names_of(Kind.JOB, Kind.SLOT) if name.startswith("StageOut"))
@@ -420,7 +427,7 @@ def start_expression(machine: Machine) -> Iterator[Finding]:
 
 
 def startd_cron(machine: Machine) -> Iterator[Finding]:
-    """Check that free data slots and spool space get into the slot ads."""
+    """Check that the slot ads contain the free data slots and the spool space."""
     for job in words(machine.settings.condor("STARTD_CRON_JOBLIST")):
         path = machine.settings.condor(f"STARTD_CRON_{job}_EXECUTABLE")
         if PurePath(path).name == CRON_PROGRAM:
@@ -451,7 +458,9 @@ def _in_effect(machine: Machine, name: str, daemon: str, parameter: str, needed:
 
 @reports_as("plugins", "front-ends")
 def plugins(machine: Machine) -> Iterator[Finding]:
-    """Check that each registered plugin answers quickly and legibly, and that ``https`` is ours."""
+    """Check that each registered plugin answers quickly and with a valid ad, and that ``https`` belongs to our
+    plugin.
+    """
     owners: dict[str, str] = {}
     yield from registered(machine, owners)
     yield from _front_ends(machine, owners)
@@ -471,7 +480,7 @@ def plugins(machine: Machine) -> Iterator[Finding]:
 
 
 def _front_ends(machine: Machine, owners: Mapping[str, str]) -> Iterator[Finding]:
-    """Check that each plugin offers hand-offs, and that each front end knows its plugin."""
+    """Check that each registered plugin offers hand-offs, and that each front end finds its plugin."""
     listed = words(machine.settings.condor("FILETRANSFER_PLUGINS"))
     bare = [path for path in listed if path in owners.values() and not is_ours(machine, path)]
     for path in listed:
@@ -494,7 +503,7 @@ def _front_end(machine: Machine, path: str) -> Iterator[Finding]:
             remedy = f"run 'stageout wrap --directory {PurePath(path).parent} {plugin}' as root"
             yield warn("front-ends", f"{path} asks {plugin} for each job: it was made for another version", remedy)
     except OSError:
-        return  # see the check of this plugin
+        return  # the check of this plugin reports it
 
 
 def registered(machine: Machine, owners: dict[str, str]) -> Iterator[Finding]:
@@ -504,7 +513,7 @@ def registered(machine: Machine, owners: dict[str, str]) -> Iterator[Finding]:
 
 
 def is_ours(machine: Machine, path: str) -> bool:
-    """Tell whether a plugin is built on our framework, and so can hand off."""
+    """Tell whether a plugin is built on our framework, so that it can hand off."""
     try:
         return front_end.is_ours(machine.read(path))
     except OSError:

@@ -1,4 +1,4 @@
-"""Checks of renewed credentials: the access point must give them, and this node must get them. Pure."""
+"""Checks of renewed credentials: the access point must offer them, and this node must fetch them. Pure."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _offered(payload: str) -> str:
 
 @reports_as(_NAME)
 def sources(machine: Machine) -> Iterator[Finding]:
-    """Check that this node got the renewed credentials that it asked for."""
+    """Check that this node has the renewed credentials that it requested."""
     try:
         told = machine.manager_answer().get("CredentialSources") or []
     except OSError:

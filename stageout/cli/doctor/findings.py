@@ -34,7 +34,7 @@ class Role(str, enum.Enum):
 class Finding:
     """Result of one check.
 
-    :param name: of the check, stable. :param text: what was seen. :param remedy: what to do; "" when nothing.
+    :param name: stable name of the check. :param text: the observation. :param remedy: what to do; "" for nothing.
     """
 
     name: str
@@ -45,9 +45,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Ran:
-    """A command that was run.
+    """The result of a command.
 
-    :param status: exit status, -1 when it did not end in time or did not start. :param has_ended: False: not in time.
+    :param status: exit status, -1 if the command did not start or timed out. :param has_ended: False after a timeout.
     """
 
     status: int
@@ -57,27 +57,27 @@ class Ran:
 
 
 class Unseen(Exception):
-    """Something cannot be looked at from here; the text says why. The check counts as unchecked."""
+    """The doctor cannot examine something from here; the text has the reason. The check counts as unchecked."""
 
 
 class Machine(Protocol):
-    """All that checks may ask; tests give their own."""
+    """The interface of all checks to the machine. Tests have an implementation of their own."""
 
     @property
     def settings(self) -> Settings:
-        """HTCondor's configuration here."""
+        """Return HTCondor's configuration on this machine."""
 
     def parameters(self) -> Iterable[str]:
-        """List the names of all parameters of HTCondor's configuration here."""
+        """List the names of all parameters in HTCondor's configuration on this machine."""
 
     def run(self, argv: Sequence[str], timeout_s: float, user: str = "") -> Ran:
-        """Run a command, as another user where root asks for that; its standard output and error in one."""
+        """Run a command. Root can run it as another user. Standard output and error are merged."""
 
     def stat(self, path: str) -> os.stat_result:
         """Call os.stat. :raises OSError: as os.stat."""
 
     def read(self, path: str) -> str:
-        """Read the beginning of a file as text, whatever the file is. :raises OSError: as open."""
+        """Read the beginning of a file as text; replace invalid bytes. :raises OSError: as open."""
 
     def end_of(self, path: str) -> str:
         """Read the last lines of a text file; "" when it cannot be read."""
@@ -89,31 +89,31 @@ class Machine(Protocol):
         """Resolve the symbolic links of a path."""
 
     def user_id(self, name: str) -> int | None:
-        """Look up the uid of an account, None when there is none of that name."""
+        """Look up the uid of an account; None if it does not exist."""
 
     def ads(self, constraint: str, pool: str = "") -> list[ClassAd]:
-        """Query the collector, or that of another pool, for ads. :raises Unseen: it does not answer."""
+        """Query a collector for ads; without an address, that of this pool. :raises Unseen: it does not answer."""
 
     def ask_daemon(self, kind: str, parameter: str) -> str | None:
-        """Ask a running daemon ("schedd", "startd") for a parameter. :raises Unseen: it does not tell."""
+        """Ask a running daemon ("schedd", "startd") for a parameter. :raises Unseen: it does not answer."""
 
     def slots(self) -> list[ClassAd]:
         """Query this machine's startd for its slot ads. :raises Unseen: it does not answer."""
 
     def version(self) -> str:
-        """Return the version of the HTCondor that runs here, like ``25.14.1``. :raises Unseen: it is not known."""
+        """Return the version of the running HTCondor, such as ``25.14.1``. :raises Unseen: it is unknown."""
 
     def manager_answer(self) -> ClassAd:
-        """Ask this node's sandbox manager for its status. :raises Unseen: none answers."""
+        """Ask this node's sandbox manager for its status. :raises Unseen: no manager answers."""
 
     def try_handoff(self, schedd: str, plugin: str) -> str:
-        """Return the reason why the manager would refuse a hand-off of this schedd's job now; "" when it would accept.
+        """Return the reason why the manager would refuse a hand-off of this schedd's job now; "" if it would accept.
 
         :raises OSError: the probe file cannot be made.
         """
 
     def is_expression(self, text: str) -> bool:
-        """Tell whether HTCondor can read a ClassAd expression."""
+        """Tell whether a text is a valid ClassAd expression."""
 
     def accepts_generic(self) -> bool:
         """Tell whether the collector accepts a generic ad from this process. :raises Unseen: it does not answer."""
@@ -122,25 +122,26 @@ class Machine(Protocol):
         """Return the status of a GET with this bearer token. :raises OSError: no valid answer."""
 
     def http_text(self, url: str, certificate: str) -> str:
-        """Return the content of a page. :param certificate: SHA-256 of the only one that counts, "": any trusted one.
+        """Return the content of a page.
 
-        :raises OSError: nobody answers, or with another status than 200.
+        :param certificate: SHA-256 of the only accepted certificate; "" accepts any trusted one.
+        :raises OSError: nothing answers, or the status is not 200.
         """
 
     def listens(self, host: str, port: int) -> bool:
         """Tell whether a daemon accepts connections at this address."""
 
     def greet(self, host: str, port: int, key: str) -> float:
-        """Prove the key in that file to a router. :return: how many seconds its clock is before ours.
+        """Authenticate to a router with the key in a file. :return: by how many seconds its clock is ahead of this one.
 
-        :raises TransferFailure: it is not reached, does not take the key, or the file cannot be used.
+        :raises TransferFailure: the router is unreachable or rejects the key, or the file is unusable.
         """
 
     def processes(self, variable: str) -> tuple[list[tuple[int, str]], bool]:
-        """List the processes with an environment variable (number, value); and tell whether all could be looked at."""
+        """List the processes with an environment variable (number, value), and tell whether all were accessible."""
 
     def now(self) -> float:
-        """Return the wall clock, in seconds."""
+        """Return the wall clock time in seconds."""
 
 
 Check = Callable[[Machine], Iterable[Finding]]
@@ -148,7 +149,7 @@ _NAMES: dict[Check, tuple[str, ...]] = {}
 
 
 def reports_as(*names: str) -> Callable[[Check], Check]:
-    """Declare the names of a check's findings; without this the only one is that of its function."""
+    """Declare the names of a check's findings. By default a check has one finding, named like its function."""
 
     def declare(check: Check) -> Check:
         _NAMES[check] = names
@@ -158,12 +159,12 @@ def reports_as(*names: str) -> Callable[[Check], Check]:
 
 
 def names_of(check: Check) -> tuple[str, ...]:
-    """Return the names that a check reports on every machine, whether it can run there or not."""
+    """Return the names that a check reports on every machine, whether or not it can run there."""
     return _NAMES.get(check, (check.__name__.replace("_", "-"),))
 
 
 def ok(name: str, text: str) -> Finding:
-    """Make the finding that all is well."""
+    """Return a finding for a part without problems."""
     return Finding(name, Level.OK, text)
 
 

@@ -1,4 +1,4 @@
-"""Checks of hand-offs at an execute point: one that is tried now, and those of the last hour. Pure."""
+"""Checks of hand-offs at an execute point: a trial hand-off, and the refusals of the last hour. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REASONS_SHOWN = 3
 
 
 def handoff(machine: Machine) -> Iterator[Finding]:
-    """Check that the manager would take over output of a job now. A probe file tries it, and is removed again."""
+    """Check that the manager would take over output of a job now. A probe file tests it, and is removed again."""
     plugins = [path for path in words(machine.settings.condor("FILETRANSFER_PLUGINS")) if is_ours(machine, path)]
     schedds = sorted({ad.text("StageOutSchedd") for ad in machine.ads(f'MyType == "{AGENT_AD}"')} - {""})
     if not plugins or not schedds:

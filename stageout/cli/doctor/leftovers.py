@@ -17,12 +17,15 @@ def plugin_rest(machine: Machine) -> Iterator[Finding]:
 
 @reports_as("plugin-rest")
 def router_plugin_rest(machine: Machine) -> Iterator[Finding]:
-    """Check the leftovers of the router's plugins, as :func:`plugin_rest`."""
+    """Check for processes of the router's plugins, as :func:`plugin_rest` does for the manager's."""
     yield _plugin_rest(machine, machine.settings.text("STAGEOUT_ROUTER_DIR"))
 
 
 def _plugin_rest(machine: Machine, home: str) -> Finding:
-    """Find processes that could not be killed. :param home: its owner is the daemon's user; root's run as any user."""
+    """Find processes that could not be killed.
+
+    :param home: a directory of the daemon's user. Processes of a root daemon run as any user.
+    """
     marked, sees_all = machine.processes(MOVER_MARK)
     looked = {pid: _has_outlived(machine, pid, place) for pid, place in marked}
     rest = sorted(pid for pid, outlived in looked.items() if outlived)
@@ -44,7 +47,7 @@ def _plugin_rest(machine: Machine, home: str) -> Finding:
 
 
 def _owner(machine: Machine, path: str) -> int:
-    """Return the uid of a directory's owner, 0 where that cannot be seen."""
+    """Return the uid of a directory's owner; 0 if it cannot be read."""
     try:
         return machine.stat(path).st_uid
     except OSError:
@@ -52,9 +55,10 @@ def _owner(machine: Machine, path: str) -> int:
 
 
 def _has_outlived(machine: Machine, pid: int, place: str) -> bool | None:
-    """Tell whether the process still runs although the directory of its call is gone, as it sees it from its container.
+    """Tell whether the process still runs although the directory of its call no longer exists in its own mount
+    namespace.
 
-    None: that is not for this user to see.
+    Return None if this user may not examine it.
     """
     try:
         machine.stat(f"/proc/{pid}/root{place}")
@@ -65,7 +69,7 @@ def _has_outlived(machine: Machine, pid: int, place: str) -> bool | None:
     except PermissionError:
         return None
     except OSError:
-        return False  # it has ended
+        return False  # the process has ended
     return False
 
 

@@ -1,4 +1,4 @@
-"""Checks of daemons that listen for HTTP: the web page, its certificate and tokens, and the ports of all."""
+"""Checks of daemons that listen for HTTP: the web page, its certificate and tokens, and the ports of all daemons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TLS = "STAGEOUT_WEB_HOST", "STAGEOUT_WEB_CERT", "STAGEOUT_WEB_CERT_KEY"
 _TOKENS, _PORT = "STAGEOUT_WEB_TOKENS", "STAGEOUT_WEB_PORT"
 _WEEK_S = 7 * 86400
 _RUN_S = 20.0
-#: Programs whose answers are recognized, and the prefixes of the settings of their ports for metrics.
+#: Programs whose answers are recognized, and the prefixes of the settings of their metrics ports.
 _METRICS = {
     config.AGENT_PROGRAM: "STAGEOUT_AGENT_METRICS", config.MANAGER_PROGRAM: "STAGEOUT_MANAGER_METRICS",
     POLICY_PROGRAM: "STAGEOUT_POLICY_METRICS", WEB_PROGRAM: "STAGEOUT_WEB_METRICS",
@@ -34,7 +34,9 @@ _SHARED_PORT, _SHARED_PORT_DEFAULT = "SHARED_PORT_PORT", "9618"
 
 
 class _Place(NamedTuple):
-    """A port of a daemon. :param setting: that names it. :param metrics: prefix of the settings, "" for others."""
+    """A port of a daemon. :param setting: its knob. :param metrics: prefix of the metrics settings; "" for other
+    ports.
+    """
 
     setting: str
     port: int
@@ -96,7 +98,7 @@ def _certificate(machine: Machine, name: str, user: str) -> Iterator[Finding]:
 
 
 def _readable(machine: Machine, name: str, user: str, setting: str, path: str) -> Iterator[Finding]:
-    """Check that the user of the page can read a file. Root, who runs the doctor, can read all."""
+    """Check that the user of the page can read a file. The doctor runs as root and could read all."""
     if machine.user_id(user) is not None and machine.run(["test", "-r", path], _RUN_S, user).status == 1:
         yield fail(name, f"{setting}: {user}, as whom the page runs, cannot read {path}", f"chown {user} {path}")
 
@@ -128,20 +130,22 @@ def _here(host: str) -> str:
 
 
 def _digest_of(path: str) -> str:
-    """Return the digest of the first certificate in a file: an answer with another one is not the page's."""
+    """Return the digest of the first certificate in a file: an answer with another certificate is not the page's."""
     begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
     body = Path(path).read_text().partition(begin)[2].partition(end)[0]
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(f"{begin}{body}{end}")).hexdigest()
 
 
 def _last_problem(machine: Machine) -> str:
-    """Return the reason of the page's end from the last line of its log; "" without one."""
+    """Return the last problem in the page's log; "" if its last line is none."""
     lines = machine.end_of(machine.settings.condor("STAGEOUT_WEB_LOG")).splitlines()
     return f"StageoutWebLog ends with: {lines[-1]}" if lines and " ERROR " in lines[-1] else ""
 
 
 def ports(machine: Machine) -> Iterator[Finding]:
-    """Check that no two daemons here share a port, and that each port of metrics is answered by its daemon."""
+    """Check that no two daemons on this machine share a port, and that the right daemon answers at each metrics
+    port.
+    """
     name, places = "ports", _places(machine)
     by_port: dict[int, list[str]] = {}
     for place in places:
@@ -161,7 +165,7 @@ def ports(machine: Machine) -> Iterator[Finding]:
 
 
 def _places(machine: Machine) -> list[_Place]:
-    """Return the ports of this machine's daemons. 0 is none, or any free one."""
+    """Return the ports of this machine's daemons. Port 0 means none, or any free one."""
     here, found = _daemons(machine), []
     for program in _METRICS:
         if program in here:
@@ -189,5 +193,5 @@ def _metrics(machine: Machine, name: str, place: _Place) -> Iterator[Finding]:
         yield fail(name, f"{place.setting}: {why}", remedy)
 
 
-#: Of each machine with HTCondor.
+#: Checks for each machine with HTCondor.
 COMMON = (web_page, ports)

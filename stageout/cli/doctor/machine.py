@@ -1,4 +1,4 @@
-"""The machine that the command runs on, as checks see it."""
+"""The machine on which the command runs, as checks see it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stageout.overlay.key_file import gateway_of
 
 Result = TypeVar("Result")
 _READ_BYTES = 4096
-#: A stored answer of a plugin begins with the status of each of its modules.
+#: A stored answer of a plugin begins with the size and time of each of its modules.
 _BEGINNING_BYTES = 65536
 _VERSION = re.compile(r"CondorVersion: (\d+\.\d+\.\d+)")
 _LATEST_S = 10.0
@@ -47,15 +47,15 @@ class ThisMachine:
 
     @property
     def settings(self) -> Settings:
-        """HTCondor's configuration here."""
+        """Return HTCondor's configuration on this machine."""
         return self._settings
 
     def parameters(self) -> list[str]:
-        """List the names of all parameters of HTCondor's configuration here."""
+        """List the names of all parameters in HTCondor's configuration on this machine."""
         return parameter_names()
 
     def run(self, argv: Sequence[str], timeout_s: float, user: str = "") -> Ran:
-        """Run a command, as another user where root asks for that; its standard output and error in one."""
+        """Run a command. Root can run it as another user. Standard output and error are merged."""
         started = time.monotonic()
         who: dict[str, Any] = {}
         if user and os.geteuid() == 0:
@@ -77,7 +77,7 @@ class ThisMachine:
         return Path(path).stat()
 
     def read(self, path: str) -> str:
-        """Read the beginning of a file as text, whatever the file is."""
+        """Read the beginning of a file as text; replace invalid bytes."""
         with open(path, "rb") as stream:
             return stream.read(_BEGINNING_BYTES).decode(errors="replace")
 
@@ -100,7 +100,7 @@ class ThisMachine:
         return os.path.realpath(path)
 
     def user_id(self, name: str) -> int | None:
-        """Look up the uid of an account, None when there is none of that name."""
+        """Look up the uid of an account; None if it does not exist."""
         try:
             return pwd.getpwnam(name).pw_uid
         except KeyError:
@@ -126,14 +126,14 @@ class ThisMachine:
         return self._daemon("startd", lambda location: [plain(ad) for ad in Collector(location).query("Startd")])
 
     def _daemon(self, kind: str, question: Callable[[Any], Result]) -> Result:
-        """Ask the local daemon of a kind something. :raises Unseen: it cannot be found or does not tell."""
+        """Call a function with the local daemon of a type. :raises Unseen: it cannot be located or does not answer."""
         try:
             return question(Collector().locate(kind.capitalize()))
         except CondorError as problem:
             raise Unseen(f"the running {kind} does not tell ({str(problem).rstrip('.') or 'no answer'})") from None
 
     def version(self) -> str:
-        """Return the version of the HTCondor that runs here, not that of the bindings: they may come from elsewhere."""
+        """Return the version of the running HTCondor, not that of the bindings, which may come from elsewhere."""
         ran = self.run(["condor_version"], _LATEST_S)
         found = _VERSION.search(ran.output)
         if not found:
@@ -141,7 +141,7 @@ class ThisMachine:
         return found[1]
 
     def try_handoff(self, schedd: str, plugin: str) -> str:
-        """Return why the manager would refuse a hand-off of this schedd's job now; "" when it would accept."""
+        """Return why the manager would refuse a hand-off of this schedd's job now; "" if it would accept."""
         return probe.try_handoff(self._settings, schedd, plugin)
 
     def manager_answer(self) -> ClassAd:
@@ -149,7 +149,7 @@ class ThisMachine:
         return node.manager_facts(self._settings)
 
     def is_expression(self, text: str) -> bool:
-        """Tell whether HTCondor can read a ClassAd expression."""
+        """Tell whether a text is a valid ClassAd expression."""
         try:
             Expression(text)
         except CondorError:
@@ -170,7 +170,7 @@ class ThisMachine:
         return exchange("GET", url, token=token, timeout_s=_LATEST_S)[0]
 
     def http_text(self, url: str, certificate: str) -> str:
-        """Return the content of a page. :raises OSError: nobody answers, or with another status than 200."""
+        """Return the content of a page. :raises OSError: nothing answers, or the status is not 200."""
         status, content = exchange("GET", url, timeout_s=_LATEST_S, certificate=certificate)
         if status != 200:
             raise OSError(f"status {status}")
@@ -185,26 +185,29 @@ class ThisMachine:
         return True
 
     def greet(self, host: str, port: int, key: str) -> float:
-        """Prove the key in that file to a router; its clock. :raises TransferFailure: it refuses, or is away."""
+        """Authenticate to a router with the key in a file. Return its clock's lead in seconds.
+
+        :raises TransferFailure: the router refuses or is unreachable.
+        """
         with Channel(gateway_of(host, port, key, _LATEST_S)) as channel:
             return float(channel.ahead_s)
 
     def processes(self, variable: str) -> tuple[list[tuple[int, str]], bool]:
-        """List the processes with an environment variable (number, value); and tell whether all could be looked at.
+        """List the processes with an environment variable (number, value), and tell whether all were accessible.
 
-        Where /proc is mounted with hidepid (proc(5)) those are not even named, and process 1 is one of them.
+        If /proc is mounted with hidepid (proc(5)), other users' processes are invisible, process 1 among them.
         """
         denied: list[int] = []
         found = list(having(variable, denied.append))
         return found, not denied and Path("/proc/1").exists()
 
     def now(self) -> float:
-        """Return the wall clock, in seconds."""
+        """Return the wall clock time in seconds."""
         return time.time()
 
 
 class RouterMachine(ThisMachine):
-    """One without HTCondor: nothing of HTCondor can be asked. :param settings: of the router."""
+    """A machine without HTCondor, so that checks cannot query its daemons. :param settings: settings of the router."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -1,4 +1,4 @@
-"""Checks of an execute point: spool, space, the manager and what the startd tells it. Pure."""
+"""Checks of an execute point: spool, space, the manager, and what the startd tells the manager. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stageout.core.units import MB, size
 
 _MIB = 1024 * 1024  # HTCondor's unit of RESERVED_DISK
 _REPORTS_MISSED = 3
-#: As the manager has it: half of it must be free when it takes output again.
+#: The manager takes output again when half of this space is free.
 _USABLE_BYTES = 128 * _MIB
 _REBOOT_SIGNS = {
     "/run/systemd/shutdown/scheduled": "a shutdown is scheduled",
@@ -27,7 +27,7 @@ def spool_path(machine: Machine) -> str:
 
 
 def spool_place(machine: Machine) -> Iterator[Finding]:
-    """Check that the spool lies outside all that HTCondor empties, and on EXECUTE's filesystem."""
+    """Check that the spool lies outside all directories that HTCondor empties, and on EXECUTE's filesystem."""
     spool = PurePath(spool_path(machine))
     remedy = f"set {KNOBS['STAGEOUT_SPOOL'].name} = {KNOBS['STAGEOUT_SPOOL'].default}"
     for name in ("EXECUTE", "SPOOL", "LOG"):
@@ -39,7 +39,9 @@ def spool_place(machine: Machine) -> Iterator[Finding]:
 
 
 def spool_known(machine: Machine) -> Iterator[Finding]:
-    """Check that plugins find the spool. They do not read HTCondor's configuration, which would cost every job time."""
+    """Check that plugins find the spool. They do not read HTCondor's configuration, because this would delay
+    every job.
+    """
     spool, beside = spool_path(machine), machine.real(f"{machine.settings.condor('EXECUTE')}/../stageout")
     text = machine.settings.text("STAGEOUT_SPOOL")
     in_ad = machine.settings.condor("StageOutSpool") == f'"{text}"' and "stageoutspool" in words(
@@ -74,7 +76,7 @@ def spool_filesystem(machine: Machine) -> Iterator[Finding]:
 
 
 def _copies_lately(machine: Machine) -> str:
-    """Return the cost of the last hour's copies as a sentence; "" without copies."""
+    """Describe the cost of the last hour's copies in a sentence; "" without copies."""
     try:
         said = machine.manager_answer()
     except (OSError, Unseen):
@@ -108,7 +110,7 @@ def spool_owner(machine: Machine) -> Iterator[Finding]:
 
 
 def _root_runs_jobs(machine: Machine) -> bool:
-    """Tell whether a root master runs jobs: EXECUTE then belongs to root or condor, else to the one user of a pilot."""
+    """Tell whether a root master runs jobs: EXECUTE then belongs to root or condor, and otherwise to a pilot's user."""
     owner = machine.stat(machine.settings.condor("EXECUTE")).st_uid
     return owner in (0, machine.user_id("condor"))
 
@@ -130,7 +132,7 @@ def space(machine: Machine) -> Iterator[Finding]:
     if free + _held_bytes(machine) < quota:
         yield warn("space", f"{text}: the disk is full before the quota is", "lower the quota, or make room")
     elif reserved // _MIB < quota // _MIB and not _has_a_disk_of_its_own(machine):
-        # The startd looks at the free space once, at its start (STARTD_RECOMPUTE_DISK_FREE).
+        # The startd measures the free space once, at its start (STARTD_RECOMPUTE_DISK_FREE).
         what = f"set RESERVED_DISK = {quota // _MIB}"
         if is_default:
             what += " (half of the disk), or STAGEOUT_SPOOL_QUOTA_MB and RESERVED_DISK to what you can spare"
@@ -141,7 +143,7 @@ def space(machine: Machine) -> Iterator[Finding]:
 
 
 def _filesystem(machine: Machine) -> tuple[int, int]:
-    """Return size and free bytes of the spool's filesystem; of EXECUTE's while there is no spool yet."""
+    """Return size and free bytes of the spool's filesystem. Before the spool exists, use EXECUTE's."""
     try:
         return machine.free_bytes(spool_path(machine))
     except FileNotFoundError:
@@ -149,7 +151,7 @@ def _filesystem(machine: Machine) -> tuple[int, int]:
 
 
 def _has_a_disk_of_its_own(machine: Machine) -> bool:
-    """Tell whether jobs cannot fill the spool's disk, so that RESERVED_DISK says nothing about it."""
+    """Tell whether jobs cannot fill the spool's disk, so that RESERVED_DISK does not apply to it."""
     if _is_true(machine, "STARTD_ENFORCE_DISK_LIMITS"):
         return True  # HTCondor subtracts RESERVED_DISK from the space of the volume group.
     try:
@@ -159,7 +161,7 @@ def _has_a_disk_of_its_own(machine: Machine) -> bool:
 
 
 def _held_bytes(machine: Machine) -> int:
-    """Return the bytes that wait in the spool; 0 when no manager answers."""
+    """Return the bytes in the spool; 0 when no manager answers."""
     try:
         return machine.manager_answer().integer("BytesAtRisk")
     except (OSError, Unseen):
@@ -174,7 +176,7 @@ def _integer(text: str) -> int:
 
 
 def encryption(machine: Machine) -> Iterator[Finding]:
-    """Check that output is encrypted in the spool where the administrator wants scratch encrypted."""
+    """Check that the spool encrypts output if the administrator wants encrypted scratch directories."""
     if _is_true(machine, "ENCRYPT_EXECUTE_DIRECTORY"):
         text = "ENCRYPT_EXECUTE_DIRECTORY: output is not taken over, because the spool is not encrypted"
         yield warn("encryption", text, "nothing, if that is wanted")
@@ -201,7 +203,7 @@ def manager(machine: Machine) -> Iterator[Finding]:
 
 
 def _last_problem(machine: Machine) -> str:
-    """Return the reason of the manager's end from the last line of its log; "" without one."""
+    """Return the last problem in the manager's log; "" if its last line is none."""
     lines = machine.end_of(machine.settings.condor("SANDBOX_MANAGER_LOG")).splitlines()
     last = lines[-1] if lines else ""
     if " ERROR " not in last:
@@ -294,7 +296,7 @@ def deleted_output(machine: Machine) -> Iterator[Finding]:
 
 
 def startd_answers(machine: Machine) -> Iterator[Finding]:
-    """Check that the startd tells the owner of a slot's job, which the manager asks at each hand-off."""
+    """Check that the startd tells the manager the owner of a slot's job. The manager asks at each hand-off."""
     name = "startd-answers"
     busy = [ad for ad in machine.slots() if ad.text("State") == "Claimed" and ad.text("Activity") == "Busy"]
     if not busy:

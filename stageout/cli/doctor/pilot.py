@@ -1,4 +1,4 @@
-"""Checks of a pilot: it must report output that it cannot deliver as lost in time. Pure."""
+"""Checks of a pilot: it must report output as lost in time if it cannot deliver it. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INSTALL = "put condor_config.d/30-stageout-pilot.conf behind the fragment for e
 
 
 def pilot_end(machine: Machine) -> Iterator[Finding]:
-    """Check that the manager knows of its spool's end, and that condor_master waits for its last report."""
+    """Check that the manager knows when its spool ends, and that condor_master waits for its last report."""
     settings = machine.settings
     try:
         is_pilot, grace_s = settings.flag("STAGEOUT_PILOT"), settings.number("STAGEOUT_PILOT_GRACE")

@@ -1,4 +1,4 @@
-"""The check of the policy service that this node asks for streams. Pure."""
+"""The check of the policy service that allocates streams to this node. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOG = "look into StageoutPolicyLog on its machine"
 
 
 def policy_service(machine: Machine) -> Iterator[Finding]:
-    """Check that the service of STAGEOUT_POLICY_URL answers and knows this node's token."""
+    """Check that the service at STAGEOUT_POLICY_URL answers and accepts this node's token."""
     url = machine.settings.text("STAGEOUT_POLICY_URL").rstrip("/")
     if not url:
         yield ok(_NAME, "no STAGEOUT_POLICY_URL: this node's own limits bound its streams")

@@ -1,4 +1,4 @@
-"""Checks of what the pool's collector knows about this machine's part. Pure."""
+"""Checks of the collector's ads about this machine. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def collector(machine: Machine) -> Iterator[Finding]:
 
 
 def clock(machine: Machine) -> Iterator[Finding]:
-    """Check that this machine's clock agrees with the collector's, which compares them itself."""
+    """Check that this machine's clock agrees with the collector's. The collector itself compares them."""
     if not machine.ads('MyType == "Collector"'):
         raise Unseen("the collector has no ad of its own, by which its clock is asked for: try again in a minute")
     skew_s = -_collector_ahead_s(machine)
@@ -69,7 +69,7 @@ def _collector_ahead_s(machine: Machine) -> int:
 
 
 def node_clocks(machine: Machine) -> Iterator[Finding]:
-    """Check that the clocks of nodes that report agree with the collector's."""
+    """Check that the clocks of reporting nodes agree with the collector's."""
     ads = machine.ads(_REPORTS)
     ahead_s = {ad.text("StageOutManager"): ahead_of_collector_s(ad) for ad in ads}
     off = [f"{name} {skew_s:+d} s" for name, skew_s in sorted(ahead_s.items()) if abs(skew_s) > _NODE_SKEW_S]
@@ -122,7 +122,7 @@ def _notice_of(machine: Machine, schedd: str) -> Iterator[Finding]:
 
 
 def file_history(machine: Machine) -> Iterator[Finding]:
-    """Check that condor_preen leaves the history of files alone, and that this schedd's agent can append to it."""
+    """Check that condor_preen does not remove the history of files, and that this schedd's agent can append to it."""
     name, path = "file-history", f"{machine.settings.condor('SPOOL')}/{FILE_NAME}"
     patterns = words(machine.settings.condor("VALID_SPOOL_FILES"))
     names = (FILE_NAME, f"{FILE_NAME}.20260101T000000")
@@ -169,7 +169,7 @@ def flocking(machine: Machine) -> Iterator[Finding]:
 
 
 def agents_seen(machine: Machine) -> Iterator[Finding]:
-    """Check that an agent exists for whose jobs this node would take output over."""
+    """Check that an agent exists whose jobs this node accepts."""
     ads = machine.ads(f'MyType == "{AGENT_AD}"')
     schedds = sorted({ad.text("StageOutSchedd") for ad in ads} - {""})
     if schedds:
@@ -180,7 +180,7 @@ def agents_seen(machine: Machine) -> Iterator[Finding]:
 
 
 def leave_limits(machine: Machine) -> Iterator[Finding]:
-    """Check that no job leaves the queue before this node gives its output up, while its agent is stopped."""
+    """Check that no job leaves the queue before this node gives up its output while the agent is stopped."""
     give_up_s = machine.settings.count("STAGEOUT_DELIVERY_TIMEOUT")
     limits_s = dict(filter(None, map(_leave_limit, machine.ads(f'MyType == "{AGENT_AD}"'))))
     short = [f"{schedd} ({limit_s:.0f} s)" for schedd, limit_s in sorted(limits_s.items()) if limit_s <= give_up_s]
@@ -202,7 +202,7 @@ def _leave_limit(ad: ClassAd) -> tuple[str, float] | None:
 
 
 def reporting_door(machine: Machine) -> Iterator[Finding]:
-    """Check the way of this node's reports to the collector."""
+    """Check that this node's reports reach the collector."""
     try:
         name = machine.manager_answer().text("Manager")
     except OSError:
@@ -238,7 +238,7 @@ def slot_attributes(machine: Machine) -> Iterator[Finding]:
 
 
 def versions(machine: Machine) -> Iterator[Finding]:
-    """Count the nodes of the pool by version of stageout and of HTCondor. Several of stageout are a matter."""
+    """Count the nodes of the pool by version of stageout and of HTCondor. Warn about several versions of stageout."""
     ours: Counter[str] = Counter()
     for ad in machine.ads(_REPORTS):
         with suppress(BadPayload):
@@ -258,7 +258,9 @@ def _counted(counts: Counter[str]) -> str:
 
 @reports_as("matters")
 def matters_of_pool(machine: Machine) -> Iterator[Finding]:
-    """Check that nothing in the pool needs a person: the list of the web page, the metrics and the alerts."""
+    """Check that nothing in the pool needs an administrator, by the list that the web page, metrics and alerts
+    share.
+    """
     name, letters, nodes = "matters", Letters(), list[NodeFacts]()
     for ad in machine.ads(LETTERS_WANTED):
         with suppress(BadPayload):

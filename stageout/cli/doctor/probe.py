@@ -1,4 +1,4 @@
-"""A hand-off that is tried without a job: the plugin's side of it, with a file of a few bytes."""
+"""A trial hand-off without a job: the plugin's side of the protocol, with a file of a few bytes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _ACCEPT_S = 30.0
 
 
 def try_handoff(settings: Settings, schedd: str, plugin: str) -> str:
-    """Hand a file off up to the record, as a job of this schedd would.
+    """Hand off a file up to the record, as a job of this schedd would.
 
-    :return: why the manager does not take it, "" when it does. :raises OSError: the probe file cannot be made.
+    :return: the reason why the manager refuses; "" if it accepts. :raises OSError: the probe file cannot be made.
     """
     execute = settings.condor("EXECUTE")
     with tempfile.TemporaryDirectory(prefix="stageout-doctor-", dir=execute) as name:

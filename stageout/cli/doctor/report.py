@@ -1,4 +1,4 @@
-"""The run of the checks of a role, and the output of their findings."""
+"""Run the checks of a role and print their findings."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ exit status: 0 no check failed (warnings are allowed), 1 at least one failed"""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what this command takes."""
+    """Add the arguments of this command."""
     command.add_argument(
         "--role",
         choices=("ap", "ep", "pilot", "router"),
@@ -77,7 +77,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check this machine; 0 without a failed check."""
+    """Check this machine. Return 0 if no check failed."""
     from stageout.cli.doctor.machine import RouterMachine, ThisMachine
 
     roles = [Role(word) for word in options.role or ()]
@@ -97,11 +97,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def roles_of(machine: Machine) -> list[Role]:
-    """Return the roles of this machine, by DAEMON_LIST.
+    """Return the roles of this machine, from DAEMON_LIST.
 
     An execute point whose EXECUTE belongs to an ordinary user is a pilot.
 
-    :raises CommandError: neither a schedd nor a startd nor a router.
+    :raises CommandError: the machine runs no schedd, no startd and no router.
     """
     daemons = {word.upper() for word in words(machine.settings.condor("DAEMON_LIST"))}
     roles = [Role.AP] if "SCHEDD" in daemons else []
@@ -127,7 +127,7 @@ def _is_pilot(machine: Machine) -> bool:
 
 
 def examine(machine: Machine, roles: Iterable[Role]) -> list[Finding]:
-    """Run all checks of the roles, each check once."""
+    """Run all checks of the roles, each one once."""
     return run_checks(dict.fromkeys(check for role in roles for check in CHECKS[role]), machine)
 
 
@@ -137,7 +137,7 @@ def run_checks(checks: Iterable[Check], machine: Machine) -> list[Finding]:
 
 
 def _examine_one(check: Check, machine: Machine) -> list[Finding]:
-    """Return the findings of a check, with one at least for each of its names."""
+    """Return the findings of a check, at least one for each of its names."""
     found: list[Finding] = []
     problem = None
     try:

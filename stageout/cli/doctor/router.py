@@ -18,10 +18,10 @@ from stageout.overlay.wire.route import BadRoute, address
 _NEIGHBOURS, _TERMINALS = "STAGEOUT_ROUTER_NEIGHBOURS", "STAGEOUT_ROUTER_TERMINALS"
 _LESSOR = "STAGEOUT_ROUTER_EGRESS_LEASES"
 _OTHERS = (_NEIGHBOURS, _TERMINALS, _LESSOR)
-#: Among the neighbours: whoever is found through the collector.
+#: The neighbour name that stands for routers found through the collector.
 _FOUND = "collector"
 _AT_ONCE = 8
-#: A greeting is refused when clocks are ten minutes apart.
+#: Routers refuse a handshake when their clocks differ by ten minutes.
 _CLOCKS_S = 60
 _SET = "set the wrong one (NTP)"
 _REACH = "is the router there up, and its port open to this machine? Until then what is for it waits here"
@@ -34,7 +34,7 @@ _CREDENTIALS = "STAGEOUT_ROUTER_EGRESS_CREDENTIALS"
 
 
 def egress(machine: Machine) -> Iterator[Finding]:
-    """Check that every URL of STAGEOUT_ROUTER_EGRESS has a plugin with all that it needs."""
+    """Check that every URL of STAGEOUT_ROUTER_EGRESS has a plugin that supports it."""
     try:
         targets = read_targets(machine.settings.text("STAGEOUT_ROUTER_EGRESS"))
         lessor = machine.settings.text(_LESSOR)
@@ -78,7 +78,9 @@ def _target(machine: Machine, target: Target, owners: dict[str, str]) -> Iterato
 
 @reports_as("checksums")
 def sums(machine: Machine) -> Iterator[Finding]:
-    """Check that the packages for fast digests are installed: all senders lack what their router lacks."""
+    """Check that the packages for fast digests are installed: senders can use only the digests that their router
+    has.
+    """
     del machine
     lacking = sorted({"crc32c", "xxh3-32"} - set(frames.checksums()))
     if lacking:
@@ -90,14 +92,14 @@ def sums(machine: Machine) -> Iterator[Finding]:
 
 @reports_as("router-others")
 def others(machine: Machine) -> Iterator[Finding]:
-    """Check that the neighbours of this router answer, accept its key and have its time."""
+    """Check that the neighbours of this router answer, accept its key, and agree with its clock."""
     setting = machine.settings.text
-    terminals = (word.partition("=")[0] for word in setting(_TERMINALS).split())  # there commas are between keys
+    terminals = (word.partition("=")[0] for word in setting(_TERMINALS).split())  # there commas separate keys
     named = {*terminals, *words(setting(_NEIGHBOURS)), *words(setting(_LESSOR))} - {_FOUND}
     if not named:
         yield ok("router-others", "it connects to no router that its settings name")
         return
-    with ThreadPoolExecutor(_AT_ONCE) as threads:  # one that is away costs its whole time
+    with ThreadPoolExecutor(_AT_ONCE) as threads:  # an unreachable one uses up its whole time limit
         yield from threads.map(lambda place: _other(machine, place, setting("STAGEOUT_ROUTER_KEY")), sorted(named))
 
 
@@ -115,6 +117,6 @@ def _other(machine: Machine, place: str, key: str) -> Finding:
     return ok("router-others", f"{place} takes the key in {key}")
 
 
-#: Of a router with HTCondor or without.
+#: Checks of a router, with or without HTCondor.
 WHEREVER = (sums, others, egress, router_plugin_rest)
 ROUTER = (config.router_daemon, *WHEREVER)

@@ -1,4 +1,4 @@
-"""Checks of who is believed: are reports, notices and orders signed, by whom, and what was refused. Pure."""
+"""Checks of signatures on reports, notices and orders: which keys sign them, and what was refused. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SAME_VERSION = "install the same version of stageout everywhere"
 
 @reports_as("trust")
 def reports(machine: Machine) -> Iterator[Finding]:
-    """Check that each manager's reports are signed by the one key of its name."""
+    """Check that one key signs all reports of each manager."""
     name, ads = "trust", machine.ads(REPORTS)
     if not ads:
         yield unchecked(name, "no manager reports yet")
@@ -66,7 +66,7 @@ def _disputed(good: list[Report]) -> Iterator[Finding]:
 
 @reports_as("refused-reports")
 def refused_by_agent(machine: Machine) -> Iterator[Finding]:
-    """Check the reports that the agents did not believe."""
+    """Check the reports that the agents rejected."""
     found = [(ad.text("Name"), text) for ad in machine.ads(f'MyType == "{AGENT_AD}"') for text in _refused_of(ad)]
     yield from _refusals("refused-reports", found, "ScheddAgentLog (report-refused) names all")
 
@@ -106,7 +106,7 @@ def _texts(notice: AgentNotice, name: str) -> list[str]:
 
 @reports_as("agent-keys", "refused-orders")
 def refused_by_manager(machine: Machine) -> Iterator[Finding]:
-    """Check the agents whose orders this node's manager obeys, and the orders that it refused."""
+    """Check the agents whose orders this node's manager applies, and the orders that it refused."""
     try:
         said = machine.manager_answer()
     except OSError:
