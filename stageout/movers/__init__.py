@@ -1,1 +1,1 @@
-"""Running of transfer plugins, as condor_starter runs them, by daemons that have files to deliver."""
+"""Execution of transfer plugins as condor_starter runs them, for daemons that deliver files."""

@@ -1,12 +1,13 @@
 """Start and end of one plugin: a process of its own between the manager and the plugin's program.
 
 Run as ``python -I -S launch.py MANAGER_PID UID GID GROUPS NICENESS NOTE DIRECTORY PROGRAM ARGUMENTS...``. Its child
-becomes the job's user and turns into the plugin. It stays, as the parent of all that the plugin leaves behind
-(prctl(2), PR_SET_CHILD_SUBREAPER), whatever sessions and environments those have, and kills them when the plugin has
-ended; those that do not end it names in the descriptor NOTE (-1: nowhere). Then it ends as the plugin did. SIGTERM is
-passed on; what has not ended two seconds later is killed. The kernel kills it with the manager, and the plugin with it.
-Forking and changing the user inside the manager, which has several threads, would not be safe. It must start fast: it
-imports nothing of the product, and little else.
+switches to the job's user and executes the plugin. The process itself stays as the parent of all processes that the
+plugin leaves behind (prctl(2), PR_SET_CHILD_SUBREAPER), in any session. It kills them when the plugin has ended, and
+writes those that survive into the descriptor NOTE (-1: nowhere). Then it exits with the plugin's status. It passes
+SIGTERM on, and kills the plugin two seconds later. If the manager dies, the kernel kills this process and the plugin.
+
+Forking and changing the user inside the manager, which has several threads, would not be safe. The start must be fast,
+so this file imports nothing of the product, and little else.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _TERM_GRACE_S = 2.0
 _REST_S = 5.0
 _AGAIN_S = 0.02
 _DAY_S = 86400.0
-#: A pipe that nobody reads yet takes their names at once.
+#: The pipe's buffer holds this many process ids before the reader reads.
 _MOST_NAMED = 100
 
 
 def main(argv: list[str]) -> int:
-    """Run the plugin. Returns its status; dies of the signal that it died of."""
+    """Run the plugin. Return its status, or die of the same signal."""
     manager_pid, uid = int(argv[0]), int(argv[1])
     try:
         os.nice(int(argv[4]))
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> int:
         if not _dies_with(manager_pid):
             return CANNOT_START
         own_pid = os.getpid()
-        _signal.pthread_sigmask(_signal.SIG_BLOCK, _WAITED)  # from here on a SIGTERM is the plugin's, too
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, _WAITED)  # from here on a SIGTERM also goes to the plugin
         plugin = os.fork()
     except OSError as problem:
         return _cannot(problem)
@@ -65,13 +66,13 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _dies_with(parent: int) -> bool:
-    """Let the kernel kill this process with its parent from now on. Return False when the parent has already died."""
+    """Ask the kernel to kill this process when its parent dies. Return False when the parent has already died."""
     _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
     return os.getppid() == parent
 
 
 def _become(parent: int, argv: list[str]) -> None:
-    """Turn into the plugin; returns only when the parent has died."""
+    """Execute the plugin. Return only when the parent has died."""
     uid, gid, note, directory, program = int(argv[1]), int(argv[2]), int(argv[5]), argv[6], argv[7:]
     os.setsid()
     if note >= 0:
@@ -82,22 +83,22 @@ def _become(parent: int, argv: list[str]) -> None:
         os.setuid(uid)
     os.umask(0o077)
     os.chdir(directory)
-    for number in (_SIGPIPE, _SIGXFSZ):  # Python ignores them, and what is ignored stays so in the plugin
+    for number in (_SIGPIPE, _SIGXFSZ):  # Python ignores them, and an ignored signal stays ignored in the plugin
         ctypes.CDLL(None).signal(number, None)
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _WAITED)
-    if _dies_with(parent):  # after the change of user: that would take the setting back
+    if _dies_with(parent):  # after the change of user, which would reset it
         os.execv(program[0], program)
 
 
 def _watch(plugin: int, note: int) -> int:
-    """Wait until the plugin has ended, and nothing of it runs any more. Returns its wait status.
+    """Wait until the plugin has ended, and all of its processes. Return its wait status.
 
-    :param note: descriptor for those that cannot be ended.
+    :param note: descriptor for the processes that cannot be ended.
     """
-    import signal  # while the plugin starts: it does not wait for that
+    import signal  # while the plugin starts, which does not wait for this
 
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (1, 2):  # the end of what the plugin prints is the plugin's end
+    for descriptor in (1, 2):  # end of file on the plugin's output shows its end
         os.dup2(nowhere, descriptor)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     kill_at_s, status = float("inf"), _reap(plugin)
@@ -115,7 +116,7 @@ def _watch(plugin: int, note: int) -> int:
 
 
 def _reap(plugin: int) -> int | None:
-    """Reap all that have ended. The plugin's wait status when it is among them, or nobody is left."""
+    """Reap all ended processes. Return the plugin's wait status if it is among them, or if nothing is left."""
     status = None
     try:
         while True:
@@ -129,7 +130,9 @@ def _reap(plugin: int) -> int | None:
 
 
 def _end_rest(note: int) -> None:
-    """Kill until there are no children: whose parent is killed becomes one. Processes that stay are logged."""
+    """Kill until there are no children. Children of a killed process become children of this one. Log those that
+    survive.
+    """
     until_s = time.monotonic() + _REST_S
     while True:
         try:
@@ -142,7 +145,7 @@ def _end_rest(note: int) -> None:
                 os.kill(pid, _SIGKILL)
             except OSError:
                 continue  # of another user
-        if time.monotonic() > until_s:  # of another user, or the disk keeps it
+        if time.monotonic() > until_s:  # it belongs to another user, or waits for a disk
             if note >= 0:
                 rest = " ".join(f"{pid}:{_facts(pid)[2]}" for pid in _children()[:_MOST_NAMED])
                 os.write(note, rest.encode() or b"unknown")
@@ -151,18 +154,18 @@ def _end_rest(note: int) -> None:
 
 
 def _children() -> list[int]:
-    """List the children of this process; none where /proc is missing or of another namespace (pid_namespaces(7))."""
+    """List the children of this process; empty if /proc is missing or of another namespace (pid_namespaces(7))."""
     return children_of(os.getpid()) if _facts("self")[0] == str(os.getpid()) else []
 
 
 def children_of(parent: int) -> list[int]:
-    """List the children of a process in /proc, without those that have ended and are only not reaped yet."""
+    """List the children of a process in /proc, except zombies."""
     facts = ((place.name, _facts(place.name)) for place in os.scandir("/proc") if place.name.isdigit())
     return [int(name) for name, (_, of, state) in facts if of == str(parent) and state not in "ZX"]
 
 
 def _facts(pid: int | str) -> tuple[str, str, str]:
-    """Read a process's number, its parent's and its state, as proc(5) has them; "" when it has ended."""
+    """Read a process's id, its parent's and its state (proc(5)); "" when it has ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             text = file.read()
@@ -173,7 +176,7 @@ def _facts(pid: int | str) -> tuple[str, str, str]:
 
 
 def _kill_group(leader: int, how: int) -> None:
-    """Kill the plugin with its group; before it has made one, itself: it is a child that is not reaped yet."""
+    """Kill the plugin's process group, and the plugin itself in case it has no group yet. It is not reaped yet."""
     for kill in (os.killpg, os.kill):
         try:
             kill(leader, how)
@@ -183,7 +186,7 @@ def _kill_group(leader: int, how: int) -> None:
 
 
 def _end_as(status: int) -> int:
-    """Die of the signal that a process of this wait status died of, without a core; else its exit status."""
+    """Die of the same signal as a process with this wait status, without a core; otherwise return its exit status."""
     import signal
 
     if os.WIFSIGNALED(status):

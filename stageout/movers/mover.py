@@ -1,8 +1,8 @@
-"""Movers: one plugin process per batch, as the job's user, in a directory of its own, bounded in time.
+"""Movers: one plugin process per batch, as the job's user, in a directory of its own, with a time limit.
 
-Any registered transfer plugin is run exactly as condor_starter runs it (protocols 1, 2 and 4), only later. A mover
-is killed with everything that it started, whatever session that is in (:mod:`stageout.movers.launch`); when the manager
-dies, the kernel kills the plugin before the manager can start again and send the same files.
+A mover runs any registered transfer plugin exactly as condor_starter does (protocols 1, 2 and 4), but later.
+:mod:`stageout.movers.launch` kills it with all its processes, in any session. When the manager dies, the kernel kills
+the plugin before the manager can restart and send the same files again.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from stageout.movers.scrub import Secrets
 from stageout.wire.handoff import OfferedCredential
 
 _LAUNCH = Path(launch.__file__)
-#: For ``launch.py`` to end the plugin, with 2 s for the plugin to do so itself, and all that this has started.
+#: Seconds for ``launch.py`` to end the plugin: 2 s for its own clean-up, and time for its other processes.
 _END_S = 10.0
-#: For what this process kills in its place to end.
+#: Seconds to wait for processes that were killed on the plugin's behalf.
 _REST_S = 10.0
-#: A batch of more files than these is busy computing for long: it leaves the processor to small ones, and to jobs.
+#: A batch of more files than this needs much CPU time. It runs with a lower priority than small ones, and than jobs.
 _FEW_FILES = 10
 _BULK_NICENESS = 5
 _OUTPUT_KEPT = 16384
@@ -58,7 +58,7 @@ _OUTLIVED = (
 )
 _OUTFILE_BASE = 19264  # as condor_starter reserves, so that a full disk cannot stop the report
 _OUTFILE_PER_FILE = 4096
-#: Of the results so much is read. An ad with the history of many attempts has some kB.
+#: Maximum number of bytes to read of each result. An ad with the history of many attempts has several kB.
 _READ_BASE = 64 * 1024
 _READ_PER_FILE = 16 * 1024
 _PASSED = frozenset(
@@ -72,7 +72,7 @@ _NOT_PASSED = frozenset({"STAGEOUT_SPOOL", "STAGEOUT_FAULTS"})
 
 @dataclass(frozen=True)
 class Equipment:
-    """The environment of a plugin's call, as the starter gives it.
+    """The environment of a plugin's call, as the starter provides it.
 
     :param credentials: content by file name. :param job_ad: attributes that the plugin may read.
     :param plugin_data: ``PluginData`` and ``METHOD_PluginData``.
@@ -88,9 +88,9 @@ class Batch:
     """One call of a plugin.
 
     :param directory: work directory to make, below ``movers/``. :param uid: the job's user; :param gid: its group.
-    :param settings: for the plugin's environment; what the administrator has set there goes before them.
-    :param passing_group: that may pass through the directories of the sources; -1: none beside the user's own.
-    :param fetches: the files come from their URLs. :param deletes: the files at their URLs are deleted; only for the
+    :param settings: for the plugin's environment; the administrator's values take precedence.
+    :param passing_group: group with access to the directories of the sources; -1: only the user's own.
+    :param fetches: download the files from their URLs. :param deletes: delete the files at their URLs; only for the
         methods of ``plugin.deletes``.
     """
 
@@ -108,10 +108,10 @@ class Batch:
 
 
 class Stopped(Exception):
-    """The mover was stopped by the manager.
+    """The manager stopped the mover.
 
-    :param delivered: by index in the batch, the files whose delivery, or custody elsewhere, the plugin had reported by
-        then; the others have not been judged.
+    :param delivered: by index in the batch, the files that the plugin had already reported as delivered or in custody;
+        the others have no result.
     """
 
     def __init__(self, delivered: Mapping[int, Gone] | None = None) -> None:
@@ -120,9 +120,9 @@ class Stopped(Exception):
 
 
 class StoppableMover:
-    """A place for one mover, which may be stopped before there is one.
+    """A mover that can be stopped before it starts.
 
-    :meth:`run` blocks and belongs into a thread; :meth:`stop` may come from any other.
+    :meth:`run` blocks and belongs into a thread; :meth:`stop` may be called from any other.
     """
 
     def __init__(self) -> None:
@@ -131,16 +131,17 @@ class StoppableMover:
         self._stopped = False
 
     def stop(self) -> None:
-        """Kill the plugin; one that has not been started is not started any more."""
+        """Kill the plugin. If it has not started, it will not start."""
         with self._lock:
             self._stopped = True
             if self._mover is not None:
                 self._mover.stop()
 
     def run(self, batch: Batch, may_begin: Callable[[], bool] = lambda: True) -> list[Answer]:
-        """Run the batch, as :meth:`Mover.run`. :param may_begin: asked at the last moment; False is as :meth:`stop`.
+        """Run the batch, as :meth:`Mover.run`. :param may_begin: called right before the start; False has the effect of
+        :meth:`stop`.
 
-        :raises Stopped: by :meth:`stop`, before or after it began. :raises OSError: the work directory could not be
+        :raises Stopped: by :meth:`stop`, before or after the start. :raises OSError: the work directory could not be
             made.
         """
         with self._lock:
@@ -151,7 +152,9 @@ class StoppableMover:
 
 
 class Mover:
-    """Execution of one batch. :meth:`run` blocks and belongs into a thread; :meth:`stop` may come from any other."""
+    """Execution of one batch. :meth:`run` blocks and belongs into a thread; :meth:`stop` may be called from any
+    other.
+    """
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -170,7 +173,7 @@ class Mover:
             os.write(self._wake_in, b"x")
 
     def run(self) -> list[Answer]:
-        """Run the plugin and return one answer per file, in their order. The work directory is gone afterwards.
+        """Run the plugin and return one answer per file, in their order. Remove the work directory.
 
         :raises Stopped: by :meth:`stop`. :raises OSError: the work directory could not be made.
         """
@@ -200,7 +203,7 @@ class Mover:
     def _prepare(self) -> None:
         """Make names for the files, in-file and out-file, and then give the directory to the user.
 
-        Symbolic links: a hard link would change the ctime, by which a change of the content is found.
+        Use symbolic links, because a hard link would change the ctime, which detects changes of the content.
         """
         home = self._batch.directory
         home.mkdir(mode=0o700)
@@ -214,7 +217,7 @@ class Mover:
         self._give_away(home)
 
     def _requests(self) -> str:
-        """Write the in-file. Data of the whole call goes before it (protocol 4) or into a request, as HTCondor does."""
+        """Write the in-file. Like HTCondor, put data of the whole call first (protocol 4) or into a request."""
         data = self._batch.equipment.plugin_data
         several = self._batch.plugin.protocol >= 4
         ads = [
@@ -229,7 +232,7 @@ class Mover:
         return "".join(map(unparse_ad, ads))
 
     def _equip(self, home: Path) -> None:
-        """Write credentials and job ad where :func:`plugin_environment` says that they are."""
+        """Write credentials and job ad at the paths in :func:`plugin_environment`."""
         given = self._batch.equipment
         tokens = home / _TOKENS
         if given.credentials:
@@ -267,7 +270,7 @@ class Mover:
         try:
             ending, _ = self._call(arguments, time.monotonic() + self._batch.lifetime_s)
         except Stopped:
-            # A plugin writes what it has verified as it goes on: that need not be sent again.
+            # A plugin writes each verified result immediately, so these files need not be sent again.
             answers = read_answers(self._sent(), self._read_outfile(), Ending(-signal.SIGKILL))
             raise Stopped(only_delivered([self._without_secrets(item) for item in answers])) from None
         return read_answers(self._sent(), self._read_outfile(), ending)
@@ -283,7 +286,7 @@ class Mover:
         return answers
 
     def _sent(self) -> list[SentFile]:
-        """Return the requests; sizes of what has been fetched are those of the files."""
+        """Return the requests. Downloads get the sizes of their files."""
         return [
             replace(item, name=name, size_bytes=self._size_bytes(name) if self._batch.fetches else item.size_bytes)
             for item, name in zip(self._batch.files, self._names)
@@ -296,7 +299,7 @@ class Mover:
             return 0
 
     def _kept(self, answer: Answer, item: SentFile, name: str) -> Answer:
-        """Move a fetched file out of the work directory, if it is one."""
+        """Move a fetched file out of the work directory, if it is a regular file."""
         fetched = self._batch.directory / name
         if not isinstance(answer, Delivered):
             return answer
@@ -328,13 +331,15 @@ class Mover:
         return Ending(status, 0.0 if in_time else self._batch.lifetime_s), output.text
 
     def _tell_rest(self, note: int) -> None:
-        """Log what the plugin has started and ``launch.py`` could not end."""
+        """Log the plugin's processes that ``launch.py`` could not end."""
         rest = os.read(note, _OUTPUT_KEPT).decode() if readable([note], 0) else ""
         if rest:
             log.error("plugin-kill-failed", plugin=self._batch.plugin.path, pids=rest, advice=_OUTLIVED)
 
     def _start(self, arguments: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
-        """Start the process, with a descriptor for what it could not end. :raises OSError: it cannot be started."""
+        """Start the process, with a descriptor for the processes that it could not end. :raises OSError: the start
+        failed.
+        """
         note, written = os.pipe()
         try:
             return self._popen(arguments, written), note
@@ -363,7 +368,7 @@ class Mover:
         )
 
     def _watch(self, process: subprocess.Popen[bytes], output: _Tail, deadline: float) -> bool:
-        """Wait for the plugin's end. False when it was still running at the deadline or when it is to be stopped."""
+        """Wait for the plugin's end. Return False if it still runs at the deadline or after :meth:`stop`."""
         assert process.stdout is not None
         with _exit_descriptor(process.pid) as exit_fd:
             watched = [process.stdout.fileno(), self._wake_out, *([exit_fd] if exit_fd >= 0 else [])]
@@ -379,10 +384,10 @@ class Mover:
         return True
 
     def _end(self, process: subprocess.Popen[bytes], in_time: bool) -> int:
-        """Leave nothing that the plugin has started; returns the exit status, negative for a signal."""
+        """End all processes of the plugin. Return the exit status, negative for a signal."""
         if not in_time:
             with contextlib.suppress(PermissionError):
-                os.kill(process.pid, signal.SIGTERM)  # not reaped yet: the number is still its own
+                os.kill(process.pid, signal.SIGTERM)  # not reaped yet, so its process id is still valid
             until_s = time.monotonic() + _END_S
             while not _has_ended(process.pid) and time.monotonic() < until_s:
                 time.sleep(0.02)
@@ -390,14 +395,15 @@ class Mover:
                 self._end_for(process.pid)
             process.kill()
         status = process.wait()
-        if status < 0:  # it, or the plugin, was killed: if it was it, nobody has looked after the rest
+        if status < 0:  # it or the plugin was killed; if it was killed, other processes may remain
             kill_all(self._batch.directory)
         return status
 
     def _end_for(self, launcher: int) -> None:
-        """End the processes that ``launch.py`` should have ended, which gets no time to run. Nobody knows them later.
+        """End the processes that ``launch.py`` should have ended, which gets no time to do so. Later they cannot be
+        identified.
 
-        It is halted before: then it reaps none of them, and their numbers stay theirs.
+        Halt it first: then it reaps none of them, and their process ids stay valid.
         """
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(launcher, signal.SIGSTOP)
@@ -411,7 +417,7 @@ class Mover:
             log.error("plugin-kill-failed", plugin=self._batch.plugin.path, pids=rest, advice=_OUTLIVED)
 
     def _read_outfile(self) -> str:
-        """Read the plugin's output file. The directory is the user's, so only a plain file of the user is read."""
+        """Read the plugin's output file. The user owns the directory, so read only a regular file of this user."""
         try:
             handle = os.open(self._outfile, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
@@ -433,7 +439,7 @@ class _Tail:
         self._data = b""
 
     def read(self, descriptor: int) -> bool:
-        """Take what is there; False at the end."""
+        """Read the available bytes; return False at the end."""
         part = os.read(descriptor, 65536)
         self._data = (self._data + part)[-_OUTPUT_KEPT:]
         return bool(part)
@@ -445,7 +451,7 @@ class _Tail:
 
 @contextlib.contextmanager
 def _exit_descriptor(pid: int) -> Iterator[int]:
-    """Open a descriptor that becomes readable when the process ends; -1 where the kernel has none."""
+    """Open a descriptor that becomes readable when the process ends; -1 if the kernel has none."""
     try:
         descriptor = os.pidfd_open(pid)
     except (OSError, AttributeError):
@@ -463,15 +469,15 @@ def _has_ended(pid: int) -> bool:
 
 
 def _of_the_owners(answer: Answer, item: SentFile, name: str) -> Answer:
-    """Replace a file's spool name in a plugin's message by the name that its job gave it."""
+    """Replace a file's spool name in a plugin's message by the job's name for the file."""
     if name == item.name or not isinstance(answer, Failure):
         return answer
-    whole = rf"(?<![\w.]){re.escape(name)}(?![\w.])"  # not within an address
+    whole = rf"(?<![\w.]){re.escape(name)}(?![\w.])"  # but not inside a URL
     return replace(answer, message=re.sub(whole, lambda _: item.name, answer.message))
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Choose local names for the files of a batch: their own if harmless and unique, else with a number before."""
+    """Choose local names for the files of a batch: their own if safe and unique, otherwise with a number in front."""
     used: set[str] = set()
     chosen = []
     for index, name in enumerate(names):
@@ -486,12 +492,12 @@ def unique_names(names: Sequence[str]) -> list[str]:
 
 
 def _beginning(name: str) -> str:
-    """Cut a name that is too long with a number before it: filesystems count bytes."""
+    """Shorten a name that is too long with a number in front. File systems limit the bytes of a name."""
     return os.fsencode(name)[:100].decode("utf-8", "ignore")
 
 
 def plugin_environment(ours: Mapping[str, str], batch: Batch) -> dict[str, str]:
-    """Select the environment of a plugin: paths, proxies, certificates and STAGEOUT settings of the manager's own."""
+    """Select the environment of a plugin: paths, proxies, certificates and the manager's own STAGEOUT settings."""
     kept = {
         name: value
         for name, value in ours.items()
@@ -521,7 +527,7 @@ def plugin_environment(ours: Mapping[str, str], batch: Batch) -> dict[str, str]:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a work directory, whatever its user has made of it: credentials were in it."""
+    """Remove a work directory in any state that its user may have left, because it contained credentials."""
     try:
         trees.remove(directory.parent, directory.name)
     except OSError as problem:
@@ -537,11 +543,11 @@ def group_list(uid: int, gid: int) -> list[int]:
 
 
 def end_leftovers(movers: Path, timeout_s: float = 10.0) -> int:
-    """Kill what plugins of an earlier manager left running, and remove their directories. Returns how many there were.
+    """Kill the processes that plugins of an earlier manager left, and remove their directories. Return their number.
 
-    The kernel kills a plugin together with the manager; its own children may have survived.
+    The kernel kills a plugin together with the manager, but the plugin's children may survive.
 
-    :param timeout_s: for their end. :raises OSError: some do not end, or a directory cannot be removed.
+    :param timeout_s: seconds to wait for their end. :raises OSError: some do not end, or a directory cannot be removed.
     """
     killed = set()
     deadline = time.monotonic() + timeout_s
@@ -559,7 +565,7 @@ def end_leftovers(movers: Path, timeout_s: float = 10.0) -> int:
 
 
 def kill_all(directory: Path) -> int:
-    """Kill what the plugin of a batch, known by its work directory, has running. Returns how many processes."""
+    """Kill all processes of the plugin of a batch, identified by its work directory. Return their number."""
     found = list(_marked(directory.parent, directory.name))
     for pid in found:
         with contextlib.suppress(ProcessLookupError, PermissionError):

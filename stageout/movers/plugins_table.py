@@ -1,4 +1,4 @@
-"""The table of transfer plugins, made as HTCondor makes it: from FILETRANSFER_PLUGINS, each asked with ``-classad``."""
+"""The table of transfer plugins, built as HTCondor does: from FILETRANSFER_PLUGINS and each plugin's ``-classad``."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _LAUNCH = Path(__file__).with_name("launch.py")
 class Plugin:
     """One registered plugin.
 
-    :param protocol: 1, 2 or 4: how it is called. :param verifies: it says what the destination has confirmed.
-    :param batch_files: files that it prefers to get in one call, 0 without a preference.
-    :param several: it heeds STAGEOUT_CONCURRENCY.
-    :param multi_stream_methods: methods whose uploads heed STAGEOUT_PARALLELISM.
+    :param protocol: 1, 2 or 4, the form of its calls. :param verifies: it reports what the destination confirmed.
+    :param batch_files: preferred number of files in one call, 0 without a preference.
+    :param several: it supports STAGEOUT_CONCURRENCY.
+    :param multi_stream_methods: methods whose uploads support STAGEOUT_PARALLELISM.
     :param deletes: methods for which it deletes files.
     """
 
@@ -46,8 +46,8 @@ class Plugin:
 class PluginsTable:
     """The plugin for each URL scheme. Call :meth:`load` before use, and again on a reconfiguration.
 
-    :param asks_as_itself: plugins are asked by the user of this process, who also runs them; else, below root, by one
-        without rights.
+    :param asks_as_itself: query plugins as the user of this process, who also runs them; else, below root, as an
+        unprivileged user.
     """
 
     def __init__(self, asks_as_itself: bool = False) -> None:
@@ -58,7 +58,7 @@ class PluginsTable:
         self._by_method: dict[str, Plugin] = {}
 
     def load(self, paths: Sequence[str]) -> None:
-        """Ask the plugins of FILETRANSFER_PLUGINS; those that have not changed since are not asked again. Blocks."""
+        """Query the plugins of FILETRANSFER_PLUGINS, except those that have not changed since the last call. Blocks."""
         by_path: dict[str, Plugin] = {}
         by_method: dict[str, Plugin] = {}
         for path in paths:
@@ -69,23 +69,23 @@ class PluginsTable:
         self._by_path, self._by_method = by_path, by_method
 
     def registered(self, path: str) -> Plugin | None:
-        """Return the registered plugin at this path, None when the administrator has not named it."""
+        """Return the registered plugin at this path, None when the administrator has not listed it."""
         return self._by_path.get(path) or self._by_path.get(os.path.realpath(path))
 
     def find(self, path: str, scheme: str) -> Plugin | None:
-        """Find the plugin for a scheme: the starter's choice, at ``path``, while it is registered, else the table's."""
+        """Find the plugin for a scheme: the starter's choice at ``path`` if it is registered, otherwise the table's."""
         method = method_of(scheme)
         first = self.registered(path)
         return first if first is not None and method in first.methods else self._by_method.get(method)
 
     def batch_files(self, path: str, scheme: str) -> int:
-        """Return how many files the plugin for a scheme wants in one call, 0 when it does not mind."""
+        """Return the preferred number of files in one call for a scheme, 0 without a preference."""
         plugin = self.find(path, scheme)
         return plugin.batch_files if plugin is not None else 0
 
     @property
     def plugins(self) -> Iterable[Plugin]:
-        """All that work."""
+        """Return all working plugins."""
         return set(self._by_path.values())
 
     def _ask_once(self, path: str) -> Plugin | None:
@@ -104,9 +104,9 @@ class PluginsTable:
 
 
 def ask(path: str, as_itself: bool = False) -> Plugin | None:
-    """Run a plugin with ``-classad``; None, and a line in the log, when it gives no methods. Blocks up to 20 s.
+    """Run a plugin with ``-classad``. Return None, and log a line, if it reports no methods. Blocks up to 20 s.
 
-    :param as_itself: by this process's user.
+    :param as_itself: run it as this process's user.
     """
     try:
         return read_abilities(path, printed(path, as_itself))
@@ -121,10 +121,10 @@ def printed(
     environment: Mapping[str, str] = os.environ,
     arguments: Sequence[str] = ("-classad",),
 ) -> str:
-    """Return the answer that a plugin prints for ``-classad``. Blocks up to 20 s.
+    """Return the plugin's output for ``-classad``. Blocks up to 20 s.
 
-    :param as_itself: by this process's user. :param environment: its own, but for HTCondor's variables.
-    :param arguments: other ones for the plugin.
+    :param as_itself: run it as this process's user. :param environment: its environment, except HTCondor's variables.
+    :param arguments: other arguments for the plugin.
     :raises OSError: it cannot be started. :raises subprocess.TimeoutExpired: it does not end.
     """
     uid, gid = (os.geteuid(), os.getegid()) if as_itself else _unprivileged()
@@ -145,7 +145,7 @@ def printed(
 
 
 def read_abilities(path: str, output: str) -> Plugin | None:
-    """Read a plugin's ``-classad`` output as HTCondor does."""
+    """Parse a plugin's ``-classad`` output as HTCondor does."""
     ad = parse_old(output)
     methods = _names(ad.text("SupportedMethods"))
     if not methods:
@@ -167,7 +167,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _unprivileged() -> tuple[int, int]:
-    """Return the account of queries: condor below a root manager, as in the startd, or nobody without it."""
+    """Return the account for queries: condor below a root manager, as in the startd, or nobody if it is missing."""
     if os.geteuid() != 0:
         return os.geteuid(), os.getegid()
     for name in ("condor", "nobody"):

@@ -1,7 +1,7 @@
-"""From a plugin's result ads and its end to one answer per file. Pure.
+"""Convert a plugin's result ads and exit status to one answer per file. Pure.
 
-The exit status decides, as in HTCondor; but a file whose ad says what the destination confirmed counts even when
-another file of the same call failed. A file without an ad has failed.
+The exit status decides, as in HTCondor. But a file counts as delivered if its ad has the destination's confirmation,
+even when another file of the same call failed. A file without an ad has failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CUSTODY = "custody"
 """What stands for a file's verification while only a custodian has it."""
 _MESSAGE_CHARS = 500
 _ROUTE_CHARS = 300
-#: Greater numbers are neither times nor durations.
+#: Numbers above this are neither times nor durations.
 _MOST_COUNT = 1 << 40
 
 
@@ -31,9 +31,9 @@ _MOST_COUNT = 1 << 40
 class Failure:
     """A failed attempt of one file.
 
-    :param message: for the owner, the plugin's own words. :param retry_after_s: what the server asked for.
-    :param at_once: nothing speaks against another attempt without a wait.
-    :param of_node: the node or its plugin failed, which the class alone does not say.
+    :param message: the plugin's own message, for the owner. :param retry_after_s: delay that the server asked for.
+    :param at_once: a retry without delay is reasonable.
+    :param of_node: the node or its plugin failed, which the class alone does not show.
     """
 
     kind: ErrorClass
@@ -44,7 +44,7 @@ class Failure:
 
     @property
     def blames_destination(self) -> bool:
-        """True where a plugin ran and its failure is the server's, or the server was not reached."""
+        """Tell whether a plugin ran and its failure is the server's, or the server was unreachable."""
         return not self.of_node and self.kind not in OF_NODE
 
 
@@ -52,10 +52,10 @@ class Failure:
 class SentFile:
     """One file of a batch.
 
-    :param source: in the spool; of a batch that fetches: where the file is put, on the filesystem of the batch's
-        directory. :param name: as the job called it (base name); in a plugin's answer: of the local file, unique in the
-        batch. :param size_bytes: of what is sent.
-    :param deposit: that it may be given to a custodian as; None: to none.
+    :param source: path in the spool; for a download the path of the new file, on the filesystem of the batch's
+        directory. :param name: the job's base name of the file; in a plugin's answer: the local file's, unique in the
+        batch. :param size_bytes: bytes to send.
+    :param deposit: allows a custodian to accept it; None: no custodian.
     """
 
     source: Path
@@ -70,7 +70,7 @@ class Ending:
     """The end of a plugin's process.
 
     :param status: exit status, negative for a signal, None when it could not be started.
-    :param lifetime_s: its limit, if it was stopped there; else 0. :param text: why it could not be started.
+    :param lifetime_s: its time limit, if that stopped it; else 0. :param text: why it could not be started.
     """
 
     status: int | None
@@ -80,10 +80,11 @@ class Ending:
 
 @dataclass(frozen=True)
 class TransferFacts:
-    """Figures of one transfer, as its plugin reports them; 0 and "" where it does not.
+    """Figures of one transfer, as its plugin reports them; 0 and "" for unreported ones.
 
-    :param began_at: wall clock, seconds, of the first byte; :param ended_at: likewise of the last.
-    :param transfer_ms: duration of the transfer of the data. :param streams: connections that it used.
+    :param began_at: wall clock time of the first byte, seconds. :param ended_at: wall clock time of the last byte,
+        seconds.
+    :param transfer_ms: duration of the data transfer. :param streams: number of connections.
     :param route: routers of the overlay, with the bytes that each has carried.
     """
 
@@ -101,7 +102,7 @@ NO_FACTS = TransferFacts()
 class Delivered:
     """The destination has the file.
 
-    :param verified: what it confirmed, or :data:`PLUGINS_WORD`. :param digest: ``name:value`` pairs, or "".
+    :param verified: its confirmation, or :data:`PLUGINS_WORD`. :param digest: ``name:value`` pairs, or "".
     """
 
     verified: str
@@ -111,9 +112,9 @@ class Delivered:
 
 @dataclass(frozen=True)
 class InCustody:
-    """A custodian of the overlay has the file, and nobody knows yet whether it will arrive.
+    """A custodian of the overlay has the file, and its delivery is not certain yet.
 
-    :param receipt: to ask it with (:mod:`stageout.wire.deposits`).
+    :param receipt: for queries to the custodian (:mod:`stageout.wire.deposits`).
     """
 
     receipt: str
@@ -123,7 +124,7 @@ Answer = Union[Delivered, InCustody, Failure]
 
 
 def read_answers(sent: Sequence[SentFile], output: str, ending: Ending) -> list[Answer]:
-    """Read one answer per file of a call with protocol 2 or 4, in the order of ``sent``.
+    """Parse one answer per file of a call with protocol 2 or 4, in the order of ``sent``.
 
     :param output: content of the out-file.
     """
@@ -139,12 +140,12 @@ Gone = Union[Delivered, InCustody]
 
 
 def only_delivered(answers: Sequence[Answer]) -> dict[int, Gone]:
-    """Return the answers that leave nothing to do here, by their index."""
+    """Return the answers that need no further action, by their index."""
     return {index: answer for index, answer in enumerate(answers) if isinstance(answer, (Delivered, InCustody))}
 
 
 def read_single(item: SentFile, stdout: str, ending: Ending) -> Answer:
-    """Read the answer of a call with protocol 1, whose stdout is one ad in the old syntax, or nothing."""
+    """Parse the answer of a call with protocol 1, whose stdout is one ad in the old syntax, or nothing."""
     try:
         return _single(item, parse_old(stdout), ending)
     except Exception as problem:
@@ -164,7 +165,7 @@ def _single(item: SentFile, ad: ClassAd, ending: Ending) -> Answer:
 
 def _good_ads(output: str) -> list[ClassAd]:
     ads: list[ClassAd] = []
-    with contextlib.suppress(ClassAdSyntaxError):  # what was read before the broken ad counts, as in HTCondor
+    with contextlib.suppress(ClassAdSyntaxError):  # ads before the damaged one count, as in HTCondor
         ads.extend(ad for ad in parse_ads(output) if ad)
     return ads
 
@@ -229,12 +230,12 @@ def _custody(item: SentFile, text: str, told: Sequence[int]) -> Answer:
 
 
 def _unproven(message: str) -> Failure:
-    """Return the failure of a file for which the plugin has not proved anything. The destination may have it."""
+    """Return the failure of a file without confirmation from the plugin. The destination may have it."""
     return Failure(ErrorClass.NOT_VERIFIED, message, of_node=True)
 
 
 def _facts(ad: ClassAd, developer: ClassAd) -> TransferFacts:
-    """Return the figures of a transfer. Numbers out of their range count as not reported."""
+    """Return the figures of a transfer. Numbers out of range count as not reported."""
     began_at, ended_at = (_count(ad, name) for name in ("TransferStartTime", "TransferEndTime"))
     seconds = _seconds(developer.get("StageOutSeconds")) or _seconds(ad.get("ConnectionTimeSeconds"))
     seconds = seconds or max(0, ended_at - began_at)
@@ -277,7 +278,7 @@ def _failure(ad: ClassAd, ending: Ending) -> Failure:
 
 
 def _unreadable(problem: Exception) -> Failure:
-    """Return the failure for results whose reading has an error: it counts as an attempt, so that it ends."""
+    """Return the failure for results that cannot be parsed. It counts as an attempt, so that retries end."""
     text = f"the plugin's result cannot be read: {problem!r}"
     return Failure(ErrorClass.PLUGIN_BROKEN, _one_line(text))
 

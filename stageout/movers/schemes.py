@@ -1,20 +1,20 @@
-"""Parts of URLs that say which plugin moves them, and who is down when it is down; URLs for people. Pure."""
+"""Parts of URLs: the method that selects a plugin, the server that may be down, and URLs for people. Pure."""
 
 from __future__ import annotations
 
 from stageout.wire.owner_requests import redirect_problem
 
-#: Reports repeat the fallback of each job.
+#: Limited because reports repeat the fallback of each job.
 _FALLBACK_CHARS = 1000
 _USUAL_PORTS = {"http": 80, "https": 443, "ftp": 21}
 
 
-#: The meaning of a ``file`` URL, for people. Its path looks like one of the access point.
+#: The meaning of a ``file`` URL, for people. Its path may look like a path of the access point.
 NODE_PATH = "a file URL names a path of the node that runs the job"
 
 
 def method_of(scheme: str) -> str:
-    """Return the part of a scheme that selects a plugin: behind the last ``+``, ``-`` or ``.``."""
+    """Return the part of a scheme that selects a plugin: after the last ``+``, ``-`` or ``.``."""
     for mark in "+-.":
         scheme = scheme.rpartition(mark)[2]
     return scheme.lower()
@@ -43,7 +43,7 @@ def userinfo(url: str) -> str:
 
 
 def fallback_problem(url: str) -> str:
-    """Return why this URL cannot be a job's fallback; "" when it can."""
+    """Return why this URL cannot be a job's fallback; "" if it can."""
     if len(url) > _FALLBACK_CHARS:
         return f"StageOutFallback has more than {_FALLBACK_CHARS} characters"
     problem = redirect_problem(url)
@@ -51,12 +51,12 @@ def fallback_problem(url: str) -> str:
 
 
 def credential_of(url: str) -> str:
-    """Name the token that a URL asks for, as in ``service.handle+https``, in its own case; "" for none."""
+    """Return the name of the token in a URL, as in ``service.handle+https``, in its own case; "" for none."""
     return url.partition("://")[0].rpartition("+")[0].replace(".", "_")
 
 
 def comparable_url(url: str) -> str:
-    """Return the same text for URLs that certainly name the same file: only scheme, token, case and port may differ."""
+    """Return a normal form. Equal forms certainly name the same file; scheme, token, case and port may differ."""
     scheme, mark, rest = url.partition("://")
     method, authority = method_of(scheme), _authority(url)
     user, at, host = authority.rpartition("@")

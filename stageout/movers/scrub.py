@@ -1,4 +1,4 @@
-"""No word of a credential leaves in what a plugin says or prints."""
+"""Removal of credentials from a plugin's messages and output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WORD = re.compile(r"[^\s\"',;:{}\[\]]+")
 class Secrets:
     """Filter that removes credentials from texts, and user information from URLs.
 
-    :param contents: of credentials. :param urls: perhaps with ``USER:PASSWORD@``.
+    :param contents: contents of credentials. :param urls: URLs that may contain ``USER:PASSWORD@``.
     """
 
     def __init__(self, contents: Iterable[bytes], urls: Iterable[str] = ()) -> None:
@@ -22,7 +22,7 @@ class Secrets:
         self._before_hosts = sorted({userinfo(url) for url in urls} - {""}, key=len, reverse=True)
         for content in contents:
             words.update(_WORD.findall(content.decode("utf-8", "replace")))
-        # The longest first: a token may stand in another one.
+        # The longest first, because a token may be part of another one.
         self._words = sorted((word for word in words if len(word) >= _LEAST_SECRET_CHARS), key=len, reverse=True)
 
     def scrub(self, text: str) -> str:

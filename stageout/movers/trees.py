@@ -14,13 +14,13 @@ from stageout.core import durable
 
 _ROUNDS = 100_000
 _AT_ONCE = 10_000
-#: Begins the names of inner directories while their tree is removed.
+#: Prefix for the names of inner directories while their tree is removed.
 MOVED = ".stray-"
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """Open a directory; a symbolic link in its place is an error."""
+    """Open a directory. Fail for a symbolic link."""
     descriptor = durable.disk.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield descriptor
@@ -29,16 +29,16 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def names(directory: int, most: int | None = None) -> list[str]:
-    """List names in an opened directory, ``most`` of them at most."""
+    """List at most ``most`` names in an open directory."""
     with durable.disk.scandir(directory) as entries:
         return [entry.name for entry in itertools.islice(entries, most)]
 
 
 def remove(parent: Path, name: str, most: int = _ROUNDS) -> None:
-    """Remove ``parent/name`` and all below it; nothing there is no error.
+    """Remove ``parent/name`` and everything below it. A missing name is no error.
 
-    Works without recursion and follows no link, however deep or odd the tree: each inner directory is moved to the top
-    and emptied there, after its user was shut out.
+    Work without recursion and follow no links, for any depth and shape of the tree: move each inner directory to the
+    top and empty it there, after removing its user's access.
 
     :param most: directories in it. :raises OSError: something cannot be removed.
     """
@@ -52,7 +52,7 @@ def remove(parent: Path, name: str, most: int = _ROUNDS) -> None:
 
 
 def _empty(top: int, name: str) -> list[str]:
-    """Remove one file or directory of ``top``; directories in it are moved up to ``top``, their new names returned."""
+    """Remove one file or directory of ``top``. Move directories inside it up to ``top`` and return their new names."""
     try:
         found = durable.disk.stat(name, dir_fd=top, follow_symlinks=False)
     except FileNotFoundError:
@@ -65,7 +65,7 @@ def _empty(top: int, name: str) -> list[str]:
     descriptor = durable.disk.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
     try:
         if os.geteuid() == 0:
-            # Shuts its user out, a process of his that stands in the directory included.
+            # Remove the user's access, which also stops a process of the user inside the directory.
             durable.disk.fchown(descriptor, 0, 0)
             durable.disk.fchmod(descriptor, 0o700)
         while part := _some(descriptor):
@@ -83,12 +83,12 @@ def _empty(top: int, name: str) -> list[str]:
 
 
 def _some(directory: int) -> list[tuple[str, bool]]:
-    """Read the next entries of a directory, and which are directories. Memory is bounded, however many there are."""
+    """Read the next entries of a directory, and which are directories, in bounded memory for any number of entries."""
     with durable.disk.scandir(directory) as entries:
         return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in itertools.islice(entries, _AT_ONCE)]
 
 
 def _make_ours(name: str, parent: int) -> None:
-    """Allow ourselves to read and move a directory. Root may anyway; where all is one user nobody can play tricks."""
+    """Get permission to read and move a directory. Root has it anyway; for a single user there is nothing to defend."""
     if os.geteuid() != 0:
         durable.disk.chmod(name, 0o700, dir_fd=parent)

@@ -15,7 +15,7 @@ import sys
 
 from stageout.plugin.abilities import Abilities
 
-TYPE_CHECKING = False  # known to type checkers by its name; typing itself is not worth its import time here
+TYPE_CHECKING = False  # type checkers recognize this name; typing itself is too slow to import here
 if TYPE_CHECKING:
     from typing import NoReturn
 
@@ -23,11 +23,11 @@ __all__ = ["Abilities", "run"]
 
 
 def run(abilities: Abilities, protocol: str) -> NoReturn:
-    """Be the plugin: do what the command line says and end the process with the right status.
+    """Run the plugin: process the command line and end the process with the right status.
 
-    :param abilities: what ``-classad`` answers.
-    :param protocol: ``"module:Class"``, a TransferProtocol or BatchProtocol of :mod:`stageout.plugin.api`; loaded only
-        when a file has to be moved here and now (``"__main__:Class"`` for a class in the executable itself).
+    :param abilities: the answer to ``-classad``.
+    :param protocol: ``"module:Class"``, a TransferProtocol or BatchProtocol of :mod:`stageout.plugin.api`; imported
+        only when the plugin itself has to move a file (``"__main__:Class"`` for a class in the executable itself).
     """
     if sys.argv[1:] in (["-classad"], ["-classad", "-sources"]):
         from stageout.plugin.query import answer
@@ -39,10 +39,10 @@ def run(abilities: Abilities, protocol: str) -> NoReturn:
     else:
         import gc
 
-        gc.disable()  # it looks at all that is imported, over and over; a transfer enables it
+        gc.disable()  # the collector scans all imported objects repeatedly; a transfer enables it
         from stageout.plugin.session import main
 
         status = main(abilities, protocol, sys.argv)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # threads that hang in a transfer, and the interpreter's clean-up, must not hold the slot
+    os._exit(status)  # hanging threads of a transfer, and the interpreter's clean-up, must not hold the slot

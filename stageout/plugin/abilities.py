@@ -1,4 +1,4 @@
-"""The abilities that a plugin declares, in a module of its own: ``-classad`` loads nothing heavy (no dataclasses)."""
+"""The abilities of a plugin, in a module of their own: ``-classad`` must not import anything slow (no dataclasses)."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections.abc import Mapping
 
 
 class Abilities:
-    """The answer to ``-classad``. Kept apart from the protocol class so that the query imports nothing heavy.
+    """The answer to ``-classad``, separate from the protocol class so that the query imports nothing slow.
 
     :param methods: URL schemes, letters and digits only (HTCondor cuts a scheme at its last ``+``, ``-`` or ``.``).
         Empty: any (the front ends of other plugins).
-    :param version: of the plugin, advertised as PluginVersion.
-    :param upload: False for a protocol that can only download; uploads are then refused file by file.
-    :param download: likewise.
-    :param verifies: uploads end with a positive answer about the destination (size or digest).
+    :param version: version of the plugin, advertised as PluginVersion.
+    :param upload: False for a protocol that can only download; the plugin then refuses uploads file by file.
+    :param download: False for a protocol that can only upload.
+    :param verifies: uploads end with the destination's confirmation (size or digest).
     :param parallel: default number of files of one batch that move at once (the knob overrides it).
     :param missing_requirement: the requirement that this node does not meet, with the remedy. The plugin then
         advertises no method, and refuses each file with this sentence. "" when nothing is missing.
-    :param multi_stream_methods: those of the methods whose uploads send one file over STAGEOUT_PARALLELISM streams.
+    :param multi_stream_methods: methods whose uploads send one file over STAGEOUT_PARALLELISM streams.
     :param startd_attributes: scalars to publish in the slot ads.
     :param credentials: services whose tokens (``SERVICE.use``, ``SERVICE_HANDLE.use``) its transfers need although no
         URL names them.
-    :param batch_files: most files of one call, of any number of jobs of one owner, where more than the sandbox
-        manager's STAGEOUT_BATCH_FILES is worth while: each call costs much by itself. 0: the manager's number holds.
-    :param job_attributes: of the job's ad that a transfer reads; others are not there when output is sent after the
-        job's end. Jobs that differ in one of them do not travel in the same call.
-    :param proxy_methods: methods for which the job's X.509 proxy is used when the URL names no credential.
-    :param multi_stream_downloads: those of the methods whose downloads fetch one file over STAGEOUT_PARALLELISM
-        streams, and only its first bytes when PluginData has ``sample_bytes``.
-    :param deletes: those of the methods for which the plugin deletes files (``-delete``).
-    :param one_status: HTCondor's own plugin for these methods has the exit status 1 for every failure. The status 11,
-        for failures that may pass, is then kept for access points that read it.
-    :param reads: files, beside the modules, on which this declaration depends.
+    :param batch_files: maximum number of files of one call, from any number of jobs of one owner, for plugins whose
+        calls are expensive. It replaces a smaller STAGEOUT_BATCH_FILES of the sandbox manager. 0: no preference.
+    :param job_attributes: attributes of the job's ad that a transfer reads. Others are missing when output is sent
+        after the job's end. Jobs with different values never share a call.
+    :param proxy_methods: methods that use the job's X.509 proxy when the URL names no credential.
+    :param multi_stream_downloads: methods whose downloads fetch one file over STAGEOUT_PARALLELISM streams, and only
+        its first bytes when PluginData has ``sample_bytes``.
+    :param deletes: methods for which the plugin deletes files (``-delete``).
+    :param one_status: HTCondor's own plugin for these methods has the exit status 1 for every failure. The plugin then
+        uses the status 11, for temporary failures, only for access points that read it.
+    :param reads: files, in addition to the modules, on which this declaration depends.
     :raises ValueError: for a declaration that HTCondor would misread.
     """
 

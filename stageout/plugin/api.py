@@ -15,13 +15,13 @@ __all__ = ["Abilities", "BatchProtocol", "Context", "Outcome", "Request", "Trans
 class Request:
     """One file to move.
 
-    :param url: as HTCondor gave it, prefix (``service+https``) and query included. Never log it: use ``safe_url``.
+    :param url: HTCondor's URL, prefix (``service+https``) and query included. Never log it: use ``safe_url``.
     :param local_path: absolute path in the sandbox, to write (download) or to read (upload).
     :param index: position in the batch.
-    :param data: ``PluginData`` merged with ``<scheme>_PluginData`` that applies to this file.
-    :param encoded_url: the URL to use on the wire. HTCondor appends file names raw to ``output_destination``, and to
-        ``checkpoint_destination`` in both directions: here the part behind it is percent-encoded (``#``, ``?``, ``%``,
-        blanks), and a query in the middle stands at the end.
+    :param data: ``PluginData`` merged with the ``<scheme>_PluginData`` that applies to this file.
+    :param encoded_url: the URL for requests. HTCondor appends raw file names to ``output_destination``, and to
+        ``checkpoint_destination`` in both directions. In this URL the file name is percent-encoded (``#``, ``?``,
+        ``%``, blanks), and a query in the middle is moved to the end.
     """
 
     __slots__ = ("data", "encoded_url", "index", "local_path", "url")
@@ -41,9 +41,9 @@ class Outcome:
 
     :param size_bytes: size of the file.
     :param transferred_bytes: bytes that crossed the network for it, all attempts together.
-    :param connection_s: seconds of all requests since their connections were made; 0: the framework takes the time
-        from the file's begin to its end.
-    :param verified: what the destination confirmed: "" (nothing), "size" or the name of a digest ("md5", ...).
+    :param connection_s: seconds of all requests since their connections were made; 0: the framework uses the time from
+        the file's begin to its end.
+    :param verified: the destination's evidence: "" (none), "size" or the name of a digest ("md5", ...).
     :param digests: digest name -> hexadecimal value, computed while the file was read or written.
     :param developer: further facts for DeveloperData (scalars only, no secrets).
     """
@@ -72,22 +72,24 @@ class Context(Protocol):
 
     @property
     def remaining_s(self) -> float:
-        """Seconds left until the plugin's own deadline."""
+        """Return the seconds until the plugin's own deadline."""
 
     @property
     def decided(self) -> bool:
-        """Another file of this call has failed for good, and with it the job's transfer: do not try again."""
+        """Tell whether another file of this call has failed permanently, and with it the job's transfer: do not
+        retry.
+        """
 
     def credential(self, service: str, handle: str = "") -> str:
-        """Read the bearer token of a ``service+`` or ``service.handle+`` URL, anew on each call.
+        """Read the bearer token of a ``service+`` or ``service.handle+`` URL; read its file on each call.
 
         :raises TransferFailure: CREDENTIAL_MISSING when there is none.
         """
 
     def job_attribute(self, name: str) -> Any:
-        """Return an attribute of the job's ad, None when absent. The job wrote it: never use it for authorisation.
+        """Return an attribute of the job's ad, None when absent. The job wrote it: never use it for authorization.
 
-        After the job's end only what ``Abilities.job_attributes`` names is there.
+        After the job's end only the attributes in ``Abilities.job_attributes`` are available.
         """
 
     def machine_attribute(self, name: str) -> Any:
@@ -98,15 +100,15 @@ class Context(Protocol):
 
     @property
     def parallelism(self) -> int:
-        """Streams that this file may use (``STAGEOUT_PARALLELISM``, 1 where nothing is set)."""
+        """Return the number of streams for this file (``STAGEOUT_PARALLELISM``, default 1)."""
 
     def attempt_failed(self, failure: Exception) -> None:
-        """Record a failed attempt that will be retried; it becomes an element of TransferErrorData."""
+        """Record a failed attempt before a retry; it becomes an element of TransferErrorData."""
 
     def progress(self, transferred_bytes: int) -> None:
         """Report the bytes moved so far for this file, all attempts together. Call it as data moves.
 
-        :raises TransferFailure: the plugin has to end (deadline, SIGTERM): remove temporary files and let it pass.
+        :raises TransferFailure: the plugin has to end (deadline, SIGTERM): remove temporary files and let it propagate.
         """
 
     def log(self, message: str, **facts: object) -> None:
@@ -114,26 +116,26 @@ class Context(Protocol):
 
 
 class TransferProtocol(abc.ABC):
-    """Base of all protocols. One instance serves a whole batch; methods are called from several threads."""
+    """Base of all protocols. One instance serves a whole batch. Several threads call its methods."""
 
     @abc.abstractmethod
     def download(self, request: Request, context: Context) -> Outcome:
-        """Fetch ``request.url`` into ``request.local_path``; the file appears under that name only when whole.
+        """Fetch ``request.url`` into ``request.local_path``. The file must get that name only when it is complete.
 
         :raises TransferFailure: classified; the framework writes the result ad.
         """
 
     @abc.abstractmethod
     def upload(self, request: Request, context: Context) -> Outcome:
-        """Send ``request.local_path`` to ``request.url``. May be called again for the same file: idempotent.
+        """Send ``request.local_path`` to ``request.url``. It must be idempotent, because it may be called again.
 
         :raises TransferFailure: classified; the framework writes the result ad.
         """
 
     def delete(self, request: Request, context: Context) -> Outcome:
-        """Delete the file at ``request.url``; a file that does not exist counts as deleted.
+        """Delete the file at ``request.url``. A missing file counts as deleted.
 
-        Called only for the methods of ``Abilities.deletes``.
+        The framework calls it only for the methods of ``Abilities.deletes``.
 
         :raises TransferFailure: classified; the framework writes the result ad.
         """
@@ -146,7 +148,7 @@ class TransferProtocol(abc.ABC):
 class Transfer:
     """One file of a batch that moves as a whole.
 
-    :param finish: called once with what became of the file, from any thread; further calls count for nothing.
+    :param finish: call it once with the result of the file, from any thread; further calls have no effect.
     """
 
     __slots__ = ("context", "finish", "request")
@@ -162,7 +164,7 @@ class BatchProtocol(abc.ABC):
 
     @abc.abstractmethod
     def move(self, transfers: Sequence[Transfer], upload: bool, concurrency: int) -> None:
-        """Move all files, and ``finish`` each as soon as its fate is known. Called once, from one thread.
+        """Move all files, and ``finish`` each as soon as its result is known. Called once, from one thread.
 
         :param concurrency: files that may move at once (``STAGEOUT_CONCURRENCY``, else ``Abilities.parallel``).
         :raises TransferFailure: for all files that are not finished.

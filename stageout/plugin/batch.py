@@ -1,4 +1,4 @@
-"""The parallel transfer of the files of one call; every file gets a result, whatever its transfer does."""
+"""The parallel transfer of the files of one call. Every file gets a result in any case."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stageout.plugin.context import MOST_STREAMS, Deadline, FileContext, PluginE
 from stageout.plugin.requests import Call
 from stageout.plugin.results import Record
 
-_LOOK_INTERVAL_S = 1.0  # at deadline and parent
+_LOOK_INTERVAL_S = 1.0  # checks of deadline and parent
 AnyProtocol = Union[TransferProtocol, BatchProtocol]
 
 _STOP_GRACE_S = 2.0  # for running transfers to remove their temporary files
@@ -58,7 +58,7 @@ class Batch:
         self._left = 0
 
     def run(self, concurrency: int) -> None:
-        """Move all files; on return every record has a result, unless the plugin had to end."""
+        """Move all files. On return every record has a result, unless the plugin had to end."""
         turn = iter(self._records)
         self._left = len(self._records)
         former = signal.signal(signal.SIGTERM, self._on_signal)
@@ -89,7 +89,7 @@ class Batch:
                     self._end(record, self._deadline.stopped)
 
     def _let_end(self, workers: Sequence[threading.Thread]) -> None:
-        """Let a protocol that moves all files together put something away behind the last of them."""
+        """Let a protocol that moves all files together clean up after the last file."""
         if isinstance(self._protocol, BatchProtocol) and not self._deadline.stopped:
             end_s = time.monotonic() + _STOP_GRACE_S
             for worker in workers:
@@ -113,10 +113,10 @@ class Batch:
         self._finished(record)
 
     def _look(self) -> None:
-        """Stop when time is up, or when the process that wants the result is gone.
+        """Stop when time is up, or when the parent process has ended.
 
-        The parent is looked at, not watched with PR_SET_PDEATHSIG: that signal comes when the *thread* that started
-        the plugin ends, which in a daemon may be long before the daemon does.
+        This polls the parent instead of using PR_SET_PDEATHSIG, whose signal comes when the *thread* that started the
+        plugin ends. In a daemon that may be long before the daemon's end.
         """
         if self._deadline.stopped:
             return
@@ -168,14 +168,14 @@ class Batch:
         return protocol.upload if self._call.upload else protocol.download
 
     def _failure(self, error: BaseException) -> TransferFailure:
-        """Turn a protocol's exception into a result: HTCondor reruns a job for ever whose plugin dies without an ad."""
+        """Convert a protocol's exception to a result: HTCondor reruns a job forever whose plugin ends without an ad."""
         if isinstance(error, TransferFailure):
             return error
         self._log.add("exception in the protocol", trace="".join(traceback.format_tb(error.__traceback__, limit=-6)))
         return TransferFailure(ErrorClass.PLUGIN_BROKEN, f"{type(error).__name__} in the plugin: {error}")
 
     def _move_all(self, protocol: BatchProtocol, records: list[Record], concurrency: int) -> None:
-        """Give all files to a protocol that moves them together; what it says nothing about has failed."""
+        """Give all files to a protocol that moves them together. Files without a result count as failed."""
         waiting = {record.item.request.index: record for record in records}
 
         def finish(record: Record, result: Outcome | TransferFailure) -> None:
@@ -203,7 +203,7 @@ class Batch:
             if self._protocol is None:
                 try:
                     self._protocol = self._make_protocol()
-                except BaseException as error:  # a missing library, say: said for each file
+                except BaseException as error:  # a missing library, for example: reported for each file
                     what = str(error) if isinstance(error, StageoutError) else f"{type(error).__name__}: {error}"
                     text = f"the plugin cannot be loaded: {what}"
                     self._log.add("cannot load", trace=traceback.format_exc(limit=-6))

@@ -1,6 +1,7 @@
-"""Data that goes along with handed-off files: the credentials of their URLs, PluginData, attributes of the job's ad.
+"""Data that accompanies handed-off files: the credentials of their URLs, PluginData, attributes of the job's ad.
 
-Read at the end of the job, as its user: all of it vanishes with the job. Loaded only when there is something to carry.
+The plugin reads it at the end of the job, as the job's user, because it is deleted with the job. The plugin imports
+this module only when files have such data.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ ALL = "*"
 
 
 def carried(abilities: Abilities, items: Sequence[Item], environment: PluginEnvironment) -> Carried:
-    """Collect everything that the plugin will need again for these uploads.
+    """Collect the data that the plugin will need again for these uploads.
 
-    :raises TransferFailure: one credential cannot be read, or the files ask for different things.
+    :raises TransferFailure: a credential cannot be read, or the files need different values.
     """
     found = [(kind, service, _content(path)) for kind, service, path in _credentials(abilities, items)]
     offered = tuple(wire.OfferedCredential(kind, service, len(content)) for kind, service, content in found)

@@ -1,4 +1,4 @@
-"""The context of a transfer (:class:`stageout.plugin.api.Context`), and the facts behind it."""
+"""The context of a transfer (:class:`stageout.plugin.api.Context`), and its data."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _MARGIN_SHARE, _MARGIN_MAX_S = 0.1, 300.0
 
 
 class PluginLog:
-    """The last lines of what happened, given to the starter's log in one piece and only after a failure.
+    """The last log lines, which the starter's log gets in one piece, and only after a failure.
 
-    HTCondor keeps a plugin's output in memory, and a plugin that prints all the time starves the starter's keepalive.
+    HTCondor keeps a plugin's output in memory, and continuous output delays the starter's keepalive.
     """
 
     def __init__(self, scrubber: Scrubber) -> None:
@@ -38,7 +38,7 @@ class PluginLog:
         self._start_s = time.monotonic()
 
     def add(self, message: str, **facts: object) -> None:
-        """Remember one line; facts are written out only when the log is asked for."""
+        """Add one line. Its facts are formatted only when the log is printed."""
         self._lines.append((time.monotonic() - self._start_s, message, facts))
 
     def text(self) -> str:
@@ -51,7 +51,7 @@ class PluginLog:
 
 
 class PluginEnvironment:
-    """Job ad, machine ad, credentials and knobs: read when asked for, ads and knobs once."""
+    """Job ad, machine ad, credentials and knobs. They are read on demand, ads and knobs only once."""
 
     def __init__(self, scrubber: Scrubber) -> None:
         self._scrubber = scrubber
@@ -60,14 +60,16 @@ class PluginEnvironment:
         self._lock = threading.Lock()
 
     def ad(self, variable: str) -> ClassAd:
-        """Read the ad whose file an environment variable names; empty when there is none."""
+        """Read the ad whose file an environment variable names; empty without one."""
         with self._lock:
             if variable not in self._ads:
                 self._ads[variable] = _read_ad(os.environ.get(variable, ""))
             return self._ads[variable]
 
     def destination(self, url: str, upload: bool) -> str:
-        """Find the job's destination behind which HTCondor has put a raw file name; "" where a person wrote the URL."""
+        """Find the job's destination to which HTCondor has appended a raw file name; "" if a person wrote the whole
+        URL.
+        """
         ad = self.ad("_CONDOR_JOB_AD")
         checkpoints = ad.text("CheckpointDestination")
         if is_checkpoint(url, checkpoints, ad.text("GlobalJobId")):
@@ -88,7 +90,7 @@ class PluginEnvironment:
         return default if found is None else found
 
     def count(self, name: str, default: int) -> int:
-        """Look up a setting that is a number of 1 at least; the default where it is none."""
+        """Look up a setting that is a number of at least 1; return the default without one."""
         try:
             value = int(self.setting(name, str(default)))
         except ValueError:
@@ -98,7 +100,7 @@ class PluginEnvironment:
     def credential(self, service: str, handle: str) -> str:
         """Read the token in ``$_CONDOR_CREDS/service[_handle].use``: JSON with ``access_token``, or the token itself.
 
-        :raises TransferFailure: CREDENTIAL_MISSING, there is none that can be read.
+        :raises TransferFailure: CREDENTIAL_MISSING, no token can be read.
         """
         name = credential_name(service, handle)
         folder = os.environ.get("_CONDOR_CREDS", "")
@@ -119,7 +121,7 @@ class PluginEnvironment:
 
 
 def credential_name(service: str, handle: str) -> str:
-    """Return the name, without ``.use``, of the file of a ``service.handle+`` URL's token."""
+    """Return the file name, without ``.use``, of the token of a ``service.handle+`` URL."""
     return "_".join(part for part in (service, handle) if part).replace(".", "_")
 
 
@@ -134,7 +136,7 @@ def _read_ad(path: str) -> ClassAd:
 
 
 def _token_in(content: str) -> str:
-    """Read the token as HTCondor's own plugin does: lines with # are comments, a plain token is one line."""
+    """Parse the token as HTCondor's own plugin does: lines with # are comments, a plain token is one line."""
     lines = [line for line in content.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     text = "\n".join(lines).strip()
     if not text.startswith("{"):
@@ -147,9 +149,9 @@ def _token_in(content: str) -> str:
 
 
 class Deadline:
-    """The plugin's own end, well before HTCondor kills it without a warning.
+    """The plugin's own time limit, which ends before HTCondor kills the plugin without a warning.
 
-    :ivar decided: a file has failed for good, so the job's transfer has failed whatever becomes of the others.
+    :ivar decided: a file has failed permanently, so the job's transfer has failed in any case.
     """
 
     def __init__(self) -> None:
@@ -162,16 +164,16 @@ class Deadline:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds left; 0 when the plugin has to end."""
+        """Return the seconds left; 0 when the plugin has to end."""
         return 0.0 if self._stopped else max(0.0, self._end_s - time.monotonic())
 
     @property
     def stopped(self) -> TransferFailure | None:
-        """Return the reason why running transfers must end now; None while they may go on."""
+        """Return the reason why running transfers must end now; None while they may continue."""
         return self._stopped
 
     def stop(self, reason: TransferFailure) -> None:
-        """Let running transfers end at their next ``progress``."""
+        """End running transfers at their next ``progress``."""
         self._stopped = self._stopped or reason
 
 
@@ -186,16 +188,16 @@ class FileContext:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds left until the plugin's own deadline."""
+        """Return the seconds until the plugin's own deadline."""
         return self._deadline.remaining_s
 
     @property
     def decided(self) -> bool:
-        """Tell whether another file of this call has failed for good."""
+        """Tell whether another file of this call has failed permanently."""
         return self._deadline.decided
 
     def credential(self, service: str, handle: str = "") -> str:
-        """Read a bearer token, anew on each call."""
+        """Read a bearer token; read its file on each call."""
         return self._environment.credential(service, handle)
 
     def job_attribute(self, name: str) -> Any:
@@ -212,11 +214,11 @@ class FileContext:
 
     @property
     def parallelism(self) -> int:
-        """Streams that this file may use."""
+        """Return the number of streams for this file."""
         return min(MOST_STREAMS, self._environment.count("PARALLELISM", 1))
 
     def attempt_failed(self, failure: Exception) -> None:
-        """Record a failed attempt that will be retried."""
+        """Record a failed attempt before a retry."""
         if not isinstance(failure, TransferFailure):
             failure = TransferFailure(ErrorClass.UNKNOWN, f"{type(failure).__name__}: {failure}")
         self._record.failed_attempts.append(failure)
@@ -230,5 +232,5 @@ class FileContext:
             raise self._deadline.stopped
 
     def log(self, message: str, **facts: object) -> None:
-        """Remember one line for the plugin's log."""
+        """Add one line to the plugin's log."""
         self._log.add(message, file=self._record.item.shown_url, **facts)

@@ -1,4 +1,4 @@
-"""The hand-off for a third-party plugin: all files of an upload are offered as HTCondor named them."""
+"""The hand-off for a third-party plugin: offer all files of an upload under HTCondor's names for them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from stageout.plugin.results import AdWriter, Record
 from stageout.plugin.session import Report
 from stageout.plugin.text import Scrubber
 
-#: Any method, everything that came with the job; and Pelican's plugin reads one attribute of the job's ad.
+#: Any method, and all of the job's credentials. Pelican's plugin reads one attribute of the job's ad.
 _ABILITIES = Abilities((), "", credentials=(ALL,), job_attributes=("ProjectName",))
-#: Of the machine rather than of the job, and no plugin of that name reads it.
+#: Variables of the machine, not of the job, that plugins do not read.
 _HARMLESS = frozenset({"CURL_CA_BUNDLE"})
 
 
 def handed_off(front_end: str, arguments: list[str]) -> bool:
-    """Offer the files of this call; return whether the node's sandbox manager has taken over all of them.
+    """Offer the files of this call. Return whether the node's sandbox manager has taken over all of them.
 
-    :param front_end: its path, as HTCondor has it. :param arguments: of the plugin.
+    :param front_end: path of the front end in HTCondor's configuration. :param arguments: arguments of the plugin.
     """
     call = parse_arguments(arguments)
     if call.problem or not call.upload:
@@ -38,7 +38,7 @@ def handed_off(front_end: str, arguments: list[str]) -> bool:
 
 
 def _has_variables(front_end: str, items: Sequence[Item]) -> bool:
-    """Tell whether the job has set variables for the plugin: they do not outlive the job."""
+    """Tell whether the job has set environment variables for the plugin, which do not outlive the job."""
     name = Path(front_end).name
     names = [name.partition("_plugin")[0] if "_plugin" in name else Path(name).stem]
     if any(item.method in ("pelican", "osdf", "stash") for item in items):
@@ -48,7 +48,7 @@ def _has_variables(front_end: str, items: Sequence[Item]) -> bool:
 
 
 def _offered(front_end: str, call: Call, items: list[Item], stack: ExitStack) -> bool:
-    """Promise failure, offer, and report success; the output file is as before when nobody takes the files."""
+    """Write failure ads, offer the files, and report success. If no manager accepts, restore the output file."""
     scrubber = Scrubber()
     report = Report(call, AdWriter(True, "", scrubber), lambda text: print(text, end=""), stack)
     records = [Record(item) for item in items]
@@ -58,7 +58,7 @@ def _offered(front_end: str, call: Call, items: list[Item], stack: ExitStack) ->
         if report.incomplete:
             return False
         sizes_bytes = [Path(item.request.local_path).stat().st_size for item in items]
-        requests = [(item.request.url, item.request.local_path) for item in items]  # as the plugin would get them
+        requests = [(item.request.url, item.request.local_path) for item in items]  # the text that the plugin would get
         answer = offer(requests, front_end, carried(_ABILITIES, items, PluginEnvironment(scrubber)))
         if answer.accepted:
             report.taken_over(records, sizes_bytes, answer.receipt)

@@ -16,7 +16,7 @@ _CANNOT_RUN = 127
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """End with status 0 after a hand-off; otherwise become the plugin."""
+    """Exit with 0 after a hand-off; otherwise exec the plugin."""
     plugin, front_end, locale_set, *rest = arguments
     if _handed_off(front_end, rest):
         sys.stdout.flush()
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     if not locale_set:
         os.environ.pop("LC_CTYPE", None)  # set by Python (PEP 538)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and what is ignored stays so in the plugin
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and an ignored signal stays ignored in the plugin
     try:
         os.execv(plugin, [plugin, *rest])
     except OSError as problem:
@@ -37,7 +37,7 @@ def _handed_off(front_end: str, arguments: list[str]) -> bool:
         from stageout.plugin.foreign import handed_off
 
         return handed_off(front_end, arguments)
-    except Exception as problem:  # the way without a manager must always be open, also with half of the library
+    except Exception as problem:  # the transfer without a manager must always work, even with a damaged library
         print(f"{front_end}: no hand-off: {type(problem).__name__}: {problem}", file=sys.stderr, flush=True)
         return False
 

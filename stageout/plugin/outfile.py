@@ -1,8 +1,9 @@
 """The output file: one slot per request, filled with a failure ad first and updated in place.
 
-HTCondor pre-allocates the file so that a full disk cannot stop the report, and kills a plugin without a warning. So the
-file is never truncated; every request has an ad from the start; an update is one write into a slot that lies in one
-page of the page cache, which a SIGKILL cannot cut; and a slot never has to grow, because ads are made to fit.
+HTCondor pre-allocates the file so that a full disk cannot stop the report, and kills a plugin without a warning.
+Therefore the plugin never truncates the file, and every request has an ad from the start. An update is one write into a
+slot within one page of the page cache, which a SIGKILL cannot interrupt. A slot never grows, because ads are shortened
+to fit.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 PAGE_BYTES = 4096
-_FEW = 1000  # up to so many requests get wide slots
+_FEW = 1000  # maximum number of requests with wide slots
 _WIDE_BYTES, _NARROW_BYTES = PAGE_BYTES, 1024
-_ROOM_BYTES = 512  # for what a result says more than the provisional ad
+_ROOM_BYTES = 512  # additional bytes of a result compared to the provisional ad
 _CHUNK_BYTES = 1 << 20
 
 
 class Slot:
-    """A place in the file."""
+    """A range of bytes in the file."""
 
     __slots__ = ("offset", "width")
 
@@ -49,11 +50,11 @@ class OutFile:
         os.close(self._descriptor)
 
     def lay_out(self, ad_bytes: Sequence[int], least_bytes: Callable[[], Sequence[int]]) -> list[int]:
-        """Choose a slot for each request and blank the file.
+        """Assign a slot to each request and fill the file with blanks.
 
         :param ad_bytes: length of each provisional ad.
-        :param least_bytes: lengths of the shortest useful ones, which are needed when the disk is full.
-        :returns: width of each slot, in bytes; fewer than asked for when the disk is full.
+        :param least_bytes: lengths of the shortest useful ads, for a full disk.
+        :returns: width of each slot, in bytes; fewer slots than requests when the disk is full.
         """
         size = os.fstat(self._descriptor).st_size
         slots, end = roomy_slots(ad_bytes)
@@ -68,7 +69,7 @@ class OutFile:
         return [slot.width for slot in slots]
 
     def write(self, index: int, ad: str) -> bool:
-        """Put an ad (ASCII) into its slot. False when the file system refused; the former ad then stays.
+        """Write an ad (ASCII) into its slot. Return False when the write failed; the former ad then stays.
 
         :raises ValueError: it is longer than the slot.
         """
@@ -84,7 +85,7 @@ class OutFile:
         return True
 
     def restore(self) -> None:
-        """Overwrite the file with blanks, in the size in which it was found."""
+        """Fill the file with blanks and restore its original size."""
         self._shrink(self._found_bytes)
         self._blank(0, self._found_bytes)
 
@@ -93,12 +94,14 @@ class OutFile:
             start += os.pwrite(self._descriptor, b" " * min(_CHUNK_BYTES, end - start), start)
 
     def _shrink(self, size: int) -> None:
-        """Give back what a failed extension took; never below the size that HTCondor made."""
+        """Truncate the file after a failed extension, but never below the size that HTCondor made."""
         os.ftruncate(self._descriptor, size)
 
 
 def roomy_slots(ad_bytes: Sequence[int]) -> tuple[list[Slot], int]:
-    """Compute slots with room for error data; none up to a page in width crosses a page. Return also the last end."""
+    """Compute slots with room for error data. A slot of up to a page in width crosses no page. Return also the last
+    end.
+    """
     least = _WIDE_BYTES if len(ad_bytes) <= _FEW else _NARROW_BYTES
     slots: list[Slot] = []
     end = 0
@@ -113,7 +116,7 @@ def roomy_slots(ad_bytes: Sequence[int]) -> tuple[list[Slot], int]:
 
 
 def tight_slots(least_bytes: Sequence[int], size: int) -> list[Slot]:
-    """Compute as many slots as ``size`` bytes can hold; they share what is left over."""
+    """Compute as many slots as ``size`` bytes can hold, and share the rest among them."""
     needs: list[int] = []
     for length in least_bytes:
         if sum(needs) + length + 1 > size:

@@ -1,4 +1,4 @@
-"""The rate of one file's bytes once they moved: without connecting, slow start and the checks at the end."""
+"""The transfer rate of one file, without connection time, slow start and final verification."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ _SPACING_S = 0.1
 _MOST_POINTS = 400
 _SHORTEST_S = 0.3
 _LINE_POINTS = 5
-_LEAST = 0.25  # of the bytes: where fewer moved between the points, the rest came at one look and these are its tail
-_FROM, _TO = 0.4, 0.9  # of the bytes: behind the slow start, before the first of several streams has ended
+# share of the bytes: if fewer moved between the points, most came at one point and these are the last ones
+_LEAST = 0.25
+_FROM, _TO = 0.4, 0.9  # shares of the bytes: after the slow start, and before the first of several streams has ended
 
 
 class Pace:
-    """Points (when, bytes so far) of one file."""
+    """Points (time, bytes so far) of one file."""
 
     def __init__(self) -> None:
         self._points: list[tuple[float, int]] = []
         self._spacing_s = _SPACING_S
 
     def note(self, moved_bytes: int, now_s: float | None = None) -> None:
-        """Note how many bytes have been moved; a number that is not larger than the last one is ignored."""
+        """Record the number of moved bytes. Ignore a number that is not larger than the last one."""
         now_s = time.monotonic() if now_s is None else now_s
         points = self._points
         if points and (moved_bytes <= points[-1][1] or now_s - points[-1][0] < self._spacing_s):
@@ -31,9 +32,9 @@ class Pace:
             self._spacing_s *= 2
 
     def bytes_per_s(self) -> float | None:
-        """Compute the rate in the middle of the transfer; None when that was too short a time to tell.
+        """Compute the rate in the middle of the transfer; None if it was too short.
 
-        By the line through all points there: bytes of many streams come in steps, and two points may differ by one.
+        Fit a line through all points, because several streams report in steps, and two points may differ by one step.
         """
         if len(self._points) < 2:
             return None

@@ -1,4 +1,4 @@
-"""The job's X.509 proxy where HTCondor does not name it: it sets X509_USER_PROXY for downloads only."""
+"""The job's X.509 proxy for uploads. HTCondor sets X509_USER_PROXY for downloads only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _ATTRIBUTE = re.compile(r'^\s*x509userproxy\s*=\s*"([^"\\]+)"\s*$', re.IGNORECAS
 
 
 def name_proxy(environment: MutableMapping[str, str]) -> None:
-    """Set X509_USER_PROXY to the proxy that the job's ad names, where nothing has set it and the file is there.
+    """Set X509_USER_PROXY to the proxy in the job's ad, unless it is set or the file is missing.
 
-    The starter puts it beside the job's ad, in the scratch directory, whatever directory it was submitted from.
+    The starter puts the proxy into the directory of the job's ad, for any submit directory.
 
-    :param environment: with _CONDOR_JOB_AD; changed.
+    :param environment: contains _CONDOR_JOB_AD; this function changes it.
     """
     path = environment.get("_CONDOR_JOB_AD")
     if not path or "X509_USER_PROXY" in environment:
@@ -25,6 +25,7 @@ def name_proxy(environment: MutableMapping[str, str]) -> None:
     except OSError:
         return
     if found is not None:
-        proxy = os.path.join(os.path.dirname(path), os.path.basename(found[1]))  # what is no path names nothing
+        # an attribute that is no path names no proxy
+        proxy = os.path.join(os.path.dirname(path), os.path.basename(found[1]))
         if os.path.isfile(proxy):
             environment["X509_USER_PROXY"] = proxy

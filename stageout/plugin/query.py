@@ -1,4 +1,4 @@
-"""The answer to ``-classad``: in every job's way, so it loads nothing but the ClassAd writer."""
+"""The answer to ``-classad``. Every job waits for it, so it imports only the ClassAd writer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _STDOUT = 1
 def query_ad(abilities: Abilities) -> dict[str, object]:
     """Make the attributes that HTCondor reads, and those of ``StartdAttrs``, which it copies into the slot ads.
 
-    ``StartdAttrs`` is left out when there are none: anything but a list of names there makes the slot advertise no
-    file transfer at all.
+    ``StartdAttrs`` is absent when it would be empty: any value but a list of names makes the slot advertise no file
+    transfer at all.
     """
     ad: dict[str, object] = {
         "MultipleFileSupport": True,
@@ -25,16 +25,17 @@ def query_ad(abilities: Abilities) -> dict[str, object]:
         "SupportedMethods": "" if abilities.missing_requirement else ",".join(abilities.methods),
     }
     if abilities.verifies:
-        ad["StageOutVerifies"] = True  # read by the sandbox manager (STAGEOUT_REQUIRE_VERIFIED); others ignore it
+        ad["StageOutVerifies"] = True  # the sandbox manager reads it (STAGEOUT_REQUIRE_VERIFIED); others ignore it
     if abilities.batch_files:
-        ad["StageOutBatchFiles"] = abilities.batch_files  # likewise
-    ad["StageOutConcurrency"] = True  # likewise: STAGEOUT_CONCURRENCY is heeded
+        ad["StageOutBatchFiles"] = abilities.batch_files  # the sandbox manager reads it
+    ad["StageOutConcurrency"] = True  # the sandbox manager reads it: the plugin supports STAGEOUT_CONCURRENCY
     if abilities.multi_stream_methods:
-        ad["StageOutInParts"] = ",".join(abilities.multi_stream_methods)  # likewise: uploads heed STAGEOUT_PARALLELISM
+        # the sandbox manager reads it: uploads support STAGEOUT_PARALLELISM
+        ad["StageOutInParts"] = ",".join(abilities.multi_stream_methods)
     if abilities.multi_stream_downloads:
-        ad["StageOutSplitsDownloads"] = ",".join(abilities.multi_stream_downloads)  # read by estimator and profiler
+        ad["StageOutSplitsDownloads"] = ",".join(abilities.multi_stream_downloads)  # estimator and profiler read it
     if abilities.deletes:
-        ad["StageOutDeletes"] = ",".join(abilities.deletes)  # read by 'stageout check'
+        ad["StageOutDeletes"] = ",".join(abilities.deletes)  # 'stageout check' reads it
     if abilities.startd_attributes:
         ad["StartdAttrs"] = ",".join(abilities.startd_attributes)
         ad.update(abilities.startd_attributes)
@@ -54,7 +55,9 @@ def answer(abilities: Abilities, sources: bool = False) -> int:
 
 
 def _sources(abilities: Abilities) -> list[str]:
-    """List the interpreter, what chooses it, all modules beside the interpreter's own, and what the abilities name."""
+    """List the interpreter, the files that select it, all modules outside its library, and the files in the
+    abilities.
+    """
     own = os.path.dirname(os.__file__) + "/"
     files = {getattr(module, "__file__", None) for name, module in sys.modules.items() if name != "__main__"}
     modules = {path for path in files if path and ("-packages/" in path or not path.startswith(own))}

@@ -1,4 +1,4 @@
-"""A filter for the output of code inside a plugin: HTCondor takes stdout for a sign of life, and keeps all of it."""
+"""A filter for the output of code inside a plugin: HTCondor treats stdout as a sign of life, and keeps all of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _DRAIN_S = 0.2
 
 
 class Quiet:
-    """From its making on, descriptors 1 and 2 end in a pipe of our own of which only the tail is kept.
+    """Redirection of descriptors 1 and 2 into a pipe of which only the tail is kept.
 
-    Programs that a protocol starts inherit that pipe and not HTCondor's: one that outlives the plugin cannot keep
-    the transfer open.
+    Programs that a protocol starts inherit this pipe instead of HTCondor's. If they outlive the plugin, they cannot
+    keep HTCondor's pipe open.
     """
 
     def __init__(self) -> None:
@@ -38,10 +38,10 @@ class Quiet:
             self._tail.append(piece)
 
     def printed(self) -> str:
-        """Return the tail of what was printed. Ends the quiet: what is printed from now on goes to HTCondor."""
+        """Return the tail of the output, and end the redirection. Later output goes to HTCondor."""
         os.dup2(self._stdout, _STDOUT)
         os.dup2(self._stderr, _STDERR)
-        self._drainer.join(_DRAIN_S)  # not for ever: a child may hold the pipe
+        self._drainer.join(_DRAIN_S)  # with a time limit, because a child may hold the pipe
         return b"".join(self._tail).decode("utf-8", "replace")
 
     def to_stdout(self, text: str) -> None:
@@ -59,4 +59,4 @@ def _write(descriptor: int, text: str) -> None:
         while data:
             data = data[os.write(descriptor, data) :]
     except OSError:
-        return  # nobody listens any more
+        return  # the reader has closed the pipe

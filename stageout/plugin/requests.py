@@ -1,4 +1,4 @@
-"""The requests of HTCondor: the command line and the input file, as one list of items."""
+"""HTCondor's requests: parse the command line and the input file into one list of items."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Call(NamedTuple):
     """One call of the plugin.
 
     :param infile: "" in the single-file form. :param outfile: "" when results go to stdout.
-    :param delete: the files at the URLs are deleted; HTCondor never asks for this.
+    :param delete: delete the files at the URLs; HTCondor never asks for this.
     :param single: source and destination of the single-file form.
-    :param problem: why the arguments cannot be used, "" when they can.
+    :param problem: why the arguments are invalid, "" if they are valid.
     """
 
     infile: str = ""
@@ -36,9 +36,9 @@ class Call(NamedTuple):
 class Item:
     """One requested file.
 
-    :param file_name: local name exactly as HTCondor gave it. :param method: what the statistics are kept under.
-    :param shown_url: without secrets. :param refused: why it cannot even be tried.
-    :param given: ``PluginData`` and ``METHOD_PluginData`` as they came, for a hand-off.
+    :param file_name: local name exactly as in HTCondor's request. :param method: the key of its statistics.
+    :param shown_url: without secrets. :param refused: why the transfer cannot start.
+    :param given: the original ``PluginData`` and ``METHOD_PluginData``, for a hand-off.
     """
 
     __slots__ = ("file_name", "given", "method", "refused", "request", "shown_url")
@@ -61,7 +61,7 @@ class Item:
 
 
 def parse_arguments(arguments: list[str]) -> Call:
-    """Read the command line. Never raises: what is wrong stands in ``problem``."""
+    """Parse the command line. Never raises; ``problem`` has the error."""
     if len(arguments) == 2 and not arguments[0].startswith("-"):
         source, destination = arguments
         if not is_url(source) and not is_url(destination):
@@ -87,8 +87,8 @@ def parse_arguments(arguments: list[str]) -> Call:
 class Reader:
     """Parser of ads into items.
 
-    :param destination: which destination of the job HTCondor has put a raw name behind, by URL and direction (True:
-        upload); only asked where names need it.
+    :param destination: returns the job's destination to which HTCondor has appended a raw name, by URL and direction
+        (True: upload). Called only if names need it.
     """
 
     def __init__(self, abilities: Abilities, call: Call, destination: Callable[[str, bool], str]) -> None:
@@ -100,7 +100,7 @@ class Reader:
         self._taken: dict[str, str] = {}
 
     def items(self, ads: Iterable[ClassAd]) -> Iterator[Item]:
-        """Read the requested files; ads without ``Url`` hold data for the files behind them."""
+        """Parse the requested files. Ads without ``Url`` contain data for the following files."""
         index = 0
         for ad in ads:
             if "Url" not in ad and "LocalFileName" not in ad:
@@ -110,7 +110,7 @@ class Reader:
             index += 1
 
     def item(self, ad: ClassAd, index: int) -> Item:
-        """Read one file ad."""
+        """Parse one file ad."""
         url, file_name = ad.text("Url"), ad.text("LocalFileName")
         method = split_scheme(url).method if is_url(url) else ""
         given = self._given(ad, method)
@@ -134,10 +134,10 @@ class Reader:
         return given
 
     def _base(self, url: str, data: dict[str, Any]) -> str:
-        """Return the destination behind which HTCondor has put a raw name; "" where that does not matter."""
+        """Return the destination to which HTCondor has appended a raw name; "" if the name needs no encoding."""
         plain = not set(url) & set(" #?%") and url.isascii() and "//" not in url.partition("://")[2]
         if os.environ.get("STAGEOUT_MOVER") or plain:
-            return ""  # what was handed off is encoded already
+            return ""  # a handed-off URL is encoded already
         given = data.get("StageOutDestination") if self._upload else None
         found = given if isinstance(given, str) else self._destination(url, self._upload)
         return found if url.startswith(found) else ""
@@ -176,14 +176,14 @@ class Reader:
 
 
 def _fragment(destination: str) -> TransferFailure | None:
-    """Refuse a destination with a fragment, which servers never see: all files would get the name in front of it."""
+    """Refuse a destination with a fragment. Servers never get the fragment, so all files would have the same name."""
     if "#" not in destination:
         return None
     return TransferFailure(ErrorClass.BAD_URL, f"{safe_url(destination)}#... has a fragment: write %23 for #")
 
 
 def _merged(given: ClassAd) -> dict[str, Any]:
-    """Merge the attributes of all ads; what is no ad keeps its name."""
+    """Merge the attributes of all ads. A value that is no ad keeps its name."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         found.update(value if isinstance(value, ClassAd) else {name: value})
@@ -191,9 +191,9 @@ def _merged(given: ClassAd) -> dict[str, Any]:
 
 
 def read_items(call: Call, abilities: Abilities, destination: Callable[[str, bool], str]) -> list[Item]:
-    """Read all files of a call, each with the reason why it cannot be tried, if there is one.
+    """Parse all files of a call, each with the reason why its transfer cannot start, if any.
 
-    When the input file is broken nothing of it is tried: what is missing would be done without, in silence.
+    If the input file is damaged, no file is transferred, because missing files would go unnoticed.
     """
     reader = Reader(abilities, call, destination)
     if call.single:
@@ -204,7 +204,7 @@ def read_items(call: Call, abilities: Abilities, destination: Callable[[str, boo
     problem = ""
     try:
         for item in reader.items(parse_ads(decode(_content(call.infile)))):
-            items.append(item)  # one by one: those before a broken ad are kept
+            items.append(item)  # one by one, to keep those before a damaged ad
     except OSError as error:
         problem = f"cannot read the input file: {error.strerror}"
     except ClassAdSyntaxError as error:
@@ -226,5 +226,5 @@ def _all_refused(items: list[Item], problem: str) -> list[Item]:
 
 
 def refused_item(problem: str, index: int = 0) -> Item:
-    """Make an item that stands for a request that could not be read."""
+    """Make an item for a request that could not be parsed."""
     return Item(Request("", "", index), "", "none", "", TransferFailure(ErrorClass.BAD_REQUEST, problem))

@@ -1,4 +1,6 @@
-"""Result ads: from what happened to a file to what HTCondor keeps, with exactly the literal types it keeps."""
+"""Result ads: convert the result of a file to the attributes that HTCondor keeps, with exactly the right literal
+types.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,10 @@ _SHORT_CHARS = 120
 class Record:
     """The result of one file.
 
-    :param failed_attempts: before the last one. :param result: None while there is none.
+    :param failed_attempts: before the last one. :param result: None without a result.
     :param moved_bytes: over the network, all attempts together.
-    :param start_s: wall clock; 0 when it was not begun. :param end_s: likewise.
-    :ivar pace: how the bytes moved.
+    :param start_s: wall clock; 0 if the transfer did not begin. :param end_s: wall clock; 0 likewise.
+    :ivar pace: measures the transfer rate.
     """
 
     __slots__ = ("end_s", "failed_attempts", "item", "moved_bytes", "pace", "result", "start_s")
@@ -64,7 +66,7 @@ class Record:
 class AdWriter:
     """Writer of the result ads of one call.
 
-    :param upload: direction. :param plugin_version: goes into ads about failures of the plugin itself.
+    :param upload: direction. :param plugin_version: for ads about failures of the plugin itself.
     :param facts: scalars for every DeveloperData.
     """
 
@@ -75,7 +77,7 @@ class AdWriter:
         self.facts: dict[str, Any] = {}
 
     def ad(self, record: Record) -> Ad:
-        """Make the whole result ad of one file."""
+        """Make the complete result ad of one file."""
         ad = self._head(record.item, record.failure is None, record.item.method)
         ad["TransferStartTime"] = int(record.start_s)
         ad["TransferEndTime"] = int(record.end_s)
@@ -161,16 +163,16 @@ class AdWriter:
 
 
 def exit_status(failures: Sequence[TransferFailure]) -> int:
-    """Return 0 when nothing failed, 11 when everything that failed may be tried again, else 1."""
+    """Return 0 when nothing failed, 11 when all failures are retryable, else 1."""
     if not failures:
         return 0
     return RETRYABLE_STATUS if all(failure.kind.retryable for failure in failures) else FAILED_STATUS
 
 
 def fitted(ad: Ad, limit_bytes: int) -> str:
-    """Write the ad in at most ``limit_bytes``: what helps least is left out first, the receipt of a custodian never.
+    """Write the ad in at most ``limit_bytes``. Leave out the least useful attributes first, but never a receipt.
 
-    :raises ValueError: not even the least ad fits.
+    :raises ValueError: not even the shortest ad fits.
     """
     smaller = dict(ad)
     for step in _STEPS:
@@ -182,7 +184,9 @@ def fitted(ad: Ad, limit_bytes: int) -> str:
 
 
 def least_bytes(ad: Ad) -> int:
-    """Compute the length of the shortest form of an ad that :func:`fitted` makes, with room for unknown numbers."""
+    """Compute the length of the shortest form of an ad that :func:`fitted` makes, with room for numbers that are not
+    final.
+    """
     smaller = {**ad, "TransferError": "x" * _SHORT_CHARS, "TransferTotalBytes": 10**18}
     for step in _STEPS:
         step(smaller)
@@ -190,7 +194,7 @@ def least_bytes(ad: Ad) -> int:
 
 
 def _short_errors(ad: Ad) -> None:
-    """Keep all attempts, with short texts: TransferError has the whole text of the last one."""
+    """Keep all attempts, with short texts. TransferError has the whole text of the last one."""
     if "TransferErrorData" in ad:
         errors = ad["TransferErrorData"]
         ad["TransferErrorData"] = [{**error, "ErrorString": error["ErrorString"][:_ELEMENT_CHARS]} for error in errors]
@@ -229,7 +233,7 @@ def _least(ad: Ad) -> None:
     for name in ("TransferErrorData", "TransferStartTime", "TransferEndTime", "TransferFileBytes", "TransferType"):
         ad.pop(name, None)
     ad.pop("ConnectionTimeSeconds", None)
-    if "TransferError" in ad:  # escapes would make it longer than it looks
+    if "TransferError" in ad:  # escapes make it longer than its characters
         plain = ad["TransferError"].encode("ascii", "replace").decode()
         ad["TransferError"] = plain.replace('"', "'").replace("\\", "/")
 

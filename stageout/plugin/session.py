@@ -1,4 +1,4 @@
-"""One call of a plugin, top to bottom: read what is asked, promise failure, hand off or move, report."""
+"""One call of a plugin: parse the request, write failure ads, hand off or move the files, report."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LOG_CHARS = 12_000
 
 
 def main(abilities: Abilities, protocol: str, argv: Sequence[str]) -> int:
-    """Carry out one call and return the exit status: 0, 1, or 11 when all failures may be tried again.
+    """Run one call. Return the exit status: 0, 1, or 11 when all failures are retryable.
 
     On return every request has its result ad in the output file.
     """
@@ -63,10 +63,10 @@ class Session:
         self._records: list[Record] = []
 
     def run(self) -> int:
-        """See :func:`main`."""
+        """Run the call, as :func:`main`."""
         try:
             return self._run()
-        except Exception as error:  # a defect of our own: the promised failure ads stand, and the job may go elsewhere
+        except Exception as error:  # a bug of the plugin: the failure ads stay, and the job may run elsewhere
             import traceback
 
             self._log.add("defect in the plugin framework", trace=traceback.format_exc(limit=-6))
@@ -103,13 +103,13 @@ class Session:
         return items
 
     def _nothing_to_send(self, item: Item) -> Outcome | None:
-        """Return the result of a directory: HTCondor before 24 names directories beside each of the files in them."""
+        """Return the result of a directory: HTCondor before 24 lists a directory in addition to each of its files."""
         if self._call.upload and os.path.isdir(item.file_name):
             return Outcome(0, developer={"Directory": True})
         return None
 
     def _handed_off(self) -> bool:
-        """Offer all files to the node's sandbox manager; a refusal's reason goes into every result ad."""
+        """Offer all files to the node's sandbox manager. A refusal's reason goes into every result ad."""
         if not self._call.upload or os.environ.get("STAGEOUT_MOVER"):
             return False
         code, reason = self._unfit() or self._offer()
@@ -123,13 +123,15 @@ class Session:
         return False
 
     def _unfit(self) -> tuple[str, str] | None:
-        """Return code and sentence of why this batch cannot be offered, None when it can."""
+        """Return code and sentence of the reason why this batch cannot be offered; None if it can."""
         if any(record.failure for record in self._records if record.result is not None):
             return "Files", "a file of this batch cannot be uploaded at all"
         return None
 
     def _offer(self) -> tuple[str, str]:
-        """Offer the batch and report success if it was taken. Return code and sentence of why not, "" when it was."""
+        """Offer the batch and report success if the manager accepts it. Return code and sentence of a refusal,
+        else "".
+        """
         waiting = [record for record in self._records if record.result is None]
         if not waiting:
             return "Files", "there is no file to hand off"
@@ -141,7 +143,7 @@ class Session:
             answer = offer(requests, self._executable, self._carried([record.item for record in waiting]))
         except TransferFailure as failure:
             return "Credential", failure.message
-        except Exception as error:  # the way without a manager must always be open
+        except Exception as error:  # the transfer without a manager must always work
             return "", f"hand-off failed: {type(error).__name__}: {error}"
         if not answer.accepted:
             return answer.code, answer.reason or "no reason was given"
@@ -150,7 +152,7 @@ class Session:
         return "", ""
 
     def _carried(self, items: list[Item]) -> Carried | None:
-        """Collect the data that must go along with the files because it vanishes with the job."""
+        """Collect the data for the manager that is deleted with the job."""
         abilities, has_proxy = self._abilities, "X509_USER_PROXY" in os.environ
         if not (abilities.job_attributes or abilities.credentials) and not any(
             item.given
@@ -184,13 +186,15 @@ class Session:
             batch.run(self._concurrency(waiting))
 
     def _concurrency(self, records: list[Record]) -> int:
-        """Limit the files at once. Uploads to the same URL go in HTCondor's order, one by one: the last one stays."""
+        """Limit the files at once. Uploads to the same URL go one by one in HTCondor's order, so that the last file
+        stays.
+        """
         if self._call.upload and len({record.item.request.url for record in records}) < len(records):
             return 1
         return self._environment.count("CONCURRENCY", self._abilities.parallel)
 
     def _report_known(self) -> None:
-        """Report what was known without moving a file."""
+        """Report results that are known without a transfer."""
         for record in self._records:
             if record.result is not None:
                 self._report.finished(record)
@@ -214,7 +218,7 @@ class Session:
         return status
 
     def _known_status(self, status: int) -> int:
-        """Map the exit status for the access point: policies that know HTCondor's own plugin test its status only.
+        """Map the exit status for the access point: policies for HTCondor's own plugin test only its status.
 
         ``StageOutRetryDelay`` shows that this access point retries the job after the status 11.
         """
@@ -224,7 +228,7 @@ class Session:
         return status if isinstance(delay_s, int) and delay_s > 0 else FAILED_STATUS
 
     def _tell(self) -> None:
-        """Give the log to the starter."""
+        """Write the log to stderr, for the starter."""
         printed = self._scrubber.scrub(self._quiet.printed())
         self._quiet.to_stderr((self._log.text() + printed)[-_LOG_CHARS:])
 
@@ -242,12 +246,12 @@ class Report:
         self._stack = stack
         self._file: OutFile | None = None
         self._widths: list[int] = []
-        self.incomplete = ""  # why the file does not tell all
+        self.incomplete = ""  # why the file does not contain all results
 
     def promise(self, records: list[Record]) -> None:
-        """Write a failure ad for every request; from here on the file tells the truth at any moment.
+        """Write a failure ad for every request, so that the file is correct at any later moment.
 
-        Requests for which the disk has no room for a report are refused: what cannot be reported is not done.
+        Refuse requests for whose report the disk has no room: a transfer without a report must not happen.
 
         :raises OSError: the output file cannot be opened.
         """
@@ -277,14 +281,14 @@ class Report:
             self._put(record.item.request.index, ad)
 
     def withdraw(self) -> None:
-        """Leave the output file as it was found: another program reports."""
+        """Restore the output file, because another program reports."""
         if self._file is not None:
             self._file.restore()
 
     def _put(self, index: int, ad: Ad, text: str = "") -> None:
         """Write an ad.
 
-        :param text: of the ad, where it is known.
+        :param text: text of the ad if it exists already.
         """
         if self._file is None:
             self._to_stdout(unparse_old(ad))
@@ -294,7 +298,7 @@ class Report:
         try:
             if not text or len(text) > self._widths[index] - 1:
                 text = fitted(ad, self._widths[index] - 1)
-        except ValueError as problem:  # of a file in custody: the ad stays that says that it failed
+        except ValueError as problem:  # for a file in custody: then the failure ad stays
             self.incomplete = str(problem)
         else:
             if not self._file.write(index, text):

@@ -8,31 +8,31 @@ from stageout.core.classads import quote
 from stageout.plugin.urls import HIDDEN, host_of, may_split_password, safe_urls_in, split_authority
 
 MESSAGE_CHARS = 500
-# "Bearer eyJ0..." and "access_token = x1y2...": a value counts when it holds a digit or is long, words do not.
+# "Bearer eyJ0..." and "access_token = x1y2...": a value counts if it has a digit or is long; words do not count.
 _SECRET_SHAPES = re.compile(
     r"(?i)\b(?P<key>bearer|basic)\s+(?=\S*\d)[A-Za-z0-9._~+/=-]{8,}"
     r"|\b(?P<name>[\w-]*(?:token|signature|secret|password|passwd|credential|authz|apikey|api_key|sig))"
     r"(?P<mark>[\"']?\s*[=:]\s*[\"']?)(?=[^\s&;,\"']*\d|[^\s&;,\"']{16})[^\s&;,\"']{4,}"
 )
-# The shadow cuts messages at these; a message that holds them loses its end, or its sense.
+# The shadow splits messages at these separators, so that a message with them is cut or garbled.
 _SEPARATORS = re.compile(r";(?=\s*(?:SHADOW|STARTER)\b)|\|", re.I)
 _SHORTEST_SECRET = 6
 _RAW = re.compile(r"[\x00-\x1f\x7f]|\\\Z")
 
 
 class Scrubber:
-    """Filter that removes secrets, known or likely, from texts. Safe to use from several threads."""
+    """Filter that removes certain and probable secrets from texts. Thread-safe."""
 
     def __init__(self) -> None:
         self._secrets: set[str] = set()
 
     def learn(self, secret: str) -> None:
-        """Remember a secret text. Very short ones are ignored: they would blank ordinary words."""
+        """Add a secret text. Ignore very short ones, which would remove ordinary words."""
         if len(secret) >= _SHORTEST_SECRET:
             self._secrets.add(secret)
 
     def learn_url(self, url: str) -> None:
-        """Remember userinfo and query of this URL as secrets, and what may be a part of a password."""
+        """Add userinfo and query of this URL as secrets, and possible parts of a password."""
         rest = url.partition("://")[2]
         query = rest.partition("?")[2]
         if may_split_password(url):
@@ -53,15 +53,15 @@ class Scrubber:
         return _SECRET_SHAPES.sub(_hide, safe_urls_in(text))
 
     def message(self, text: str, limit: int = MESSAGE_CHARS) -> str:
-        """Make the text fit for a result ad: scrubbed, one line, at most ``limit`` characters, never empty."""
+        """Prepare the text for a result ad: scrubbed, one line, at most ``limit`` characters, never empty."""
         return one_line(self.scrub(text), limit)
 
 
 def recordable(text: str) -> str:
-    """Encode in a text of an ad what HTCondor would write raw: control characters, and a backslash at the end.
+    """Encode those characters of an ad's text that HTCondor would write raw: control characters, and a final backslash.
 
-    A line end in a string tears the access point's records apart, and a backslash before the closing quote the ad that
-    the starter sends. File names may hold both.
+    A line end in a string splits the access point's records. A backslash before the closing quote breaks the ad that
+    the starter sends. File names may contain both.
     """
     return _RAW.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
@@ -78,7 +78,7 @@ def _hide(found: re.Match[str]) -> str:
 
 
 def one_line(text: str, limit: int = MESSAGE_CHARS) -> str:
-    """Make one printable line without the separators at which the shadow cuts."""
+    """Make one printable line without the separators at which the shadow splits messages."""
     if not text.isprintable():
         text = "".join(char if char.isprintable() else " " for char in text)
     text = " ".join(_SEPARATORS.sub(",", text).split())

@@ -1,4 +1,4 @@
-"""URLs as HTCondor sees them, without their secrets, and fit for the wire."""
+"""URLs in HTCondor's form, without their secrets, and encoded for requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.+)", re.S)
 _IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+")
-# Characters, besides letters and digits, that a URL written by a person may hold as they are.
+# Characters, besides letters and digits, that may stand unencoded in a URL that a person wrote.
 _AS_WRITTEN = "!$&'()*+,;=:@/?#[]%"
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*):?(.*)", re.S)
 _SCHEME_ENDS = re.compile(r"[+.-]")
@@ -20,9 +20,9 @@ _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 class Scheme(NamedTuple):
-    """A scheme taken apart.
+    """The parts of a URL scheme.
 
-    :param method: what HTCondor looks up: behind the last ``+``, ``-`` or ``.``, in lower case.
+    :param method: HTCondor's plugin method: the part after the last ``+``, ``-`` or ``.``, in lower case.
     :param service: credential service of ``service+method``, "" when there is none.
     :param handle: credential handle of ``service.handle+method``, "" when there is none.
     """
@@ -33,12 +33,12 @@ class Scheme(NamedTuple):
 
 
 def is_url(text: str) -> bool:
-    """Tell whether HTCondor takes the text for a URL."""
+    """Tell whether HTCondor treats the text as a URL."""
     return _URL.match(text) is not None
 
 
 def split_scheme(url: str) -> Scheme:
-    """Take the scheme of a URL apart.
+    """Split the scheme of a URL into its parts.
 
     :raises ValueError: when the text is not a URL.
     """
@@ -58,7 +58,7 @@ def bare_url(url: str) -> str:
 
 
 def split_authority(rest: str) -> tuple[str, str]:
-    """Split the text behind ``://`` into the authority and the rest: path, query, fragment."""
+    """Split the text after ``://`` into the authority and the rest: path, query, fragment."""
     authority = _AUTHORITY_ENDS.split(rest, maxsplit=1)[0]
     return authority, rest[len(authority) :]
 
@@ -69,9 +69,9 @@ def host_of(url: str) -> str:
 
 
 def safe_url(url: str) -> str:
-    """Remove userinfo, query and fragment from a URL, so that it is fit for logs, result ads and messages.
+    """Remove userinfo, query and fragment from a URL, so that it is safe for logs, result ads and messages.
 
-    Of one in which a password may end behind the host (``user:pass#word@host``) only the scheme is left.
+    If a part of a password may follow the host (``user:pass#word@host``), keep only the scheme.
     """
     scheme, mark, rest = url.partition("://")
     if not mark:
@@ -83,7 +83,7 @@ def safe_url(url: str) -> str:
 
 
 def may_split_password(url: str) -> bool:
-    """Tell whether what looks like host and port may be the begin of a password with ``/``, ``?`` or ``#``."""
+    """Tell whether host and port may be the begin of a password with ``/``, ``?`` or ``#``."""
     authority, tail = split_authority(url.partition("://")[2])
     host, port = _HOST.fullmatch(authority.rpartition("@")[2]).groups()  # type: ignore[union-attr]  # matches all
     if port and not _PORT.fullmatch(port):
@@ -101,12 +101,12 @@ def safe_urls_in(text: str) -> str:
 
 
 def encode_url(url: str, destination: str = "") -> str:
-    """Encode the URL for use on the wire.
+    """Encode the URL for requests.
 
-    :param url: as HTCondor gave it.
-    :param destination: a URL of the job behind which HTCondor has put the raw name of a file, of which every character
-        counts; "" when there is none. A URL that does not begin with it was written by a person (a remap): only what
-        cannot stand in a URL is encoded.
+    :param url: HTCondor's URL.
+    :param destination: a URL of the job to which HTCondor has appended the raw name of a file, whose characters are all
+        encoded; "" for none. A URL with another beginning was written by a person (a remap): then only invalid
+        characters are encoded.
     """
     if destination and url.startswith(destination) and len(url) > len(destination):
         base, query, rest = destination.partition("?")
@@ -121,7 +121,7 @@ def is_checkpoint(url: str, destination: str, job: str) -> bool:
     :param destination: the job's ``checkpoint_destination``. :param job: its GlobalJobId.
     """
     base = destination.rstrip("/")
-    below = url[len(base) :].lstrip("/")  # the shadow, which asks for the file, does not look for a slash at the end
+    below = url[len(base) :].lstrip("/")  # the shadow, which requests the file, does not check for a slash at the end
     folder = job.replace("#", "_") + "/"
     number = below[len(folder) :].partition("/")[0]
     return bool(base and job) and url.startswith(f"{base}/") and below.startswith(folder) and number.isdigit()
@@ -134,7 +134,9 @@ def as_written(url: str) -> str:
 
 
 def _quoted(text: str, safe: str) -> str:
-    """Encode all but unreserved and ``safe`` characters. urllib's loads twice as much as this whole module."""
+    """Encode all but unreserved and ``safe`` characters. Importing urllib's function costs more than this whole
+    module.
+    """
     kept = (_UNRESERVED + safe).encode()
     data = text.encode("utf-8", "surrogateescape")
     return "".join(chr(byte) if byte in kept else f"%{byte:02X}" for byte in data)

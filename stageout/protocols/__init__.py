@@ -1,1 +1,1 @@
-"""Transfer protocols: one package each, loaded only when a file has to be moved here and now."""
+"""Transfer protocols: one package each, imported only when the plugin itself has to move a file."""

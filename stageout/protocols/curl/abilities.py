@@ -1,4 +1,4 @@
-"""The abilities of the plugin. Imported for every ``-classad``: nothing heavy here."""
+"""The abilities of the plugin. Each ``-classad`` query imports this module, so it imports nothing slow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ METHODS = ("http", "https", "ftp", "file", "dav", "davs")
 
 
 def proxies(environment: Mapping[str, str]) -> dict[str, object]:
-    """Make the ``<method>_proxy`` attributes for the slot ads; a proxy that needs a password is left out."""
+    """Make the ``<method>_proxy`` attributes for the slot ads. Leave out a proxy that needs a password."""
     found = {f"{method}_proxy": environment.get(f"{method}_proxy", "") for method in METHODS}
     return {name: value for name, value in found.items() if value and "@" not in value}
 

@@ -1,4 +1,4 @@
-"""The target of a URL: the URL for the wire, who may see the credential, and the names around a path."""
+"""The target of a URL: the URL for requests, the owner of the credential, and related paths."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from stageout.plugin.urls import as_written, bare_url, safe_url, split_authority
 
 _WIRE_SCHEMES = {"dav": "http", "davs": "https"}
 _DEFAULT_PORTS = {"http": 80, "https": 443, "ftp": 21}
-# Keys of a query that is a signature over one method: any other request with it is refused.
+# Query keys of a signature for one method. Servers refuse other methods with it.
 _SIGNED = {"x-amz-signature", "x-goog-signature", "x-oss-signature", "signature", "sig"}
 _SAFE_IN_NAME = "-._~!$&'()*+,=:@"
 
 
 @dataclass(frozen=True)
 class Address:
-    """One place on a server.
+    """A URL of a server, split into its parts.
 
-    :param url: for the wire, without userinfo and fragment.
+    :param url: for requests, without userinfo and fragment.
     :param method: as HTCondor sees it (``davs``).
-    :param service: of the credential, "" for none. :param handle: likewise.
-    :param user: from the URL, decoded. :param password: likewise.
+    :param service: service of the credential, "" for none. :param handle: handle of the credential, "" for none.
+    :param user: from the URL, decoded. :param password: from the URL, decoded.
     """
 
     url: str
@@ -37,37 +37,37 @@ class Address:
 
     @cached_property
     def host(self) -> str:
-        """Host and port, for messages."""
+        """Return host and port, for messages."""
         return urlsplit(self.url).netloc
 
     @property
     def shown(self) -> str:
-        """The URL without its query, for messages."""
+        """Return the URL without its query, for messages."""
         return safe_url(self.url)
 
     @cached_property
     def origin(self) -> tuple[str, str, int]:
-        """Scheme, host and port: what a credential belongs to."""
+        """Return scheme, host and port. A credential is valid for one origin."""
         return origin_of(self.url)
 
     @cached_property
     def signed(self) -> bool:
-        """The query is a signature that allows one method only."""
+        """Tell whether the query is a signature that allows one method only."""
         return any(key.lower() in _SIGNED for key, _ in parse_qsl(urlsplit(self.url).query, keep_blank_values=True))
 
     @cached_property
     def signed_for_amazon(self) -> bool:
-        """The signature is of S3's form."""
+        """Tell whether the signature has S3's form."""
         return any(key.lower() == "x-amz-signature" for key, _ in parse_qsl(urlsplit(self.url).query))
 
     @property
     def path(self) -> str:
-        """The path, decoded as the server will."""
+        """Return the path, decoded as the server decodes it."""
         return unquote(urlsplit(self.url).path, errors="surrogateescape")
 
     @property
     def signature_expired(self) -> bool:
-        """The signature's own time is over (Amazon's and Google's form tell it)."""
+        """Tell whether the signature has expired, as Amazon's and Google's forms show."""
         query = {key.lower(): value for key, value in parse_qsl(urlsplit(self.url).query)}
         for vendor in ("amz", "goog"):
             try:
@@ -79,11 +79,11 @@ class Address:
 
     @property
     def name(self) -> str:
-        """Last part of the path, decoded as the server will."""
+        """Return the last part of the path, decoded as the server decodes it."""
         return unquote(urlsplit(self.url).path.rpartition("/")[2], errors="surrogateescape")
 
     def beside(self, name: str) -> Address:
-        """Replace the name of the destination by another one in the same collection; the query stays."""
+        """Replace the name of the destination by another one in the same collection, and keep the query."""
         parts = urlsplit(self.url)
         path = parts.path.rpartition("/")[0] + "/" + quote(name, safe=_SAFE_IN_NAME, errors="surrogateescape")
         return replace(self, url=urlunsplit(parts._replace(path=path)))
@@ -99,9 +99,9 @@ class Address:
         )
 
     def redirected(self, location: str) -> Address:
-        """Return the target of a redirect. The credential stays behind unless host, port and scheme are the same.
+        """Return the target of a redirect. Keep the credential only if host, port and scheme are the same.
 
-        :raises TransferFailure: BAD_URL when that is no place for this protocol.
+        :raises TransferFailure: BAD_URL when this protocol does not support the target.
         """
         try:
             url, user, password = _apart(urljoin(self.url, as_written(location)))
@@ -124,10 +124,10 @@ def origin_of(url: str) -> tuple[str, str, int]:
 
 
 def address_of(url: str) -> Address:
-    """Take the URL of a request apart.
+    """Parse the URL of a request.
 
-    :raises TransferFailure: BAD_REQUEST when it is malformed or names no host. The message has no part of it that may
-        belong to a password.
+    :raises TransferFailure: BAD_REQUEST when it is malformed or names no host. The message contains no part of it that
+        may belong to a password.
     """
     scheme = split_scheme(url)
     bare = as_written(bare_url(url))
@@ -146,10 +146,12 @@ def address_of(url: str) -> Address:
 
 
 def _apart(url: str) -> tuple[str, str, str]:
-    """Split a URL: without userinfo and fragment, user, password. :raises ValueError: it is malformed."""
+    """Split a URL into the URL without userinfo and fragment, user, and password. :raises ValueError: it is
+    malformed.
+    """
     scheme, mark, rest = url.partition("://")
     authority, tail = split_authority(rest)
-    userinfo, _, host = authority.rpartition("@")  # before the rest is looked at: a password may hold a bracket
+    userinfo, _, host = authority.rpartition("@")  # before parsing the rest, because a password may contain a bracket
     user, _, password = userinfo.partition(":")
     parts = urlsplit(f"{scheme}{mark}{host}{tail}")
     bare = urlunsplit(parts._replace(path=parts.path or "/", fragment=""))

@@ -1,4 +1,4 @@
-"""Attempts at one file: which failure is tried again, when, and for how long."""
+"""Attempts at one file: the retryable failures, their delays and their time limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stageout.protocols.curl.failures import HANDSHAKES, RECONNECTS
 from stageout.protocols.curl.settings import in_data_slot, most_retries
 from stageout.protocols.curl.task import Task
 
-if TYPE_CHECKING:  # loaded only when something has to be tried again
+if TYPE_CHECKING:  # imported only for a retry
     import tenacity
 
 _SLICE_S = 0.2
@@ -22,38 +22,38 @@ _WRONG_COPIES = frozenset({ErrorClass.SIZE_MISMATCH, ErrorClass.CONTENT_MISMATCH
 
 
 class Movement(abc.ABC):
-    """One file on its way, over all attempts."""
+    """The transfer of one file, over all attempts."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
 
     @property
     def milestone(self) -> int:
-        """Return the bytes kept if the present attempt fails; a rise starts the retry budget anew."""
+        """Return a measure of progress that survives a failed attempt. An increase restarts the retry budget."""
         return 0
 
     @property
     def repeatable(self) -> bool:
-        """Tell whether a further attempt is worth its cost after an answer that refuses the file."""
+        """Tell whether another attempt is worth its cost after the server has refused the file."""
         return True
 
     @abc.abstractmethod
     def attempt(self) -> Outcome:
-        """Try to finish the transfer from where it is.
+        """Try to finish the transfer from its current state.
 
         :raises TransferFailure: classified.
         """
 
     @abc.abstractmethod
     def abandon(self) -> None:
-        """Remove what is left after a failure for good. Never raises."""
+        """Clean up after a permanent failure. Never raises."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing open
-        """Release resources. It is called at the end, after success too."""
+        """Release resources. The caller calls it at the end, after success as well."""
 
 
 def wait(task: Task, duration_s: float) -> None:
-    """Wait, at most until another file of the call has failed for good.
+    """Wait; end early when another file of the call has failed permanently.
 
     :raises TransferFailure: the plugin has to end.
     """
@@ -64,12 +64,12 @@ def wait(task: Task, duration_s: float) -> None:
 
 
 class _RetryBudget:
-    """The retry schedule of a file. In a data slot once: the schedule is the manager's."""
+    """The retry schedule of a file. In a data slot there is one attempt, because the manager schedules retries."""
 
     def __init__(self, movement: Movement, task: Task, begin_s: float) -> None:
         self._movement = movement
         self._task = task
-        self._begin_s = begin_s  # of the first attempt that brought nothing
+        self._begin_s = begin_s  # start of the first attempt without progress
         self._since_s = 0.0  # its failure
         self._failures = 0
         self._retries = 0
@@ -79,9 +79,9 @@ class _RetryBudget:
         self._wait_s = 0.0
 
     def exhausted(self, state: tenacity.RetryCallState) -> bool:
-        """Tell whether no further attempt is made; otherwise plan the wait before the next one."""
+        """Tell whether the file has no attempts left; otherwise plan the wait before the next one."""
         failure = state.outcome.exception() if state.outcome else None
-        assert isinstance(failure, TransferFailure)  # no other is retried
+        assert isinstance(failure, TransferFailure)  # other failures are final
         self._failure, now_s = failure, time.monotonic()
         if self._movement.milestone > self._milestone:
             self._begin_s, self._failures, self._milestone = now_s, 0, self._movement.milestone
@@ -116,9 +116,9 @@ class _RetryBudget:
     def sleep(self, duration_s: float) -> None:
         """Wait as planned, and end early when the plugin has to end.
 
-        :raises TransferFailure: the plugin has to end, or another file has failed meanwhile: then the last failure.
+        :raises TransferFailure: the plugin has to end, or another file has failed: then it is the last failure.
         """
-        del duration_s  # tenacity asks for it before or after the plan is made, by version
+        del duration_s  # tenacity calls it before or after it makes the plan, depending on its version
         assert self._failure is not None
         context = self._task.context
         try:
@@ -133,7 +133,7 @@ class _RetryBudget:
 
 
 def _may_help(error: BaseException) -> bool:
-    """Tell whether the plugin retries a failure: exactly as the table advises, except for its own end."""
+    """Tell whether the plugin retries a failure: exactly as the table advises, except at its own end."""
     if not isinstance(error, TransferFailure):
         return False
     ended = error.kind in (ErrorClass.DEADLINE, ErrorClass.NOT_ATTEMPTED)
@@ -141,7 +141,7 @@ def _may_help(error: BaseException) -> bool:
 
 
 def run_attempts(movement: Movement, task: Task) -> Outcome:
-    """Make attempts until one succeeds or no further one makes sense; nothing is left behind after a failure.
+    """Make attempts until one succeeds or no retry is useful. Leave nothing behind after a failure.
 
     :raises TransferFailure: the last one.
     """

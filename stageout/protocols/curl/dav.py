@@ -1,4 +1,4 @@
-"""The part of WebDAV that uploads need: collections that are missing, and the properties of a file."""
+"""The part of WebDAV that uploads need: creation of missing collections, and the properties of a file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from stageout.protocols.curl.address import Address
 from stageout.protocols.curl.http import Http
 from stageout.protocols.curl.transport import Reply
 
-#: The answer to a PUT, or to MKCOL, where the collection around it is missing.
+#: The answer to a PUT or MKCOL if the parent collection is missing.
 NO_COLLECTION = frozenset({404, 409})
-_EXISTS = frozenset({405})  # the answer to MKCOL of what is there
-_MOST_COLLECTIONS = 64  # around one file
+_EXISTS = frozenset({405})  # the answer to MKCOL for an existing collection
+_MOST_COLLECTIONS = 64  # parent collections of one file
 _MAKING_S = 30.0
 _BODY = '<?xml version="1.0" encoding="utf-8"?><propfind xmlns="DAV:"><prop><getcontentlength/></prop></propfind>'
 _HEADERS = ("Depth: 0", 'Content-Type: application/xml; charset="utf-8"')
@@ -22,10 +22,10 @@ _LENGTH = re.compile(r"\s*([0-9]{1,18})\s*")
 
 
 def make_collections(http: Http, address: Address) -> TransferFailure | None:
-    """Make the collection around a destination with MKCOL, and those around it as far as they are missing.
+    """Create the collection of a destination with MKCOL, and its missing parents.
 
-    :returns: the first refusal. When another job makes the collection at the same time some servers refuse with
-        other statuses than 405 (Apache: 403): only the next PUT shows whether the collection exists.
+    :returns: the first refusal. When another job creates the collection at the same time, some servers refuse with
+        another status than 405 (Apache: 403). Only the next PUT shows whether the collection exists.
     :raises TransferFailure: no answer.
     """
     missing: list[Address] = []
@@ -51,12 +51,12 @@ def _refusal(http: Http, reply: Reply, folder: Address) -> TransferFailure | Non
 
 
 def properties(http: Http, address: Address) -> Reply | None:
-    """Query one destination with PROPFIND; None where no answer came."""
+    """Query one destination with PROPFIND; None without an answer."""
     return http.question("PROPFIND", address, _HEADERS, {pycurl.POSTFIELDS: _BODY})
 
 
 def length_in(body: bytes) -> int | None:
-    """Return the length of the file in a multi-status answer; None where there is none."""
+    """Return the length of the file in a multi-status answer; None without a length."""
     from xml.etree import ElementTree
 
     try:

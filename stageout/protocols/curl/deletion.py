@@ -1,4 +1,4 @@
-"""Deletion of one file. A file that does not exist counts as deleted: the answer to an earlier request may be lost."""
+"""Deletion of one file. A missing file counts as deleted, because the answer to an earlier request may be lost."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ DELETED = "deleted"
 
 
 def deletion(task: Task) -> Movement:
-    """Return the deletion of the file that the URL of a task names."""
+    """Return the deletion of the file at the URL of a task."""
     return {"file": _LocalDeletion, "ftp": _FtpDeletion}.get(task.address.method, _HttpDeletion)(task)
 
 
 class _Deletion(Movement):
-    """One file that is to go."""
+    """The deletion of one file."""
 
     def abandon(self) -> None:
-        """Leave everything: a deletion has nothing to remove."""
+        """Do nothing, because a deletion leaves nothing behind."""
 
     def attempt(self) -> Outcome:
         """Delete the file.
 
-        :raises TransferFailure: it may still be there.
+        :raises TransferFailure: the file may still exist.
         """
         self._delete()
         return Outcome(0, verified=DELETED)
@@ -40,7 +40,7 @@ class _Deletion(Movement):
 
 
 class _HttpDeletion(_Deletion):
-    """DELETE, of http, https, dav and davs."""
+    """DELETE by http, https, dav and davs."""
 
     def _delete(self) -> None:
         http = Http(self._task)
@@ -50,7 +50,7 @@ class _HttpDeletion(_Deletion):
 
 
 class _FtpDeletion(_Deletion):
-    """DELE; an FTP server refuses it with the same reply whether or not the file is there."""
+    """DELE. An FTP server refuses it with the same reply whether or not the file exists."""
 
     def _delete(self) -> None:
         ftp = Ftp(self._task)
@@ -62,7 +62,7 @@ class _FtpDeletion(_Deletion):
 
 
 class _LocalDeletion(_Deletion):
-    """Removal of a name of this machine."""
+    """Removal of a file of this machine."""
 
     def _delete(self) -> None:
         path = path_of(self._task.address)

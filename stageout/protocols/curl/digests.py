@@ -1,4 +1,4 @@
-"""Digests: computing them while data passes, and reading those that servers and users state.
+"""Digests: compute them while data passes, and read those that servers and users state.
 
 Names are ``md5``, ``sha1``, ``sha256``, ``sha512``, ``adler32``, ``crc32``; values are lower-case hexadecimal.
 """
@@ -14,24 +14,23 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Union
 
-if TYPE_CHECKING:  # loaded only for files that are not small
+if TYPE_CHECKING:  # imported only for large files
     from concurrent.futures import Future, ThreadPoolExecutor
 
-_ALONE_BYTES = 4 << 20  # for less a second thread costs more than it helps
-_MOST_WAITING = 16  # pieces between the two threads
+_ALONE_BYTES = 4 << 20  # for smaller files a second thread costs more than it gains
+_MOST_WAITING = 16  # blocks in the queue between the two threads
 Data = Union[bytes, bytearray, memoryview]
 
-#: strongest first; length in bytes of a value.
+#: Strongest first, with the length of a value in bytes.
 LENGTHS_BYTES = {"sha512": 64, "sha256": 32, "sha1": 20, "md5": 16, "crc32": 4, "adler32": 4}
 
-#: Digests that servers are asked to state: those first that they are likely to keep, and not to compute by reading the
-#: file.
+#: Digests to request from servers, the usually stored ones first, because computing one reads the file.
 WANTED = (
     "Want-Repr-Digest: sha-256=9, md5=5, sha-512=3, adler=2",
     "Want-Digest: adler32;q=1, md5;q=0.9, sha-256;q=0.8, sha;q=0.7",
 )
 
-# RFC 9530, RFC 3230 and the headers of ownCloud, Google and Amazon have a name each for the same thing.
+# RFC 9530, RFC 3230 and the headers of ownCloud, Google and Amazon use different names for the same algorithms.
 _NAMES = {
     "md5": "md5",
     "sha": "sha1",
@@ -56,10 +55,11 @@ _S3_MD5_TAG = re.compile(r'"?([0-9a-fA-F]{32})"?')
 
 
 class Stated(NamedTuple):
-    """Digests that an answer states: name -> value.
+    """Digests in an answer: name -> value.
 
-    :param sure: of the file as this answer shows it.
-    :param perhaps: of another form of it, perhaps: these may agree, and a difference says nothing.
+    :param sure: digests of the file itself.
+    :param perhaps: digests that may belong to another encoding of the file. Equality confirms; a difference says
+        nothing.
     """
 
     sure: dict[str, str] = {}  # noqa: RUF012 - never changed
@@ -67,7 +67,7 @@ class Stated(NamedTuple):
 
     @property
     def names(self) -> set[str]:
-        """Return the names of all of them."""
+        """Return the names of all stated digests."""
         return {*self.sure, *self.perhaps}
 
 
@@ -77,7 +77,7 @@ class _Running(Protocol):
 
 
 class _Checksum:
-    """A checksum of zlib in the form of a hash."""
+    """A zlib checksum with the interface of a hash."""
 
     def __init__(self, function: Callable[[Data, int], int], start: int) -> None:
         self._function = function
@@ -99,19 +99,20 @@ def _start(name: str) -> _Running:
 
 
 class Digests:
-    """Digests of the data that passes. After the first pieces a second thread computes them, and nobody waits for it.
+    """Digests of passing data. After the first blocks a second thread computes them, so that the transfer does not
+    wait.
 
-    :param names: which ones.
+    :param names: names of the digests.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
         self._running = {name: _start(name) for name in names}
         self._passed_bytes = 0
-        self._thread: ThreadPoolExecutor | None = None  # of one worker: pieces stay in order
+        self._thread: ThreadPoolExecutor | None = None  # of one worker, so that blocks stay in order
         self._waiting: deque[Future[None]] = deque()
 
     def update(self, data: Data) -> None:
-        """Take the next piece, which must not change afterwards."""
+        """Add the next block. The caller must not change it afterwards."""
         self._passed_bytes += len(data)
         if self._passed_bytes <= _ALONE_BYTES or not self._running:
             self._update(data)
@@ -136,13 +137,13 @@ class Digests:
 
 
 def strongest(names: Iterable[str]) -> str | None:
-    """Choose the digest to compare when several are known; None of none."""
+    """Choose the strongest of several digests; None of none."""
     known = set(names)
     return next((name for name in LENGTHS_BYTES if name in known), None)
 
 
 def read_value(name: str, text: str) -> str | None:
-    """Convert a value in base64 or hexadecimal (servers mix them up) to hexadecimal; None when it is neither."""
+    """Convert a value in base64 or hexadecimal (servers mix them up) to hexadecimal; None for other text."""
     length_bytes = LENGTHS_BYTES[name]
     text = text.strip().strip('"').strip(":")
     if _HEX.fullmatch(text) and len(text) <= 2 * length_bytes and (length_bytes == 4 or len(text) == 2 * length_bytes):
@@ -164,9 +165,9 @@ def _listed(header: str, mark: str) -> Iterator[tuple[str, str]]:
 
 
 def stated_by_user(text: str) -> dict[str, str]:
-    """Read digests as PluginData gives them: ``"sha-256:<hexadecimal>"``, several with blanks or commas between.
+    """Parse digests as in PluginData: ``"sha-256:<hexadecimal>"``, several separated by blanks or commas.
 
-    :raises ValueError: for a name or value that cannot be read: it must not be passed over.
+    :raises ValueError: a name or value is invalid. Ignoring it would skip a check.
     """
     found = {}
     for item in re.split(r"[,\s]+", text.strip()):
@@ -182,12 +183,12 @@ def stated_by_user(text: str) -> dict[str, str]:
 def stated_by_server(
     headers: Mapping[str, str], whole_body: bool, about_upload: bool = False, amazon: bool = False
 ) -> Stated:
-    """Read the digests of a file that the headers of an answer state.
+    """Read the digests of a file from the headers of an answer.
 
     :param headers: names in lower case.
     :param whole_body: the answer's own body is (or would be) the whole file; then headers about the body count too.
-    :param about_upload: the answer is the one to a PUT: its ``Repr-Digest`` is about the answer, not about the file.
-    :param amazon: the URL is signed as S3 wants it; not every such server shows itself in its headers.
+    :param about_upload: this is the answer to a PUT: its ``Repr-Digest`` describes the answer, not the file.
+    :param amazon: the URL has a signature for S3. Not every S3 server identifies itself in its headers.
     """
     if not _may_state(headers, amazon):
         return Stated()
@@ -207,12 +208,12 @@ def stated_by_server(
     own, tags = _s3(headers, amazon)
     sure, perhaps = [*found, *own, *(() if packed else google)], [*tags, *(google if packed else ())]
     if headers.get("content-encoding", "").strip().lower() not in _PLAIN_CODINGS and not about_upload:
-        sure, perhaps = [], [*sure, *perhaps]  # of the coded form, or of the other one: servers differ
+        sure, perhaps = [], [*sure, *perhaps]  # of the encoded form or of the decoded one; servers differ
     return Stated(_read(sure), _read(perhaps))
 
 
 def _may_state(headers: Mapping[str, str], amazon: bool) -> bool:
-    """Tell whether any of the headers may be about a digest: most servers state none, of thousands of files."""
+    """Tell whether a header may contain a digest. Most servers send none, and calls may have thousands of files."""
     if amazon or headers.keys() & _STATING or headers.get("server") in _S3_SERVERS:
         return True
     return any(name.startswith(_STATING_PREFIXES) for name in headers)
@@ -224,10 +225,10 @@ def _read(found: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def _s3(headers: Mapping[str, str], amazon: bool) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return checksums of S3, and those that only may be some.
+    """Return S3's certain checksums and its possible ones.
 
-    An ETag is the MD5 of an object of one part without a key of its own: surely so where the server says that it
-    encrypted the object with S3's own key (AES256), as Amazon always does; else only when it agrees.
+    The ETag of a single-part object without customer key is its MD5. It is certain if the answer says that S3's own key
+    (AES256) encrypted the object, as Amazon always says. Otherwise it counts only if it agrees.
     """
     sums: list[tuple[str, str]] = []
     if headers.get("x-amz-checksum-type", "FULL_OBJECT").upper() == "FULL_OBJECT":

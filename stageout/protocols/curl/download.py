@@ -1,4 +1,4 @@
-"""Downloads by HTTP and FTP: under a temporary name, resumed only with the same version of the file, verified."""
+"""Downloads by HTTP and FTP: under a temporary name, resumed only for the same version of the file, and verified."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from stageout.protocols.curl.task import Task
 from stageout.protocols.curl.transport import Reply
 
 CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-WHOLE = (200, 203, 204)  # the answer is the file; 204: it is empty
+WHOLE = (200, 203, 204)  # the answer contains the file; 204: the file is empty
 _NO_SUCH_RANGE = 416
 _MOST_REFUSALS = 2
 _STRONG_AGE_S = 60.0
 
 
 class Download(Movement):
-    """One file on its way in: what HTTP and FTP have in common."""
+    """Download of one file: the common part of HTTP and FTP."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -38,21 +38,21 @@ class Download(Movement):
 
     @property
     def milestone(self) -> int:
-        """The most that was ever here of the file."""
+        """Return the largest number of bytes that were ever received."""
         self._most_bytes = max(self._most_bytes, self._part.size_bytes if self.resumable else 0)
         return self._most_bytes
 
     @property
     def resumable(self) -> bool:
-        """The bytes here may be continued."""
+        """Tell whether the download can continue after the received bytes."""
         return False
 
     def abandon(self) -> None:
-        """Remove the part, unless the disk is full."""
+        """Remove the partial file, unless the disk is full."""
         self._part.discard()
 
     def write(self, data: bytes) -> None:
-        """Take data from the network."""
+        """Write data from the network."""
         self._part.write(data)
 
     def _restart(self, stated: Stated, announced_bytes: int | None) -> None:
@@ -63,7 +63,7 @@ class Download(Movement):
         self._part.restart({name for name in wanted if name} or likely)
 
     def _finish(self) -> Outcome:
-        """Verify, then give the file its name."""
+        """Verify the file, then rename it to its final name."""
         try:
             verified = self._verify()
         except TransferFailure:
@@ -78,7 +78,7 @@ class Download(Movement):
         )
 
     def _forget(self) -> None:
-        """Discard the part that is here: the next attempt begins anew."""
+        """Discard the partial file, so that the next attempt starts from the beginning."""
         self._part.restart(())
 
     def _verify(self) -> str:
@@ -100,7 +100,7 @@ class Download(Movement):
         return verified
 
     def _agreeing(self, digests: dict[str, str], whose: str) -> str:
-        """Return the name of the digest that agrees; "" where none is stated.
+        """Return the name of the digest that agrees; "" if the server states none.
 
         :raises TransferFailure: CONTENT_MISMATCH.
         """
@@ -112,33 +112,33 @@ class Download(Movement):
         raise TransferFailure(ErrorClass.CONTENT_MISMATCH, text, host, developer=facts)
 
     def _asked_digests(self) -> dict[str, str]:
-        """Ask the server for digests of the version that was received; it may have none."""
+        """Ask the server for digests of the received version. It may have none."""
         return {}
 
 
 class HttpDownload(Download):
-    """Over HTTP."""
+    """Download over HTTP."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._http = Http(task)
         self._validator = ""
-        self._refusals = 0  # of ranges
-        self._headers: dict[str, str] = {}  # of the answer that these bytes are from
+        self._refusals = 0  # refusals of ranges
+        self._headers: dict[str, str] = {}  # of the answer that the received bytes belong to
 
     @property
     def resumable(self) -> bool:
-        """The server gave a strong name for the version that these bytes are of, or the rest can be compared."""
+        """Tell whether a strong validator exists for the version of the received bytes, or the rest can be compared."""
         known = bool(self._validator) or (self._announced_bytes is not None and self._comparable)
         return known and self._refusals < _MOST_REFUSALS
 
     @property
     def _comparable(self) -> bool:
-        """A date or a digest tells whether the rest is of the same version."""
+        """Tell whether a date or a digest can show that the rest belongs to the same version."""
         return "last-modified" in self._headers or bool(self._stated.sure or self._expected)
 
     def attempt(self) -> Outcome:
-        """Send one GET, for the missing part where that is safe."""
+        """Send one GET, for the missing part if that is safe."""
         headers: tuple[str, ...] = ()
         if self._part.size_bytes and self.resumable:
             headers = (f"Range: bytes={self._part.size_bytes}-",)
@@ -165,9 +165,9 @@ class HttpDownload(Download):
         return outcome
 
     def _check_refusal(self, http: Http, reply: Reply) -> None:
-        """Ask for the whole file where a range is refused for good: a range is more than the download needs.
+        """Request the whole file after the server has permanently refused a range, which a download does not need.
 
-        :raises TransferFailure: it was refused for the first time, and may be given later.
+        :raises TransferFailure: this was the first refusal, and the next request may succeed.
         """
         failure = http.failure(reply, f"download of {self._address.name}")
         self._refusals += 1
@@ -177,7 +177,7 @@ class HttpDownload(Download):
         self._task.context.log("no range is given; begun again without", status=reply.status)
 
     def begin(self, reply: Reply) -> None:
-        """Read the head of a successful answer, which brings the rest of the file or the whole."""
+        """Read the head of a successful answer, which contains the rest of the file or all of it."""
         if reply.status == 206 and self._part.size_bytes:
             self._continue(reply)
         elif reply.status in WHOLE:
@@ -203,7 +203,7 @@ class HttpDownload(Download):
     def _same_version(self, headers: dict[str, str]) -> bool:
         if self._validator:
             return same_version(self._validator, headers)
-        names = ("etag", "last-modified")  # the length has been compared
+        names = ("etag", "last-modified")  # the length was compared
         return all(headers.get(name) == self._headers.get(name) for name in names)
 
     def _forget(self) -> None:
@@ -211,7 +211,7 @@ class HttpDownload(Download):
         super()._forget()
 
     def _asked_digests(self) -> dict[str, str]:
-        """Ask for digests with HEAD: as part of the GET the wish makes some servers refuse the file."""
+        """Ask for digests with HEAD, because some servers refuse a GET that asks for digests."""
         origin, servers, required = self._address.origin, self._task.servers, self._task.digest_required
         asks = required or not servers.has(origin, Habit.STATES_NO_DIGESTS)
         if self._address.signed or not asks:
@@ -231,7 +231,7 @@ class HttpDownload(Download):
         return stated.sure or agreeing
 
     def _is_received_version(self, reply: Reply) -> bool:
-        """Tell whether an answer is about the version that was received: length, date and tag are the same."""
+        """Tell whether an answer describes the received version: length, date and tag are the same."""
         length = reply.headers.get("content-length", str(self._part.size_bytes))
         names = ("etag", "last-modified")
         return length == str(self._part.size_bytes) and all(
@@ -240,7 +240,7 @@ class HttpDownload(Download):
 
 
 class FtpDownload(Download):
-    """Over FTP. A server has no names for versions, so nothing is continued."""
+    """Download over FTP. Servers have no version identifiers, so downloads start from the beginning."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -249,7 +249,7 @@ class FtpDownload(Download):
     def attempt(self) -> Outcome:
         """Send one RETR."""
         reply = self._ftp.retrieve(self)
-        unknown = (-1, 0) if self._part.size_bytes else (-1,)  # an older libcurl reads "213 many" as 0
+        unknown = (-1, 0) if self._part.size_bytes else (-1,)  # older versions of libcurl parse "213 many" as 0
         self._announced_bytes = None if reply.length_bytes in unknown else reply.length_bytes
         outcome = self._finish()
         outcome.developer.update(self._ftp.facts)
@@ -261,7 +261,7 @@ class FtpDownload(Download):
 
 
 def is_nonsense(failure: TransferFailure) -> bool:
-    """Tell whether the answer to a request for a range was no HTTP."""
+    """Tell whether the answer to a range request was invalid HTTP."""
     return failure.developer.get("LibcurlReturnCode") == pycurl.E_UNSUPPORTED_PROTOCOL
 
 
@@ -286,6 +286,6 @@ def strong_validator(headers: dict[str, str]) -> str:
 
 
 def same_version(validator: str, headers: dict[str, str]) -> bool:
-    """Tell whether a partial answer agrees with the version that was begun; one without validators does."""
+    """Tell whether a partial answer belongs to the version of the received bytes. Without validators it does."""
     name = "etag" if validator.startswith('"') else "last-modified"
     return headers.get(name, validator) == validator

@@ -1,7 +1,7 @@
-"""Evidence about an upload that the server has answered with 2xx: which further answers may contradict that.
+"""Evidence about an upload after a 2xx answer: decide whether further answers contradict it.
 
-A further answer confirms the upload, doubts it, or says nothing. Two doubts contradict the answer 2xx; one does not,
-because servers, proxies and caches err about lengths. :data:`SAYS_NOTHING` lists the answers that say nothing.
+A further answer confirms the upload, contradicts it, or says nothing. Two contradictions outweigh the 2xx answer. One
+does not, because servers, proxies and caches report wrong lengths. :data:`SAYS_NOTHING` lists answers without evidence.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _LENGTH = re.compile(r"[0-9]{1,18}")
 
 @dataclass(frozen=True)
 class Sent:
-    """An upload that was answered with 2xx.
+    """An upload that the server answered with 2xx.
 
     :param date: the date in the server's answer, "" for none. :param took_s: seconds from the begin to the answer.
     :param accepted: the answer was 202: the server may need time.
-    :param page: the answer is a web page, as those of log-ins are, so it may be about something else.
-    :param shows: the server is known to show what it has: a file that it does not find is not there.
+    :param page: the answer is a web page, for instance of a log-in, which may not describe the file.
+    :param shows: the server normally shows stored files, so that 404 means that the file is missing.
     """
 
     size_bytes: int
@@ -41,16 +41,16 @@ class Sent:
 
     @property
     def begin_s(self) -> float | None:
-        """Return the begin of the upload by the server's clock; None where its answer has no date."""
+        """Return the start of the upload by the server's clock; None if its answer has no date."""
         date_s = http_date_s(self.date)
         return None if date_s is None else date_s - self.took_s
 
 
 class Witness(NamedTuple):
-    """A further answer about the file.
+    """Another answer about the file.
 
-    :param size_bytes: of the file, None where the answer does not tell. :param silent: why it says nothing unless it
-        agrees; "" where a difference counts. :param missing: it does not find the file.
+    :param size_bytes: size of the file, None if the answer does not contain it. :param silent: the reason why a
+        difference does not count; "" if it counts. :param missing: the answer says that the file does not exist.
     """
 
     name: str
@@ -72,12 +72,12 @@ def _is_cached(reply: Reply) -> bool:
 
 
 def _is_older(reply: Reply, sent: Sent) -> bool:
-    """Tell whether the answer is about a version from before the upload, by the server's own dates."""
+    """Tell whether the answer describes a version from before the upload, by the server's own dates."""
     modified_s, begin_s = http_date_s(reply.headers.get("last-modified", "")), sent.begin_s
     return modified_s is not None and begin_s is not None and modified_s < begin_s - _CLOCK_S
 
 
-#: Why an answer that does not agree says nothing, in the order in which it is tried.
+#: Reasons why an answer that disagrees says nothing, in the order of the checks.
 SAYS_NOTHING: tuple[tuple[str, Callable[[Reply, Sent], bool]], ...] = (
     ("the upload was accepted for later (202)", lambda reply, sent: sent.accepted),
     ("it does not find the file", lambda reply, sent: reply.status in GONE and not sent.shows),
@@ -91,14 +91,14 @@ SAYS_NOTHING: tuple[tuple[str, Callable[[Reply, Sent], bool]], ...] = (
 
 
 def witness_of(name: str, reply: Reply, sent: Sent, size_bytes: int | None = None) -> Witness:
-    """Read an answer.
+    """Interpret an answer.
 
-    :param size_bytes: where the body of the answer states it; None: the head may state it.
+    :param size_bytes: size from the body of the answer; None: use the head.
     """
     agrees = reply.status in _WITH_FILE and sent.size_bytes in (size_bytes, _stated_size(reply))
     stated = stated_by_server(reply.headers, whole_body=True)
     rules = SAYS_NOTHING[:-1] if agrees and not stated.names else SAYS_NOTHING
-    silent = next((why for why, applies in rules if applies(reply, sent)), "")  # dates cost an import
+    silent = next((why for why, applies in rules if applies(reply, sent)), "")  # parsing dates needs a slow import
     if reply.status in GONE:
         return Witness(name, None, silent=silent, missing=not silent)
     size_bytes = _stated_size(reply) if size_bytes is None else size_bytes
@@ -110,7 +110,7 @@ def witness_of(name: str, reply: Reply, sent: Sent, size_bytes: int | None = Non
 
 
 class Verdict:
-    """The sum of the answers about one upload so far."""
+    """The combined evidence about one upload."""
 
     def __init__(self, sent: Sent) -> None:
         self._sent = sent
@@ -120,16 +120,16 @@ class Verdict:
 
     @property
     def doubtful(self) -> bool:
-        """A further witness is worth its request."""
+        """Tell whether another request could change the result."""
         return 0 < self._doubts < _ENOUGH_TO_CONTRADICT and not self.confirmed
 
     @property
     def contradicted(self) -> bool:
-        """Enough of them say that the file is not there as it was sent."""
+        """Tell whether enough answers say that the file is missing or different."""
         return self._doubts >= _ENOUGH_TO_CONTRADICT and not self.confirmed
 
     def hear(self, witness: Witness) -> None:
-        """Take one more answer into account."""
+        """Add one more answer."""
         self.confirmed = self.confirmed or witness.size_bytes == self._sent.size_bytes
         if witness.silent or witness.size_bytes == self._sent.size_bytes:
             return
@@ -142,7 +142,7 @@ def _coding(reply: Reply) -> str:
 
 
 def _total(reply: Reply) -> str:
-    """Return the length of the file in the answer to a request for a range."""
+    """Return the length of the file in the answer to a range request."""
     found = _TOTAL.fullmatch(reply.headers.get("content-range", "").strip())
     return found[1] if found else ""
 
@@ -156,7 +156,7 @@ def _stated_size(reply: Reply) -> int | None:
 
 
 def http_date_s(text: str) -> float | None:
-    """Return a date of HTTP in seconds; None where it is none."""
+    """Return an HTTP date in seconds; None for other text."""
     if not text:
         return None
     from email.utils import parsedate_to_datetime

@@ -1,4 +1,4 @@
-"""Error classes of failures of libcurl, HTTP, FTP and the local system: tables, and nothing else decides."""
+"""Error classes of failures of libcurl, HTTP, FTP and the local system. These tables alone decide."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _WORDS_CHARS = 200
 _TAGS = re.compile(r"<[^<>]*>")
 _BLOCKS = re.compile(r"</?(?:p|br|h\d|li|div|tr|td|center|pre)\b[^<>]*>", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")
-#: Of a page nothing of these is shown; a title says what the page says again below it, and a footer names the software.
+#: Elements of a page that messages leave out: a title repeats the text, and a footer names the software.
 _UNSEEN = re.compile(
     r"<(head|title|style|script|address)\b.*?</\1\s*>|<!--.*?-->|<hr\b(?!.*<hr\b).*", re.IGNORECASE | re.DOTALL
 )
-# Sentences that Apache writes below most errors, and which explain none.
+# Sentences that Apache writes below most errors, and that explain nothing.
 _BOILERPLATE = (
     "The server encountered an internal error or misconfiguration",
     "Please contact the server administrator",
@@ -74,7 +74,7 @@ CURL_CODES: dict[int, ErrorClass] = {
     pycurl.E_SSL_INVALIDCERTSTATUS: _K.TLS_UNTRUSTED,
 }
 
-# No connection, or one that broke: HTCondor's own plugin tries again too, 20 times with pauses of 1, 2, ... 20 s.
+# No connection, or a broken one. HTCondor's own plugin retries as well, 20 times with pauses of 1, 2, ... 20 s.
 RECONNECTS = frozenset(
     {
         pycurl.E_COULDNT_CONNECT,
@@ -84,7 +84,7 @@ RECONNECTS = frozenset(
         pycurl.E_GOT_NOTHING,
     }
 )
-# Seldom more than a wrong port, but a server that is overloaded may break off a TLS handshake: once more.
+# Usually a wrong port. But an overloaded server may break off a TLS handshake, so one retry is useful.
 HANDSHAKES = frozenset({pycurl.E_SSL_CONNECT_ERROR})
 
 HTTP_STATUSES: dict[int, ErrorClass] = {
@@ -125,7 +125,7 @@ HTTP_STATUSES: dict[int, ErrorClass] = {
 }
 _HTTP_HUNDREDS = {3: _K.BAD_URL, 4: _K.REQUEST_REJECTED, 5: _K.SERVER_ERROR}
 
-# Codes in the error answers of S3, where they say more than the status (400, 403, 409).
+# Codes in the error answers of S3 that are more specific than the status (400, 403, 409).
 S3_CODES: dict[str, ErrorClass] = {
     "ExpiredToken": _K.CREDENTIAL_EXPIRED,
     "OperationAborted": _K.SERVER_BUSY,
@@ -148,7 +148,7 @@ FTP_REPLIES: dict[int, ErrorClass] = {
     552: _K.QUOTA_EXCEEDED,
     553: _K.PERMISSION_DENIED,
 }
-# Codes of libcurl that only say "the server answered no": there the FTP reply decides, if it says more than 550.
+# Codes of libcurl that only mean "the server refused". Then the FTP reply decides if it is more specific than 550.
 _FTP_REFUSALS = frozenset(
     {
         pycurl.E_REMOTE_ACCESS_DENIED,
@@ -162,7 +162,7 @@ _FTP_REFUSALS = frozenset(
     }
 )
 
-# On this machine, where a job's sandbox is.
+# Errors of this machine, which has the job's sandbox.
 LOCAL_ERRNOS: dict[int, ErrorClass] = {
     errno.ENOSPC: _K.NO_SPACE_LOCAL,
     errno.EDQUOT: _K.NO_SPACE_LOCAL,
@@ -173,7 +173,7 @@ LOCAL_ERRNOS: dict[int, ErrorClass] = {
     errno.ENFILE: _K.PLUGIN_BROKEN,
     errno.ENOMEM: _K.PLUGIN_BROKEN,
 }
-# At the far end of a ``file`` URL.
+# Errors of the far end of a ``file`` URL.
 REMOTE_ERRNOS: dict[int, ErrorClass] = {
     errno.ENOENT: _K.NOT_FOUND,
     errno.ENOTDIR: _K.NOT_FOUND,
@@ -192,16 +192,16 @@ REMOTE_ERRNOS: dict[int, ErrorClass] = {
 
 
 def of_status(status: int, body: bytes = b"") -> ErrorClass:
-    """Classify an HTTP status that is not a success; one that is not in the table counts as its hundred.
+    """Classify an HTTP error status. A status that is not in the table counts as its class (4xx, 5xx).
 
-    :param body: where it has a code of S3 that says more, that counts.
+    :param body: its S3 code takes precedence if it is more specific.
     """
     known = S3_CODES.get(s3_code(body)) or HTTP_STATUSES.get(status)
     return known or _HTTP_HUNDREDS.get(status // 100, _K.SERVER_ERROR)
 
 
 def of_curl(code: int, ftp_reply: int = 0) -> ErrorClass:
-    """Classify a code of libcurl.
+    """Classify an error code of libcurl.
 
     :param ftp_reply: last reply of an FTP server, 0 when there was none.
     """
@@ -211,13 +211,13 @@ def of_curl(code: int, ftp_reply: int = 0) -> ErrorClass:
 
 
 def s3_code(body: bytes) -> str:
-    """Return the code in an error answer of S3; "" where there is none."""
+    """Return the code in an error answer of S3; "" without a code."""
     found = _S3_CODE.search(body)
     return found[1].decode() if found else ""
 
 
 def ftp_words(lines: list[str]) -> str:
-    """Return the last reply of an FTP dialogue when it is a refusal, as the server wrote it; "" when it is none."""
+    """Return the last reply of an FTP dialogue as the server wrote it if it is a refusal; otherwise ""."""
     last = next((line for line in reversed(lines) if line), "")
     return server_words(last.encode("utf-8", "surrogateescape")) if last[:1] in ("4", "5") else ""
 
@@ -225,7 +225,7 @@ def ftp_words(lines: list[str]) -> str:
 def local_failure(error: OSError, name: str) -> TransferFailure:
     """Make the failure of a file of the sandbox that could not be read or written.
 
-    :param name: of the file, without its directory.
+    :param name: name of the file, without its directory.
     """
     kind = LOCAL_ERRNOS.get(error.errno or 0, _K.LOCAL_FILE)
     hint = "; ask for more with request_disk" if kind is _K.NO_SPACE_LOCAL else ""
@@ -239,9 +239,9 @@ def remote_failure(error: OSError, path: str) -> TransferFailure:
 
 
 def server_words(body: bytes, reason: str = "") -> str:
-    """Extract the first whole sentences of an error page, as far as they say something that is not yet known.
+    """Extract the first complete sentences of an error page that add information.
 
-    :param reason: of the status line, which the message already has.
+    :param reason: reason in the status line, which the message already contains.
     """
     page = body.decode("utf-8", "replace")
     known = {_bare(text) for text in (reason, reason.partition(" ")[2], "")}
@@ -258,7 +258,7 @@ def server_words(body: bytes, reason: str = "") -> str:
 
 
 def _sentences(page: str) -> list[str]:
-    """Extract the visible text of a page; where it has no tags, lines count as sentences."""
+    """Extract the visible text of a page. If it has no tags, lines count as sentences."""
     if _TAGS.search(page):
         page = _TAGS.sub(" ", _BLOCKS.sub("\0", " ".join(page.split()))).replace("\0", "\n")
     pieces = ("".join(char if char.isprintable() else " " for char in text) for text in _SENTENCE_END.split(page))
@@ -270,13 +270,13 @@ def _bare(text: str) -> str:
 
 
 def certificate_problem(verify_result: int) -> str | None:
-    """Explain OpenSSL's verification code of a server's certificate; None when the certificate is accepted."""
+    """Explain OpenSSL's verification code of a server's certificate; None if the certificate is accepted."""
     return _VERIFY_RESULTS.get(verify_result, f"its certificate is not accepted (OpenSSL code {verify_result})")
 
 
 _VERIFY_RESULTS: dict[int, str | None] = {
     0: None,
-    1: None,  # the chain is good and the name is not in the certificate: libcurl itself compares names
+    1: None,  # the chain is valid, but the certificate lacks the name: libcurl itself compares names
     9: "its certificate is not valid yet: check both clocks",
     10: "its certificate has expired",
     18: "its certificate is signed by itself and not trusted here",

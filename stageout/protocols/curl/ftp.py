@@ -25,12 +25,12 @@ _HASH_NAMES = {"SHA-512": "sha512", "SHA-256": "sha256", "SHA-1": "sha1", "MD5":
 
 
 class Ftp:
-    """Requests for one file, as the user of its URL, or as anonymous."""
+    """Requests for one file, as the user in its URL, or as anonymous."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
         self.facts: dict[str, Any] = {}
-        self.unanswered: TransferFailure | None = None  # why the last question brought nothing
+        self.unanswered: TransferFailure | None = None  # the reason why the last query failed
 
     def retrieve(self, receiver: Receiver) -> Reply:
         """Retrieve a file (RETR)."""
@@ -39,16 +39,16 @@ class Ftp:
         return reply
 
     def store(self, address: Address, source: SourceFile) -> Reply:
-        """Store a file (STOR), and make the directories that are missing."""
+        """Store a file (STOR), and create missing directories."""
         options = {pycurl.FTP_CREATE_MISSING_DIRS: _CREATE_AND_RETRY}
         reply = self._perform(address, source=source, options=options)
         self.facts["TransferHTTPStatusCode"] = reply.status
         return reply
 
     def size_and_digest(self, address: Address, with_digest: bool) -> Witness | None:
-        """Ask for the size of a file (SIZE), and for its digest (HASH).
+        """Query the size of a file (SIZE), and its digest (HASH).
 
-        :returns: what the server told; None where no answer came, which ``unanswered`` explains.
+        :returns: the server's answers; None without an answer, and then ``unanswered`` has the reason.
         :raises TransferFailure: the plugin has to end.
         """
         commands = [f"*HASH {address.name}"] if with_digest else []
@@ -60,7 +60,7 @@ class Ftp:
         return Witness("SIZE", size_bytes, Stated(_hashes(reply.lines)), silent)
 
     def listed_size(self, address: Address) -> Witness | None:
-        """Ask for the facts about a file (MLST); returns and raises as :meth:`size_and_digest`."""
+        """Query the facts about a file (MLST). Returns and raises as :meth:`size_and_digest`."""
         reply = self._question(address.parent() or address, [f"*MLST {address.name}"])
         if reply is None:
             return None
@@ -68,7 +68,7 @@ class Ftp:
         return Witness("MLST", int(found[1]) if found else None, silent="" if found else "it states no length")
 
     def delete(self, address: Address) -> None:
-        """Delete a file (DELE). :raises TransferFailure: refused, also when there is no such file."""
+        """Delete a file (DELE). :raises TransferFailure: refused, or the file does not exist."""
         options = {pycurl.NOBODY: 1, **_after([f"DELE {address.name}"])}
         self._perform(address.parent() or address, options=options)
 
@@ -82,7 +82,7 @@ class Ftp:
             raise
 
     def _question(self, address: Address, commands: list[str]) -> Reply | None:
-        """Make a request that the transfer can do without: for seconds, and a refusal is an answer."""
+        """Send an optional request with a short time limit. A refusal is an answer."""
         self.unanswered = None
         try:
             return self._perform(address, options={pycurl.NOBODY: 1, **_after(commands)}, limit_s=QUESTION_S)
@@ -113,7 +113,7 @@ class Ftp:
 
 
 def _after(commands: list[str]) -> dict[int, Any]:
-    """Make the options for commands that are given when the connection stands in the directory of the URL."""
+    """Make the libcurl options for commands to send in the directory of the URL."""
     for command in commands:
         if any(ord(char) < 32 for char in command):
             raise TransferFailure(ErrorClass.BAD_URL, f"FTP cannot carry the file name {quote(command)}; rename it")

@@ -1,4 +1,4 @@
-"""HTTP requests about one file: credential, redirects, and what an error status means."""
+"""HTTP requests about one file: credential, redirects, and the meaning of an error status."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ LARGE_BYTES = 1 << 20
 _MOVES = frozenset({"GET", "PUT"})
 _PROXY_REFUSED = 407
 _EXPECTATION_FAILED = 417
-#: Seconds for a question that the transfer can do without.
+#: Seconds for a request that the transfer does not need.
 QUESTION_S = 5.0
 ENDED = (ErrorClass.DEADLINE, ErrorClass.NOT_ATTEMPTED)
 
 
 class Http:
-    """Requests for one file; its credential goes to its host only."""
+    """Requests for one file. Its credential is sent to its host only."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -44,7 +44,7 @@ class Http:
         self._context = task.context
         self._proxy_problem = ""
         self.facts: dict[str, Any] = {}
-        self.unanswered: TransferFailure | None = None  # why the last question brought nothing
+        self.unanswered: TransferFailure | None = None  # the reason why the last query failed
 
     def ask(
         self,
@@ -59,10 +59,10 @@ class Http:
         whole_text: bool = False,
         repeated: bool = False,
     ) -> Reply:
-        """Make a request and follow redirects; an HTTP error is an answer.
+        """Make a request and follow redirects. An HTTP error is an answer.
 
-        :param limit_s: as in :class:`Query`, for all requests together; likewise the next ones.
-        :param repeated: the source has been sent before in this attempt.
+        :param limit_s: as in :class:`Query`, for all redirects together.
+        :param repeated: the source was sent before in this attempt.
         :raises TransferFailure: no answer, too many redirects, or no credential.
         """
         most_redirects = positive_number(self._context, "CURL_MAX_REDIRS") or _MOST_REDIRECTS
@@ -75,11 +75,11 @@ class Http:
             if not limit_s:
                 self._note(method, address, reply)
             if reply.status not in _REDIRECTS or "location" not in reply.headers:
-                if query.method != method:  # the headers are about something else
+                if query.method != method:  # the headers describe something else
                     reply.headers = {}
                 reply.redirected = redirected
                 return reply
-            if reply.status == 303 and query.method == "PUT":  # whether the file was taken stands there
+            if reply.status == 303 and query.method == "PUT":  # its status shows whether the server accepted the file
                 query = replace(query, method="GET", source=None, head_only=True)
             address = self._elsewhere(address, reply)
             redirected = redirected or address.url != home.url
@@ -90,11 +90,11 @@ class Http:
     def question(
         self, method: str, address: Address, headers: tuple[str, ...] = (), body: dict[int, Any] | None = None
     ) -> Reply | None:
-        """Ask for more than the transfer needs: for seconds, and the head of the answer is enough where it has no text.
+        """Send an optional request with a short time limit. The head of the answer is enough unless the text is needed.
 
-        The server has all time to compute a digest that is required, because the transfer needs it.
+        If the policy requires a digest, the server has unlimited time to compute it.
 
-        :returns: None where nothing came, which means nothing; ``unanswered`` then says why.
+        :returns: None without an answer, which means nothing; ``unanswered`` then has the reason.
         :raises TransferFailure: the plugin has to end.
         """
         self.unanswered, limit_s = None, QUESTION_S
@@ -110,7 +110,7 @@ class Http:
             return None
 
     def _ask_one(self, query: Query, address: Address, headers: tuple[str, ...], repeated: bool) -> Reply:
-        """Make one request; once more where the server does not want to be asked before data is sent."""
+        """Make one request. Repeat it if the server rejects ``Expect: 100-continue``."""
         servers, source = self._task.servers, query.source
         query.url = address.url
         lines = [*headers, *self._authorisation(address)]
@@ -131,7 +131,9 @@ class Http:
             raise
 
     def _perform(self, query: Query, identity: dict[int, Any]) -> Reply:
-        """Make a request with the job's X.509 proxy; without it when it cannot be read, because few servers ask."""
+        """Make a request with the job's X.509 proxy. Omit the proxy if it is unreadable, because few servers need
+        it.
+        """
         task = self._task
         task.progress.begin()
         shown = replace(query, options={**identity, **query.options}) if identity else query
@@ -157,7 +159,7 @@ class Http:
         return [f"Authorization: Basic {_basic(self._home)}"] if self._home.user else []
 
     def _identity(self, address: Address) -> dict[int, Any]:
-        """Choose the job's X.509 proxy, when there is one and no token speaks for the job."""
+        """Choose the job's X.509 proxy if it exists and the job does not use a token."""
         path = os.environ.get("X509_USER_PROXY", "")
         foreign = self._home.service or address.origin != self._home.origin
         if foreign or self._proxy_problem or not path or not Path(path).is_file():
@@ -176,9 +178,9 @@ class Http:
         self._context.log(f"{method} {reply.status}", place=address.shown, first_byte_s=round(reply.first_byte_s, 3))
 
     def failure(self, reply: Reply, deed: str, cause: str = "") -> TransferFailure:
-        """Make the failure for an unwelcome answer.
+        """Make the failure for an error answer.
 
-        :param deed: what was tried, as in "upload of NAME". :param cause: where it is known; else the server's words.
+        :param deed: the operation, as in "upload of NAME". :param cause: the cause if known; else the server's text.
         """
         kind = self._kind(reply)
         reason = reply.lines[0].partition(" ")[2] if reply.lines else str(reply.status)
@@ -208,7 +210,7 @@ class Http:
         return kind
 
     def _token_expired(self) -> bool:
-        """Tell whether the token is a JWT whose own time is over."""
+        """Tell whether the token is an expired JWT."""
         import json
 
         try:
@@ -236,7 +238,7 @@ _SIGNED_HERE = ("host",)
 
 
 def signing_advice(url: str, status: int, body: bytes) -> str:
-    """Say why a signed URL cannot work, as far as the URL and the answer tell; "" where they do not."""
+    """Explain why a signed URL cannot work, as far as the URL and the answer show; otherwise ""."""
     if status not in (400, 403):
         return ""
     if s3_code(body) == "RequestTimeTooSkewed":
@@ -259,19 +261,19 @@ def _basic(address: Address) -> str:
 
 
 def _expect(source: SourceFile | None, is_asked: bool) -> list[str]:
-    """Say whether to ask: libcurl does so by itself above a limit, and then knows what 417 means."""
+    """Decide about ``Expect: 100-continue``. Above a size limit libcurl sends it itself, and then handles 417."""
     if source is None or (is_asked and source.size_bytes > LARGE_BYTES):
         return []
     return ["Expect: 100-continue"] if is_asked else ["Expect:"]
 
 
 def _asks_first(source: SourceFile | None, repeated: bool) -> bool:
-    """Ask before sending much, or anything a second time, and do not lose a round trip over little."""
+    """Tell whether to ask before sending the body. It is worth a round trip for large bodies and for repetitions."""
     return source is not None and (source.size_bytes >= LARGE_BYTES or (repeated and source.size_bytes > 0))
 
 
 def retry_after_s(headers: dict[str, str]) -> float | None:
-    """Read the wait that a server asks for, in seconds from now; None when it asks for none."""
+    """Read the wait that a server asks for, in seconds from now; None without a request to wait."""
     text = headers.get("retry-after", "").strip()
     if text.isdigit():
         return float(text)

@@ -1,4 +1,4 @@
-"""``file`` URLs: the far end is a directory of this machine, often a shared file system."""
+"""``file`` URLs: the far end is a directory of this machine, often on a shared file system."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stageout.protocols.curl.localfile import PartFile, SourceFile, file_digest,
 from stageout.protocols.curl.task import Task
 
 _PIECE_BYTES = 1 << 20
-_COPY_BYTES = 16 << 20  # of the kernel
+_COPY_BYTES = 16 << 20  # per call of the kernel
 _LOCAL_HOSTS = ("", "localhost", "127.0.0.1")
 _READ_BACK_DIGEST = "md5"
 
@@ -25,7 +25,7 @@ _READ_BACK_DIGEST = "md5"
 def path_of(address: Address) -> Path:
     """Read the path in a ``file`` URL.
 
-    :raises TransferFailure: BAD_URL when it is on another host, or none.
+    :raises TransferFailure: BAD_URL when it names another host, or no path.
     """
     parts = urlsplit(address.url)
     if parts.netloc not in _LOCAL_HOSTS:
@@ -47,7 +47,7 @@ def is_null_device(path: Path) -> bool:
 
 
 class LocalDownload(Movement):
-    """From a ``file`` URL into the sandbox."""
+    """Download from a ``file`` URL into the sandbox."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -56,7 +56,7 @@ class LocalDownload(Movement):
         self._part = PartFile(task.path)
 
     def attempt(self) -> Outcome:
-        """Copy, compare, give it its name."""
+        """Copy the file, verify it, and rename it to its final name."""
         if self._path.is_dir():
             return self._list()
         try:
@@ -68,7 +68,7 @@ class LocalDownload(Movement):
             raise remote_failure(error, str(self._path)) from None
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise TransferFailure(ErrorClass.CONTENT_MISMATCH, f"{self._path} changed while it was read")
-        if after.st_size and self._part.size_bytes != after.st_size:  # files of the kernel show no size
+        if after.st_size and self._part.size_bytes != after.st_size:  # files in /proc and /sys have no size
             text = f"{self._part.size_bytes} of {after.st_size} bytes of {self._path} could be read"
             raise TransferFailure(ErrorClass.SIZE_MISMATCH, text)
         verified = self._verify()
@@ -77,7 +77,7 @@ class LocalDownload(Movement):
         return Outcome(size_bytes, self._task.progress.total_bytes, verified=verified, digests=self._part.digests())
 
     def _list(self) -> Outcome:
-        """List the names in a directory, as libcurl gives them to HTCondor's own plugin."""
+        """List the names in a directory, as libcurl returns them to HTCondor's own plugin."""
         try:
             names = sorted(path.name for path in self._path.iterdir() if not path.name.startswith("."))
         except OSError as error:
@@ -89,7 +89,7 @@ class LocalDownload(Movement):
         return Outcome(self._part.size_bytes, self._part.size_bytes, verified=verified, digests=self._part.digests())
 
     def abandon(self) -> None:
-        """Remove the part."""
+        """Remove the partial file."""
         self._part.discard()
 
     def _copy(self, descriptor: int) -> None:
@@ -117,7 +117,7 @@ class LocalDownload(Movement):
 
 
 class LocalUpload(Movement):
-    """From the sandbox to a ``file`` URL."""
+    """Upload from the sandbox to a ``file`` URL."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -129,7 +129,7 @@ class LocalUpload(Movement):
         self._source = SourceFile(task.path, names)
 
     def attempt(self) -> Outcome:
-        """Copy, bring to the disk, give it its name. On return data and name are on the disk."""
+        """Copy the file, sync it, and rename it to its final name. On return data and name are durable."""
         if is_null_device(self._path):
             return self._swallow()
         try:
@@ -145,7 +145,7 @@ class LocalUpload(Movement):
         return Outcome(size_bytes, moved_bytes, verified=verified, digests=self._source.digests())
 
     def _swallow(self) -> Outcome:
-        """Read the file and keep nothing: a rename would put it in the place of the device."""
+        """Read the file and discard the data: a rename would replace the null device."""
         self._source.rewind()
         while self._source.read(_PIECE_BYTES):
             continue
@@ -153,14 +153,14 @@ class LocalUpload(Movement):
         return Outcome(self._source.size_bytes, digests=self._source.digests())
 
     def abandon(self) -> None:
-        """Remove the part."""
+        """Remove the partial file."""
         try:
             self._part.unlink(missing_ok=True)
         except OSError:
-            return  # the failure that led here is the one to report
+            return  # the original failure is the one to report
 
     def close(self) -> None:
-        """Let go of the local file."""
+        """Close the local file."""
         self._source.close()
 
     def _write(self) -> None:
@@ -175,7 +175,7 @@ class LocalUpload(Movement):
                 self._task.progress.moved(written_bytes)
             os.fsync(file.fileno())
             if self._read_back:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that the check reads the disk
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that the verification reads the disk
 
     def _write_piece(self, file: FileIO) -> int:
         piece = self._source.read(_PIECE_BYTES)
@@ -201,7 +201,7 @@ class LocalUpload(Movement):
 
 
 class _opened:
-    """A source, which must be an ordinary file or the null device: a pipe could block for ever."""
+    """Open a source, which must be a regular file or the null device, because a pipe could block forever."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -14,13 +14,14 @@ from stageout.protocols.curl.failures import local_failure
 
 _PIECE_BYTES = 1 << 20
 _NAME_BYTES = 200  # of a temporary name, below NAME_MAX
-_NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)  # by kernel and file systems
+# limited by kernel and file systems
+_NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_MOST_SENDINGS = 2  # of a file in one attempt
+_MOST_SENDINGS = 2  # multiples of a file's size in one attempt
 
 
 def temporary_name(name: str) -> str:
-    """Make a name beside ``name`` that no other transfer uses."""
+    """Make a name in the directory of ``name`` that no other transfer uses."""
     kept = os.fsdecode(os.fsencode(name)[:_NAME_BYTES])
     return f".{kept}.{os.urandom(4).hex()}.part"
 
@@ -38,9 +39,9 @@ def file_digest(path: Path, name: str) -> str:
 
 
 def kernel_copy(source: int, target: int, most_bytes: int, start_bytes: int) -> int:
-    """Copy a piece of one file to the position of another without looking at it.
+    """Copy a block of one file to the position of another inside the kernel.
 
-    :returns: bytes copied; 0 at the end, and where the kernel cannot.
+    :returns: bytes copied; 0 at the end, and if the kernel does not support it.
     :raises OSError: it could not be written or read.
     """
     try:
@@ -52,7 +53,7 @@ def kernel_copy(source: int, target: int, most_bytes: int, start_bytes: int) -> 
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a directory to the disk. :raises OSError: it cannot be done."""
+    """Sync the entries of a directory. :raises OSError: it cannot be done."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -61,7 +62,7 @@ def sync_folder(folder: Path) -> None:
 
 
 class PartFile:
-    """A file being received, under a temporary name in the directory of the final one.
+    """A file that is being received, under a temporary name in the directory of the final one.
 
     :param path: the final name.
     """
@@ -76,7 +77,7 @@ class PartFile:
         self.size_bytes = 0
 
     def restart(self, digests: Iterable[str]) -> None:
-        """Begin from nothing, with digests computed as data comes. :raises TransferFailure: as :meth:`write`."""
+        """Start from the beginning and compute digests of passing data. :raises TransferFailure: as :meth:`write`."""
         try:
             if self._descriptor < 0:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -90,9 +91,9 @@ class PartFile:
         self._digests, self._is_digested = Digests(names), bool(names)
 
     def write(self, data: Data) -> None:
-        """Append.
+        """Append data.
 
-        :raises TransferFailure: NO_SPACE_LOCAL and the like.
+        :raises TransferFailure: NO_SPACE_LOCAL and similar ones.
         """
         view = memoryview(data)
         self._digests.update(view)
@@ -105,9 +106,9 @@ class PartFile:
             raise self._failure(error) from None
 
     def copy(self, descriptor: int, most_bytes: int) -> int:
-        """Let the kernel append the next piece of another file, where no digest wants to see it.
+        """Append the next block of another file inside the kernel, unless a digest needs its data.
 
-        :returns: bytes copied; 0 at the end, and where the kernel cannot: then :meth:`write`.
+        :returns: bytes copied; 0 at the end, and if the kernel does not support it: then use :meth:`write`.
         :raises TransferFailure: as :meth:`write`.
         """
         if self._is_digested:
@@ -120,9 +121,9 @@ class PartFile:
         return copied
 
     def write_at(self, data: Data, place: int) -> None:
-        """Write somewhere; may be called from several threads. :meth:`filled` marks complete parts.
+        """Write at a position. Several threads may call it. :meth:`filled` marks complete parts.
 
-        :raises TransferFailure: NO_SPACE_LOCAL and the like.
+        :raises TransferFailure: NO_SPACE_LOCAL and similar ones.
         """
         view = memoryview(data)
         try:
@@ -134,12 +135,14 @@ class PartFile:
             raise self._failure(error) from None
 
     def filled(self, size_bytes: int) -> None:
-        """Note that all bytes up to here were written in some order; digests come from reading the file."""
+        """Record that all bytes up to this position were written in some order. Digests then need another read of the
+        file.
+        """
         self.size_bytes = size_bytes
         self._digests = Digests(())
 
     def digest(self, name: str) -> str:
-        """Return a digest of what is there, computed on the way or by reading.
+        """Return a digest of the received data, computed during the transfer or by reading the file.
 
         :raises TransferFailure: it cannot be read.
         """
@@ -153,9 +156,9 @@ class PartFile:
         return self._digests.values()
 
     def commit(self) -> None:
-        """Give the file its final name. On return its data and its name are on the disk.
+        """Rename the file to its final name. On return its data and its name are durable.
 
-        :raises TransferFailure: NO_SPACE_LOCAL and the like.
+        :raises TransferFailure: NO_SPACE_LOCAL and similar ones.
         """
         try:
             os.fsync(self._descriptor)
@@ -166,13 +169,13 @@ class PartFile:
             raise self._failure(error) from None
 
     def discard(self) -> None:
-        """Remove what was received. After a full disk it stays: HTCondor wants to see who filled it."""
+        """Remove the received data. Keep it after a full disk, because HTCondor has to see which job filled it."""
         self._close()
         if not self._keep:
             try:
                 self._part.unlink(missing_ok=True)
             except OSError:
-                return  # the failure that led here is the one to report
+                return  # the original failure is the one to report
 
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
@@ -185,11 +188,11 @@ class PartFile:
 
 
 class SourceFile:
-    """A file being sent: read once from front to end, digests on the way, and watched for changes.
+    """A file that is being sent: it is read once, with digests, and checked for changes.
 
     :param path: the file.
-    :param digests: computed while it is read.
-    :param start_bytes: where to begin. :param length_bytes: how much of it; None: to the end.
+    :param digests: names of the digests to compute.
+    :param start_bytes: position of the first byte. :param length_bytes: number of bytes; None: to the end.
     :raises TransferFailure: LOCAL_FILE when it cannot be opened.
     """
 
@@ -213,7 +216,7 @@ class SourceFile:
         self._modified_ns = status.st_mtime_ns
 
     def read(self, most_bytes: int) -> bytes:
-        """Read the next piece, empty at the end.
+        """Read the next block; it is empty at the end.
 
         :raises TransferFailure: SOURCE_CHANGED when the file has become shorter; REQUEST_REJECTED when the attempt has
             sent enough.
@@ -237,18 +240,18 @@ class SourceFile:
 
     @property
     def is_begun(self) -> bool:
-        """Some of it has been read since it was begun."""
+        """Tell whether some of the file was read since the last rewind."""
         return self._position_bytes > 0
 
     @property
     def read_whole(self) -> bool:
-        """All of it has been read since it was begun."""
+        """Tell whether all of the file was read since the last rewind."""
         return self._position_bytes >= self.size_bytes
 
     def copy(self, descriptor: int, most_bytes: int) -> int:
-        """Let the kernel copy the next piece to the end of another file, where no digest wants to see it.
+        """Append the next block to another file inside the kernel, unless a digest needs its data.
 
-        :returns: bytes copied; 0 where the kernel cannot: then :meth:`read`.
+        :returns: bytes copied; 0 if the kernel does not support it: then use :meth:`read`.
         :raises OSError: the other file cannot be written.
         """
         wanted = min(most_bytes, self.size_bytes - self._position_bytes)
@@ -259,16 +262,16 @@ class SourceFile:
         return copied
 
     def begin_attempt(self) -> None:
-        """Allow the bytes of one attempt: a server may answer that it wants the file elsewhere, but not for ever."""
+        """Reset the limit on bytes of one attempt. It stops a server that redirects the upload again and again."""
         self._left_bytes = _MOST_SENDINGS * self.size_bytes
 
     def rewind(self) -> None:
-        """Begin again."""
+        """Start again from the first byte."""
         self._position_bytes = 0
         self._digests = Digests(self._names)
 
     def check_unchanged(self) -> None:
-        """Make sure that what was sent is one version of the file.
+        """Verify that the sent data belong to one version of the file.
 
         :raises TransferFailure: SOURCE_CHANGED.
         """
@@ -277,7 +280,7 @@ class SourceFile:
             raise self._changed()
 
     def digest(self, name: str) -> str:
-        """Return a digest of the file, computed on the way or by reading it again."""
+        """Return a digest of the file, computed during the transfer or by reading the file again."""
         found: str | None = self._digests.values().get(name)
         if found is None:
             try:
@@ -292,7 +295,7 @@ class SourceFile:
         return self._digests.values()
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

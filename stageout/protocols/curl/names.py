@@ -1,4 +1,4 @@
-"""The reason why a host name did not resolve. libcurl does not tell "there is no such name" from "nobody answered"."""
+"""The reason why a host name did not resolve. libcurl does not tell a missing name from a silent name server."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _DEFINITIVE = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAM
 
 
 def lookup_failure(host: str, one_attempt: bool = False) -> tuple[ErrorClass, str]:
-    """Classify a name that libcurl could not resolve, with a sentence: the resolver is asked once more for its code.
+    """Classify a name that libcurl could not resolve, with a sentence. A second look-up gets the resolver's code.
 
-    :param one_attempt: nobody waits long for the code.
+    :param one_attempt: limit the wait for the code.
     """
     code = _ask(host, _QUICK_S if one_attempt else _PATIENCE_S)
     if code in _DEFINITIVE:
@@ -25,7 +25,7 @@ def lookup_failure(host: str, one_attempt: bool = False) -> tuple[ErrorClass, st
 
 
 def _ask(host: str, patience_s: float) -> int | None:
-    """Ask the resolver for its code; 0 when the name now resolves, None when it takes too long."""
+    """Query the resolver for its code; 0 when the name now resolves, None when it takes too long."""
     answer: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def look() -> None:

@@ -1,8 +1,8 @@
 """S3's multipart upload: parts over several connections, then one object.
 
-Of pre-signed URLs each allows one request only. One for a PUT of the whole object therefore never becomes several
-parts; who wants parts signs them beforehand and gives them in PluginData (``s3_parts``: part_bytes, urls, complete,
-abort). At a server that takes the job's token, or needs none, the plugin begins and ends the upload itself
+Each pre-signed URL allows one request only. Therefore one for a PUT of the whole object cannot become several parts.
+Users who want parts sign them in advance and put the URLs into PluginData (``s3_parts``: part_bytes, urls, complete,
+abort). At a server that accepts the job's token, or needs none, the plugin begins and ends the upload itself
 (``s3_multipart``).
 """
 
@@ -32,7 +32,7 @@ from stageout.protocols.curl.task import Task
 from stageout.protocols.curl.transport import Reply
 from stageout.protocols.curl.upload import HttpUpload
 
-_LEAST_PART_BYTES = 8 << 20  # S3 takes parts of 5 MiB or more, except the last
+_LEAST_PART_BYTES = 8 << 20  # S3 requires parts of 5 MiB or more, except the last one
 _MOST_PARTS = 10_000
 _XML = ("Content-Type: application/xml",)
 _UPLOAD_ID = re.compile(rb"<UploadId>([^<]+)</UploadId>")
@@ -51,9 +51,9 @@ class Signed:
 
 
 def read_signed(data: Mapping[str, Any]) -> Signed | None:
-    """Read ``s3_parts`` of PluginData; None when there is none.
+    """Read ``s3_parts`` of PluginData; None if absent.
 
-    :raises TransferFailure: BAD_REQUEST for one that cannot be used.
+    :raises TransferFailure: BAD_REQUEST for invalid values.
     """
     given = value_of(data, "s3_parts")
     if given is None:
@@ -70,7 +70,7 @@ def read_signed(data: Mapping[str, Any]) -> Signed | None:
 
 
 def wants_parts(task: Task) -> bool:
-    """Tell whether a file is sent in parts: signed parts are there, or S3 is known to listen and the file is long."""
+    """Tell whether to send a file in parts: PluginData has signed parts, or the server is S3 and the file is large."""
     if value_of(task.request.data, "s3_parts") is not None:
         return True
     if value_of(task.request.data, "s3_multipart") is not True or task.address.signed:
@@ -79,7 +79,7 @@ def wants_parts(task: Task) -> bool:
 
 
 class PartsUpload(HttpUpload):
-    """The way of one file in parts."""
+    """Upload of one file in parts."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -101,11 +101,11 @@ class PartsUpload(HttpUpload):
 
     @property
     def milestone(self) -> int:
-        """Parts that are there, and steps done."""
+        """Return the number of uploaded parts and of completed steps."""
         return len(self._tags) + _MOST_PARTS * super().milestone
 
     def abandon(self) -> None:
-        """Tell the server to forget the parts."""
+        """Ask the server to discard the parts."""
         url = self._signed.abort if self._signed else self._query(f"uploadId={quote(self._upload_id, safe='')}")
         if (self._signed and url) or self._upload_id:
             with contextlib.suppress(TransferFailure):
@@ -174,7 +174,7 @@ class PartsUpload(HttpUpload):
             self._tags[number], self._sums[number] = tag, bytes.fromhex(md5)
 
     def _complete(self) -> bool:
-        """Put the parts together. Returns whether the object's tag shows that all of them are in it."""
+        """Complete the upload. Return whether the object's tag shows that it contains all parts."""
         rows = (
             f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(tag)}</ETag></Part>"
             for number, tag in sorted(self._tags.items())
@@ -183,7 +183,7 @@ class PartsUpload(HttpUpload):
         url = self._signed.complete if self._signed else self._query(f"uploadId={quote(self._upload_id, safe='')}")
         reply = self._http.ask("POST", self._at(url), _XML, options={pycurl.POSTFIELDS: body}, whole_text=True)
         refused = _ERROR.search(reply.text)
-        if not reply.success or refused:  # S3 says 200 before it knows
+        if not reply.success or refused:  # S3 sends 200 before it knows the result
             if refused and reply.success:
                 word = refused[1].decode(errors="replace")
                 text = f"{self._address.host} could not put {self._path.name} together: {word}"
@@ -193,9 +193,9 @@ class PartsUpload(HttpUpload):
         return self._tag_agrees(reply)
 
     def _tag_agrees(self, reply: Reply) -> bool:
-        """Tell whether the object's tag is the digest of the parts' digests: then all parts are in it, in this order.
+        """Tell whether the object's tag is the digest of the parts' digests, which proves all parts and their order.
 
-        :raises TransferFailure: CONTENT_MISMATCH when it is another one.
+        :raises TransferFailure: CONTENT_MISMATCH when the tag differs.
         """
         found = _TAG.search(reply.text)
         if not found or any(len(tag.strip('"')) != 32 for tag in self._tags.values()):
@@ -211,7 +211,7 @@ class PartsUpload(HttpUpload):
     def _witnesses(self, verdict: Verdict) -> Iterator[Witness]:
         if self._is_whole:
             yield Witness("the object's tag", self._source.size_bytes)
-        elif not self._signed:  # nothing was signed for a look
+        elif not self._signed:  # no signed URL allows this query
             yield from super()._witnesses(verdict)
 
     def _part_url(self, number: int) -> str:

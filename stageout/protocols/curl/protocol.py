@@ -1,4 +1,4 @@
-"""The protocol class of ``plugins/stageout_curl_plugin``: which kind of movement a URL needs."""
+"""The protocol class of ``plugins/stageout_curl_plugin``: choose the transfer for a URL."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def _upload(task: Task) -> Movement:
 
 
 def _carried_out(movement_of: Callable[[Task], Movement], task: Task, file_code: int) -> Outcome:
-    """Move the file; the result has libcurl's code and the time of connections, as HTCondor's own plugin gives them.
+    """Move the file. The result has libcurl's code and the connection time, as HTCondor's own plugin reports them.
 
-    :param file_code: what libcurl returns when a ``file`` URL fails, of which it knows nothing here.
+    :param file_code: libcurl's code for a failed ``file`` URL, which this plugin moves without libcurl.
     :raises TransferFailure: classified.
     """
     try:
@@ -72,12 +72,12 @@ class CurlProtocol(TransferProtocol):
         self._servers = Servers()
 
     def download(self, request: Request, context: Context) -> Outcome:
-        """Fetch a file: temporary name, verified as the checksum policy says, synced, renamed."""
+        """Fetch a file under a temporary name, verify it by the checksum policy, sync it and rename it."""
         task = self._task(request, address_of(request.encoded_url), context)
         return _carried_out(_download, task, pycurl.E_FILE_COULDNT_READ_FILE)
 
     def upload(self, request: Request, context: Context) -> Outcome:
-        """Send a file, ask the server what it has, and give it its name where it was sent under another one."""
+        """Send a file, verify it at the server, and rename it if it has a temporary name."""
         task = self._task(request, address_of(request.encoded_url), context)
         if not task.address.name:
             text = f"{task.address.shown} names no file to write"

@@ -1,4 +1,4 @@
-"""The proxy of a request. libcurl decides by the environment, and does not say which one it took."""
+"""The HTTP proxy of a request. libcurl chooses it from the environment, and does not report its choice."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from stageout.plugin.urls import host_of
 
 
 def named_by_environment() -> bool:
-    """Return whether the environment names a proxy, which may be reached by TLS."""
+    """Tell whether the environment names a proxy, which may use TLS."""
     return any(name.lower().endswith("_proxy") for name in os.environ)
 
 
 def named_by_machine(url: str, context: Context) -> str:
-    """Return the proxy that the machine's ad names for a URL; "" where the environment names one, or neither does."""
+    """Return the proxy for a URL in the machine's ad; "" if there is none, or the environment names one."""
     scheme = url.partition(":")[0].lower()
     found = context.machine_attribute(f"{scheme}_proxy")
     return found if isinstance(found, str) and not _of_environment(scheme) else ""
 
 
 def proxy_in_use(url: str, context: Context) -> str:
-    """Return host and port of the proxy that a request for this URL goes through, "" for none."""
+    """Return host and port of the proxy for this URL, "" for none."""
     parts = urlsplit(url)
     proxy = _of_environment(parts.scheme) or named_by_machine(url, context)
     if not proxy or _excepted(parts.hostname or ""):
@@ -37,6 +37,6 @@ def _excepted(host: str) -> bool:
 
 
 def _of_environment(scheme: str) -> str:
-    """Look up the proxy as libcurl does: HTTP_PROXY in capitals could be a header of a request to a CGI program."""
+    """Look up the proxy as libcurl does. In a CGI program HTTP_PROXY in capitals could be a header of a request."""
     own = [f"{scheme}_proxy"] if scheme == "http" else [f"{scheme}_proxy", f"{scheme.upper()}_PROXY"]
     return next((os.environ[name] for name in [*own, "all_proxy", "ALL_PROXY"] if os.environ.get(name)), "")

@@ -1,9 +1,9 @@
 """Downloads over several connections: each fetches another range of the same version of the file.
 
-The first request asks for the beginning only. Its answer says whether the server gives ranges at all (206), how long
-the file is and what names its version (a strong ETag or date, RFC 9110, 8.8); the other connections start as soon as it
-is there, and each of their requests holds the server to that version (``If-Range``). A server that answers 200 sends
-the whole file over this one connection, and nothing is lost.
+The first request asks for the beginning only. Its answer shows whether the server supports ranges (206), the length of
+the file, and a version identifier (a strong ETag or date, RFC 9110, 8.8). The other connections then start, and each of
+their requests demands that version (``If-Range``). A server that answers 200 sends the whole file over the first
+connection, so that no time is lost.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from stageout.protocols.curl.transport import Reply
 
 _LEAST_PIECE_BYTES = 4 << 20
 _PIECES_PER_STREAM = 8
-Piece = tuple[int, int]  # from, to (not included)
+Piece = tuple[int, int]  # first byte, and the byte after the last one
 
 
 def pieces(start: int, end: int, streams: int, most_bytes: int) -> list[Piece]:
-    """Divide the rest of a file into several ranges per stream, so that no slow stream keeps the others waiting."""
+    """Divide the rest of a file into several ranges per stream, so that a slow stream does not delay the others."""
     size = max(min(_LEAST_PIECE_BYTES, most_bytes), min(most_bytes, (end - start) // (streams * _PIECES_PER_STREAM)))
     return [(place, min(place + size, end)) for place in range(start, end, size)]
 
@@ -57,9 +57,9 @@ class _Fetch:
 
 
 class RangedDownload(HttpDownload):
-    """The way of one file over several connections.
+    """Download of one file over several connections.
 
-    :param first_bytes: of the first request; a file that is not longer needs no other.
+    :param first_bytes: size of the first request. A file that is not longer needs only this request.
     """
 
     def __init__(self, task: Task, first_bytes: int) -> None:
@@ -78,18 +78,18 @@ class RangedDownload(HttpDownload):
 
     @property
     def milestone(self) -> int:
-        """Bytes that are here."""
+        """Return the number of received bytes."""
         return self._got_bytes if self._ranged else super().milestone
 
     def attempt(self) -> Outcome:
-        """Send the first request, or, when that was answered, fetch all pieces that are still missing."""
+        """Send the first request. If it was answered before, fetch all missing ranges."""
         self._shared.stop = None
         try:
             if self._ranged:
                 self._help(self._streams - 1)
                 self._wait()
             elif self._part.size_bytes:
-                return super().attempt()  # a plain download that broke goes on as one
+                return super().attempt()  # a plain download that broke continues as one
             else:
                 self._begin_ranges()
         except _NoRangesError as error:
@@ -129,9 +129,9 @@ class RangedDownload(HttpDownload):
             super().write(data)
 
     def check_piece(self, reply: Reply, place: int) -> None:
-        """Make sure that an answer continues this version of the file.
+        """Check that an answer belongs to this version of the file.
 
-        :raises TransferFailure: CONTENT_MISMATCH when it does not; all is begun again.
+        :raises TransferFailure: CONTENT_MISMATCH otherwise; the download starts again from the beginning.
         """
         found = CONTENT_RANGE.fullmatch(reply.headers.get("content-range", "").strip())
         fits = reply.status == 206 and found is not None and int(found[1]) == place
@@ -141,7 +141,7 @@ class RangedDownload(HttpDownload):
             raise TransferFailure(ErrorClass.CONTENT_MISMATCH, text, self._address.host)
 
     def put(self, data: bytes, place: int) -> None:
-        """Write to the file; called from all connections."""
+        """Write to the file. All connections call it."""
         self._part.write_at(data, place)
         with self._lock:
             self._got_bytes += len(data)
@@ -159,7 +159,7 @@ class RangedDownload(HttpDownload):
             if self._ranged:
                 self._missing.append((self._first.place, min(self._first_bytes, self._announced_bytes or 0)))
             raise
-        if reply.status not in WHOLE and reply.status != 206:  # 416 too: an empty file has no first byte
+        if reply.status not in WHOLE and reply.status != 206:  # also 416: an empty file has no first byte
             raise self._refused(self._http, reply)
         self._wait()
 
@@ -173,7 +173,7 @@ class RangedDownload(HttpDownload):
             thread.start()
 
     def _wait(self) -> None:
-        """Take pieces in this thread too, until none is left.
+        """Fetch ranges in this thread as well, until none is left.
 
         :raises TransferFailure: the first failure of any connection.
         """
@@ -224,7 +224,7 @@ class RangedDownload(HttpDownload):
             raise TransferFailure(ErrorClass.CONNECTION_LOST, text, self._address.host)
 
     def _refused(self, http: Http, reply: Reply) -> Exception:
-        """Return the error for a refused range: the file is fetched without, unless only a sample of it is wanted."""
+        """Return the error for a refused range. The file is fetched without ranges, unless only a sample is wanted."""
         if self._sample_bytes and reply.status != 416:
             return http.failure(reply, f"download of {self._address.name}")
         self._check_refusal(http, reply)
@@ -245,4 +245,4 @@ class RangedDownload(HttpDownload):
 
 
 class _NoRangesError(Exception):
-    """The server's ranges are of no use: it does not name the version, or not the length."""
+    """The server's ranges are unusable, because it does not state the version or the length."""

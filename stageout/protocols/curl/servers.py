@@ -1,4 +1,4 @@
-"""Knowledge of servers gained during a batch. Safe to use from several threads."""
+"""Cache of facts about servers during a batch. Thread-safe."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import threading
 
 Origin = tuple[str, str, int]
 
-#: The digest for a server of which nothing is known. Grid storage keeps Adler-32; for one that keeps another
-#: digest the first file is read again from the page cache.
+#: The digest for an unknown server. Grid storage keeps Adler-32. For a server with another digest, the first file is
+#: read again from the page cache.
 USUAL_DIGESTS = ("adler32",)
 
 
 class Habit(enum.Enum):
-    """A thing about a server that spares the next file of the batch a request."""
+    """A fact about a server that saves a request for the next file of the batch."""
 
     STATES_NO_DIGESTS = "it was asked for digests, and refused or had none"
     ANSWERS_NO_QUESTIONS = "it did not answer a question about a file in time"
@@ -22,7 +22,7 @@ class Habit(enum.Enum):
 
 
 class Servers:
-    """Facts by scheme, host and port; they only save work, so forgetting them is harmless."""
+    """Facts by scheme, host and port. They only save work, so that losing them is harmless."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,21 +36,21 @@ class Servers:
             return self._habits.get((origin, habit))
 
     def learn(self, origin: Origin, habit: Habit, is_so: bool = True) -> None:
-        """Remember it."""
+        """Store a fact."""
         with self._lock:
             self._habits[origin, habit] = is_so
 
     def digests(self, origin: Origin) -> tuple[str, ...]:
-        """Return the digests to compute while a file is read for this server."""
+        """Return the digests to compute while reading a file for this server."""
         with self._lock:
             return self._digests.get(origin, USUAL_DIGESTS)
 
     def learn_digest(self, origin: Origin, name: str) -> None:
-        """Remember that the next files to this server need this digest and no other."""
+        """Record that the next files for this server need only this digest."""
         with self._lock:
             self._digests[origin] = (name,)
 
     def making(self, origin: Origin) -> threading.Lock:
-        """Return the lock under which one file at a time makes collections there; the others then find them."""
+        """Return the lock that lets one file at a time create collections, so that the others find them."""
         with self._lock:
             return self._making.setdefault(origin, threading.Lock())

@@ -16,7 +16,7 @@ from stageout.plugin.api import Context, Request
 
 
 class ChecksumPolicy(enum.Enum):
-    """The checks of a destination or a source besides its answer to the transfer itself."""
+    """Verification of a destination or a source in addition to the answer to the transfer."""
 
     OFF = "off"
     IF_AVAILABLE = "if-available"
@@ -54,7 +54,7 @@ _TEST_FILE, _TEST_FOLDER = "test_file", "test_file_transfer."
 
 
 def is_test_url(request: Request, context: Context) -> bool:
-    """Tell whether HTCondor tries a scheme out with ``<SCHEME>_TEST_URL``, which every start of a job waits for.
+    """Tell whether HTCondor tests a scheme with ``<SCHEME>_TEST_URL``. Every start of a job waits for this test.
 
     condor_starter gives the file this name, in a directory of its own or in the job's; the job did not ask for the URL.
     """
@@ -66,27 +66,27 @@ def is_test_url(request: Request, context: Context) -> bool:
 
 
 def for_test_url(settings: Settings) -> Settings:
-    """Return settings for one try of a test URL: a server that says nothing for seconds does not work."""
+    """Return settings for one attempt at a test URL: a server that is silent for seconds counts as broken."""
     short = {"connect_timeout_s": _TEST_S, "stall_window_s": _TEST_S, "response_timeout_s": _TEST_S}
     lower = {name: min(limit, getattr(settings, name)) for name, limit in short.items()}
     return replace(settings, **lower, retry_budget_s=0.0, reconnect_budget_s=0.0)
 
 
 def in_data_slot() -> bool:
-    """Tell whether the sandbox manager runs this plugin: no job waits then, and further attempts are the manager's."""
+    """Tell whether the sandbox manager runs this plugin. Then no job waits, and the manager schedules retries."""
     return bool(os.environ.get("STAGEOUT_MOVER"))
 
 
 def value_of(data: Mapping[str, Any], name: str) -> Any | None:
-    """Return a value of PluginData; names of ClassAds ignore case."""
+    """Return a value of PluginData. ClassAd names are case-insensitive."""
     return next((value for key, value in data.items() if key.lower() == name.lower()), None)
 
 
 def read_settings(context: Context, data: Mapping[str, Any]) -> Settings:
-    """Read the knobs for one file; a number that cannot be read is logged, and its default counts.
+    """Read the knobs for one file. Log an invalid number, and use its default.
 
-    :param data: PluginData of the file; its ``checksum_policy`` wins over the knob.
-    :raises TransferFailure: BAD_REQUEST for a checksum policy that does not exist: guessing could verify nothing.
+    :param data: PluginData of the file; its ``checksum_policy`` takes precedence over the knob.
+    :raises TransferFailure: BAD_REQUEST for an unknown checksum policy, because a guess could skip the verification.
     """
     numbers = {}
     for name in ("connect_timeout_s", "stall_window_s", "stall_bytes_per_s", "response_timeout_s", "retry_budget_s"):
@@ -95,7 +95,7 @@ def read_settings(context: Context, data: Mapping[str, Any]) -> Settings:
     both = context.setting("RETRY_BUDGET_S", "")  # one knob is enough for an administrator
     counted_s = (
         math.inf if most_retries(context) else Settings.reconnect_budget_s
-    )  # the number of attempts is the limit
+    )  # then only the number of attempts is limited
     reconnect_s = numbers["retry_budget_s"] if both else counted_s
     numbers["reconnect_budget_s"] = _number(context, "RECONNECT_BUDGET_S", reconnect_s)
     split_bytes = max(1, int(_number(context, "SPLIT_BYTES", Settings.split_bytes)))
@@ -126,17 +126,17 @@ def _policy(word: object) -> ChecksumPolicy:
 
 
 def most_retries(context: Context) -> int | None:
-    """Return how many further attempts HTCondor's own variables allow, the administrator's first; None: not said."""
+    """Return the number of retries from HTCondor's own variables, the administrator's first; None if unset."""
     return positive_number(context, "CONDOR_CURL_MAX_RETRY_ATTEMPTS", "CURL_MAX_RETRY_ATTEMPTS")
 
 
 def positive_number(context: Context, *names: str) -> int | None:
     """Return the number in the first of these variables that is set, as HTCondor's own plugin reads it.
 
-    HTCondor passes ``CURL_...`` of a job on to its own plugin only, for its name. Here they come from the job's ad, and
-    win over the starter's, as there.
+    HTCondor passes ``CURL_...`` of a job only to its own plugin, by the plugin's name. This plugin reads them from the
+    job's ad. As there, they take precedence over the starter's variables.
 
-    :returns: None where none is set, or it holds no number above 0.
+    :returns: None if none is set, or the value is no number above 0.
     """
     text = next((text for name in names if (text := _variable(context, name)) is not None), "")
     found = re.match(r"\s*\+?(\d{1,9})", text)

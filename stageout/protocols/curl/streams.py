@@ -1,4 +1,4 @@
-"""Several connections for one file: what they moved together, and an end for all when one fails."""
+"""Several connections for one file: their combined progress, and an end for all when one fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SharedProgress(FileProgress):
         self.stop: BaseException | None = None
 
     def add(self, gain_bytes: int) -> None:
-        """Tell the framework.
+        """Report progress to the framework.
 
         :raises TransferFailure: the plugin has to end, or another connection of this file failed.
         """
@@ -30,7 +30,7 @@ class SharedProgress(FileProgress):
 
 
 class StreamProgress(FileProgress):
-    """The part of one connection."""
+    """The progress of one connection."""
 
     def __init__(self, context: Context, shared: SharedProgress) -> None:
         super().__init__(context)
@@ -42,6 +42,6 @@ class StreamProgress(FileProgress):
         self._reported_bytes = 0
 
     def moved(self, request_bytes: int) -> None:
-        """Note the bytes of the current request that have been transferred."""
+        """Record the transferred bytes of the current request."""
         gain_bytes, self._reported_bytes = request_bytes - self._reported_bytes, request_bytes
         self._shared.add(gain_bytes)

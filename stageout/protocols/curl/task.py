@@ -1,4 +1,4 @@
-"""All that belongs to one file: what is asked, where, by which rules, and the means."""
+"""Everything about one file: the request, its address, its settings, and the objects that move it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stageout.protocols.curl.transport import Transport
 
 
 class FileProgress:
-    """Bytes and connected time of one file over all its requests; bytes are reported to the framework as they move."""
+    """Bytes and connection time of one file over all its requests. It reports bytes to the framework as they move."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -28,7 +28,7 @@ class FileProgress:
         self._before_bytes = self.total_bytes
 
     def moved(self, request_bytes: int) -> None:
-        """Note the bytes of the current request that have been transferred.
+        """Record the transferred bytes of the current request.
 
         :raises TransferFailure: the plugin has to end.
         """
@@ -36,7 +36,7 @@ class FileProgress:
         self._context.progress(self.total_bytes)
 
     def connected(self, seconds: float) -> None:
-        """Add the time of a request since its connection was made."""
+        """Add the duration of a request since its connection was made."""
         self.connected_s += seconds
 
 
@@ -44,7 +44,7 @@ class FileProgress:
 class Task:
     """One file to move.
 
-    :param address: where its URL leads. :param progress: bytes moved for it so far.
+    :param address: the target of its URL. :param progress: its transferred bytes.
     """
 
     request: Request
@@ -57,23 +57,23 @@ class Task:
 
     @property
     def path(self) -> Path:
-        """The file in the sandbox."""
+        """Return the path of the file in the sandbox."""
         return Path(self.request.local_path)
 
     @property
     def no_digests(self) -> bool:
-        """The policy is not to compare digests that servers state."""
+        """Tell whether the policy turns off the comparison of digests."""
         return self.settings.checksum_policy is ChecksumPolicy.OFF
 
     @property
     def digest_required(self) -> bool:
-        """The policy is to fail where no digest can be compared."""
+        """Tell whether the policy fails a transfer without a digest."""
         return self.settings.checksum_policy is ChecksumPolicy.REQUIRED
 
     def user_digests(self) -> dict[str, str]:
         """Return the checksum that the job's owner states: ``checksum``, or ``checksums`` by file name, in PluginData.
 
-        :raises TransferFailure: BAD_REQUEST when it cannot be read.
+        :raises TransferFailure: BAD_REQUEST for an invalid value.
         """
         data, by_name = self.request.data, value_of(self.request.data, "checksums")
         stated = value_of(by_name, self.path.name) if isinstance(by_name, dict) else None

@@ -1,4 +1,6 @@
-"""One request over libcurl: stalls, time limits, headers, error pages. Knows nothing of files and retries."""
+"""One request over libcurl: stalls, time limits, headers, error pages. This module has no notion of files and
+retries.
+"""
 
 from __future__ import annotations
 
@@ -23,38 +25,38 @@ from stageout.protocols.curl.proxies import named_by_environment, named_by_machi
 from stageout.protocols.curl.settings import Settings, in_data_slot
 
 _BUFFER_BYTES = 512 * 1024
-_BLOCK_BYTES = 1 << 20  # libcurl hands over 16 KiB at a time, too little for a write and a digest each
+_BLOCK_BYTES = 1 << 20  # libcurl delivers 16 KiB at a time, too little for a write and a digest each
 _TEXT_BYTES = 16 * 1024
 _MOST_LINES = 1000
-_MOST_TEXT_BYTES = 1 << 20  # an error page without end is not waited for
-_MOST_TEXT_S = 5.0  # nor one that trickles
+_MOST_TEXT_BYTES = 1 << 20  # limit for error pages without end
+_MOST_TEXT_S = 5.0  # limit for slow error pages
 _LOOK_INTERVAL_S = 0.2
-_DRAIN_BYTES_PER_S = 20e6  # servers that compute a digest after the last byte are at least so fast
+_DRAIN_BYTES_PER_S = 20e6  # minimum speed of a server that computes a digest after the last byte
 _SUCCESS = range(200, 300)
-_QUICK = ("GET", "PUT", "HEAD", "")  # others, a MOVE say, may take a server long
+_QUICK = ("GET", "PUT", "HEAD", "")  # time limit for other requests, such as a slow MOVE
 
 
 class Receiver(Protocol):
     """Receiver of the body of a successful answer."""
 
     def begin(self, reply: Reply) -> None:
-        """Receive status and headers, behind which data follows."""
+        """Receive status and headers before the data."""
 
     def write(self, data: bytes) -> None:
-        """Take the next block; the last one follows when the request has ended, also when it has failed."""
+        """Receive the next block. The last one comes at the end of the request, after a failure as well."""
 
 
 @dataclass
 class Query:
     """A request.
 
-    :param method: HTTP method; "" for FTP. :param url: for the wire.
-    :param headers: whole lines. :param source: what to send, None for nothing.
-    :param receiver: takes the body of a success; None: it is kept in ``Reply.text`` (first bytes).
+    :param method: HTTP method; "" for FTP. :param url: for the request line.
+    :param headers: complete lines. :param source: the body to send, None for none.
+    :param receiver: gets the body of a success; None: ``Reply.text`` gets its first bytes.
     :param options: further options of libcurl.
-    :param limit_s: seconds for all of it; 0: as long as bytes move.
-    :param head_only: the head of the answer is enough, whatever follows.
-    :param whole_text: the answer counts only when its body has ended as announced.
+    :param limit_s: time limit in seconds; 0: unlimited while bytes move.
+    :param head_only: end the request after the head of the answer.
+    :param whole_text: the answer counts only if its body is complete.
     """
 
     method: str
@@ -72,11 +74,11 @@ class Query:
 class Reply:
     """A response.
 
-    :param status: of HTTP, or the last reply of FTP; 0 when there was none.
-    :param headers: of the last answer, names in lower case. :param lines: all lines of an FTP dialogue.
-    :param text: first bytes of a body that no receiver took. :param length_bytes: announced by the server, -1 unknown.
-    :param first_byte_s: from the start of the request. :param server: address that was connected to.
-    :param redirected: another place answered than the one that was asked.
+    :param status: status of HTTP, or the last reply of FTP; 0 when there was none.
+    :param headers: headers of the last answer, names in lower case. :param lines: all lines of an FTP dialogue.
+    :param text: first bytes of a body without receiver. :param length_bytes: announced by the server, -1 unknown.
+    :param first_byte_s: seconds from the start of the request. :param server: address of the connection.
+    :param redirected: another URL answered than the requested one.
     """
 
     status: int = 0
@@ -95,20 +97,20 @@ class Reply:
 
 
 class Meter(Protocol):
-    """Counters of the bytes that requests move, and of the time that they have a connection."""
+    """Counters of transferred bytes and of connection time."""
 
     def moved(self, request_bytes: int) -> None:
-        """Note the bytes that the current request has transferred. :raises TransferFailure: the plugin has to end."""
+        """Record the transferred bytes of the current request. :raises TransferFailure: the plugin has to end."""
 
     def connected(self, seconds: float) -> None:
-        """Note the time of a request since its connection was made."""
+        """Record the duration of a request since its connection was made."""
 
 
 class Watch:
-    """Monitor of one request, which ends when it stalls, or when the plugin has to end.
+    """Monitor of one request. It ends a request that stalls, or when the plugin has to end.
 
-    As HTCondor's own plugin does, it looks at one window of time after the other, not at each moment's last seconds:
-    a pause may be longer than a window when data came before and behind it.
+    Like HTCondor's own plugin it checks consecutive windows of time. A pause may therefore be longer than one window if
+    data came before and after it.
     """
 
     def __init__(
@@ -118,23 +120,23 @@ class Watch:
         self._size_bytes = size_bytes
         self._answer_timeout_s = answer_timeout_s
         self._moved = moved
-        self._since_s = time.monotonic()  # when the window began
+        self._since_s = time.monotonic()  # start of the window
         self._before_bytes = 0
-        self._begun = False  # bytes have moved
+        self._begun = False  # whether bytes have moved
         self._looked_s = 0.0
         self.failure: BaseException | None = None
         self.enough: Callable[[float], bool] = lambda now_s: False
 
     @property
     def is_patience(self) -> bool:
-        """Tell whether nothing but patience has ended the request, if it has ended."""
+        """Tell whether a stall or a time limit ended the request."""
         failure = self.failure
         return failure is None or (
             isinstance(failure, TransferFailure) and failure.kind in (ErrorClass.STALLED, ErrorClass.TIMED_OUT)
         )
 
     def __call__(self, down_total: float, down_now: float, up_total: float, up_now: float) -> int:
-        """Follow the progress. libcurl calls it at least once a second, and ends the request for an answer of 1."""
+        """Check the progress. libcurl calls it at least once a second, and aborts the request if it returns 1."""
         now_s = time.monotonic()
         if now_s - self._looked_s < _LOOK_INTERVAL_S:
             return 0
@@ -163,7 +165,7 @@ class Watch:
         gain_bytes = moved_bytes - self._before_bytes
         enough_bytes = self._settings.stall_bytes_per_s * window_s
         if waiting and gain_bytes < max(1.0, enough_bytes):
-            # For HTCondor silence is slowness. In a data slot it must not teach the tuner that the line is slow.
+            # HTCondor treats silence as slowness. In a data slot the tuner must not conclude that the link is slow.
             kind = ErrorClass.TIMED_OUT if in_data_slot() else ErrorClass.STALLED
             raise TransferFailure(kind, f"no answer within {window_s:.0f} s")
         if gain_bytes < enough_bytes:
@@ -181,7 +183,7 @@ class _Exchange:
         self._text_bytes = 0
         self._pieces: list[bytes] = []
         self._waiting_bytes = 0
-        self._head_s = 0.0  # when the last answer's head had ended
+        self._head_s = 0.0  # time when the head of the last answer ended
         # A proxy's answer to CONNECT comes first and looks like the server's, until a body follows.
         self._may_be_tunnel = query.url.startswith("https:") and proxied
         self.reply = Reply()
@@ -189,7 +191,7 @@ class _Exchange:
 
     @property
     def answered(self) -> bool:
-        """Tell whether the answer counts although the connection was ended, by whom ever: its head says all."""
+        """Tell whether the answer counts although the connection was closed, because its head is sufficient."""
         query = self._query
         sent = query.source is None or query.source.read_whole
         ended = self._head_s and self.reply.status >= 200 and not (self._may_be_tunnel and self.reply.success)
@@ -201,7 +203,7 @@ class _Exchange:
         return self.answered and now_s - self._head_s > _MOST_TEXT_S
 
     def header(self, raw: bytes) -> None:
-        line = raw.decode("utf-8", "surrogateescape").strip(" \t\r\n")  # other bytes stay as they are, as with curl
+        line = raw.decode("utf-8", "surrogateescape").strip(" \t\r\n")  # other bytes stay unchanged, as with curl
         if len(self.reply.lines) < _MOST_LINES:
             self.reply.lines.append(line)
         if not self._query.method:
@@ -238,7 +240,7 @@ class _Exchange:
         return None if self._waiting_bytes < _BLOCK_BYTES or self.flush() else -1
 
     def flush(self) -> bool:
-        """Give the receiver what has come. False when it could not take it; the watch then knows why."""
+        """Give the receiver all pending data. Return False if it failed; ``watch`` then has the reason."""
         block = b"".join(self._pieces)
         self._pieces.clear()
         self._waiting_bytes = 0
@@ -252,7 +254,7 @@ class _Exchange:
         return True
 
     def begin(self) -> None:
-        """Tell the receiver, once."""
+        """Call the receiver's begin, once."""
         if self._query.receiver is not None and not self._begun:
             self._begun = True
             self._query.receiver.begin(self.reply)
@@ -275,11 +277,11 @@ class _Exchange:
 
 
 class Transport:
-    """Client for requests. Each thread has its own handle, whose connections serve the next files, too."""
+    """Client for requests. Each thread has its own handle, whose connections are reused for the next files."""
 
     def __init__(self) -> None:
         self._local = threading.local()
-        self._proxied: bool | None = None  # by the environment, in which nothing changes behind the first request
+        self._proxied: bool | None = None  # from the environment, which does not change after the first request
 
     def perform(
         self,
@@ -288,7 +290,7 @@ class Transport:
         settings: Settings,
         meter: Meter,
     ) -> Reply:
-        """Make one request; HTTP errors are answers, not failures.
+        """Make one request. HTTP errors are answers, not failures.
 
         :raises TransferFailure: there was no complete answer, the receiver or source failed, or the plugin has to end.
         """
@@ -312,7 +314,7 @@ class Transport:
             if not exchange.flush():
                 raise pycurl.error(pycurl.E_WRITE_ERROR, "")
         except pycurl.error as error:
-            exchange.flush()  # what has come can be continued
+            exchange.flush()  # the received data can be continued
             self._fill(curl, query, exchange.reply)
             self._note(curl, meter)
             if not exchange.answered or not watch.is_patience:
@@ -331,7 +333,7 @@ class Transport:
         return curl
 
     def _prepare(self, curl: pycurl.Curl, query: Query, settings: Settings, proxy: str) -> None:
-        curl.reset()  # options only: connections stay
+        curl.reset()  # reset only options; connections stay
         options: dict[int, Any] = {
             pycurl.URL: query.url,
             pycurl.NOSIGNAL: 1,
@@ -361,7 +363,7 @@ class Transport:
         status = int(curl.getinfo(pycurl.RESPONSE_CODE))
         if not query.method:
             reply.status = status
-        elif not status:  # what came was a proxy's answer to CONNECT, or nothing
+        elif not status:  # only a proxy's answer to CONNECT arrived, or nothing
             reply.status, reply.headers, reply.lines = 0, {}, []
         reply.length_bytes = int(curl.getinfo(pycurl.CONTENT_LENGTH_DOWNLOAD))
         reply.first_byte_s = float(curl.getinfo(pycurl.STARTTRANSFER_TIME))
@@ -369,7 +371,7 @@ class Transport:
 
     def _note(self, curl: pycurl.Curl, meter: Meter) -> None:
         meter.connected(curl.getinfo(pycurl.TOTAL_TIME) - curl.getinfo(pycurl.CONNECT_TIME))
-        with contextlib.suppress(TransferFailure):  # the plugin's own end is noticed at the next step
+        with contextlib.suppress(TransferFailure):  # the next step detects that the plugin has to end
             meter.moved(int(curl.getinfo(pycurl.SIZE_DOWNLOAD) + curl.getinfo(pycurl.SIZE_UPLOAD)))
 
     def _explain(
@@ -433,7 +435,7 @@ def _proxy_stage(curl: pycurl.Curl) -> str:
 
 
 def _answer_timeout_s(query: Query, settings: Settings) -> float:
-    """Limit the wait for an answer. A job that waits gives a silent server no more time than one that stalls."""
+    """Return the time limit for an answer. While a job waits, a silent server gets no more time than a stalled one."""
     patient = in_data_slot() or query.method not in _QUICK
     return settings.response_timeout_s if patient else min(settings.response_timeout_s, settings.stall_window_s)
 
@@ -450,10 +452,10 @@ def _method_options(query: Query) -> dict[int, Any]:
 
 @lru_cache(maxsize=1)
 def _trust() -> dict[int, Any]:
-    """Choose the certificate authorities: those that the environment names, else the system's.
+    """Choose the certificate authorities: those named by the environment, else the system's.
 
-    libcurl may come with pycurl and then does not know where this system keeps them. CURL_CA_BUNDLE is left out: it may
-    be the job's, for its own programs, and HTCondor's own plugin does not read it either.
+    The libcurl inside pycurl may not know where this system keeps them. CURL_CA_BUNDLE is ignored: it may belong to the
+    job's own programs, and HTCondor's own plugin does not read it either.
     """
     import ssl
 

@@ -1,6 +1,6 @@
-"""Uploads: send the file to its name, then ask the server what it has. The asking never makes a good upload fail.
+"""Uploads: send the file to its name, then verify it at the server. Verification never makes a good upload fail.
 
-:mod:`evidence` has the rules by which an answer counts.
+:mod:`evidence` has the rules for the server's answers.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from stageout.protocols.curl.transport import Reply
 
 _MAKES_DIRECTORIES = {"http": "dav", "https": "davs"}
 _DAV = ("dav", "davs")
-_CHEAP_DIGEST = "adler32"  # for the result ad, where the server states none
-_MOST_WRONG_COPIES = 2  # of one file: a server that stores other content twice does so again
+_CHEAP_DIGEST = "adler32"  # digest for the result ad if the server states none
+_MOST_WRONG_COPIES = 2  # copies of one file: a server that stores other content twice does so again
 _SECOND_LOOK_S = 1.0
-_BREAKS = frozenset(  # of a connection, or of the plugin
+_BREAKS = frozenset(  # failures of a connection, or of the plugin
     {
         ErrorClass.CONNECTION_LOST,
         ErrorClass.STALLED,
@@ -45,14 +45,14 @@ _PROPERTIES = 207
 
 
 class Upload(Movement):
-    """One file on its way out."""
+    """Upload of one file."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._address = task.address
         self._path = task.path
         self._expected = task.user_digests()
-        self._sent: Sent | None = None  # the server has taken the file, and nothing contradicts it yet
+        self._sent: Sent | None = None  # the server has accepted the file, and no answer contradicts that yet
         self._stated = Stated()
         self._wrong_copies = 0
         self._is_last = False
@@ -61,16 +61,18 @@ class Upload(Movement):
 
     @property
     def milestone(self) -> int:
-        """One step is done when the server has taken the file."""
+        """Return 1 after the server has accepted the file, otherwise 0."""
         return int(self._sent is not None)
 
     @property
     def repeatable(self) -> bool:
-        """Not when the server has taken a large file whole and then refused it, nor when it stores wrong copies."""
+        """Tell whether to retry: not after a refusal at the end of a large file, nor when the server stores wrong
+        copies.
+        """
         return not self._is_last and self._wrong_copies < _MOST_WRONG_COPIES
 
     def attempt(self) -> Outcome:
-        """Send the file, unless the server has taken it already, and hear what it has."""
+        """Send the file unless the server has accepted it already, and verify it."""
         if self._sent is None:
             self._source.begin_attempt()
             try:
@@ -90,25 +92,25 @@ class Upload(Movement):
         )
 
     def abandon(self) -> None:
-        """Leave everything: the name of the file is the only one that was written to."""
+        """Do nothing, because the upload wrote only to the final name."""
 
     def close(self) -> None:
-        """Let go of the local file."""
+        """Close the local file."""
         self._source.close()
 
     @abc.abstractmethod
     def _send(self) -> tuple[Sent, Stated]:
-        """Send the file; returns what was sent and what the answer already states."""
+        """Send the file. Return facts about the sent data and the digests in the answer."""
 
     @abc.abstractmethod
     def _witnesses(self, verdict: Verdict) -> Iterator[Witness]:
-        """Ask the server what it has, as far as the verdict needs it. Ends where nothing more is worth asking."""
+        """Query the server while the verdict is doubtful. End when no further query is useful."""
 
     def _facts(self) -> dict[str, object]:
         return {}
 
     def _unanswered(self) -> TransferFailure | None:
-        """Return the reason why the last question brought nothing; None when it brought an answer."""
+        """Return the reason why the last query failed; None when it was answered."""
         return None
 
     def _check_source(self) -> None:
@@ -119,11 +121,11 @@ class Upload(Movement):
                 raise TransferFailure(ErrorClass.SOURCE_CHANGED, text)
 
     def _verify(self, sent: Sent) -> str:
-        """Compare what the server has with what was sent. Returns what agreed: "", "size" or a digest's name."""
+        """Compare the server's file with the sent one. Return the evidence: "", "size" or a digest's name."""
         try:
             verdict = self._hear(sent)
             if isinstance(verdict, Verdict) and verdict.contradicted:
-                wait(self._task, _SECOND_LOOK_S)  # there are servers that show a file later than they take it
+                wait(self._task, _SECOND_LOOK_S)  # some servers show a file later than they accept it
                 verdict = self._hear(sent)
             if isinstance(verdict, str):
                 return verdict
@@ -138,7 +140,7 @@ class Upload(Movement):
         return "size" if verdict.confirmed else ""
 
     def _hear(self, sent: Sent) -> Verdict | str:
-        """Hear the witnesses. Returns the name of a digest that agrees, else what they say together.
+        """Collect the evidence. Return the name of a digest that agrees, or else the combined result.
 
         :raises TransferFailure: CONTENT_MISMATCH.
         """
@@ -157,9 +159,9 @@ class Upload(Movement):
         return verdict
 
     def _agreeing_digest(self, witness: Witness) -> str:
-        """Return the name of a stated digest that agrees, "" where none is stated that tells.
+        """Return the name of a stated digest that agrees, "" if none is comparable.
 
-        :raises TransferFailure: CONTENT_MISMATCH where one differs that is of this file for sure.
+        :raises TransferFailure: CONTENT_MISMATCH if a digest differs that certainly belongs to this file.
         """
         stated, source, ours = witness.stated, self._source, set(self._source.digests())
         name = strongest(stated.names & ours) or strongest(stated.sure) or strongest(stated.perhaps)
@@ -195,7 +197,7 @@ class Upload(Movement):
 
 
 class HttpUpload(Upload):
-    """PUT to the final name; with ``dav`` and ``davs`` collections are made as needed."""
+    """PUT to the final name. ``dav`` and ``davs`` create missing collections."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -216,7 +218,7 @@ class HttpUpload(Upload):
         return sent, stated_by_server(reply.headers, whole_body=False, about_upload=True, amazon=amazon)
 
     def _put(self) -> Reply:
-        """Send the file with PUT; where the collection is missing, make it and send the file once more."""
+        """Send the file with PUT. If the collection is missing, create it and send the file again."""
         reply = self._http.ask("PUT", self._address, source=self._source)
         if not self._is_dav or reply.status not in NO_COLLECTION:
             return reply
@@ -228,7 +230,7 @@ class HttpUpload(Upload):
         return reply
 
     def _missing_directory(self, reply: Reply) -> str:
-        """Return advice for a PUT into a directory that does not exist; "" when that is not the reason."""
+        """Return advice for a PUT into a directory that does not exist; "" if that is not the reason."""
         folder, method = self._address.parent(), self._address.method
         if (
             reply.status not in NO_COLLECTION
@@ -244,7 +246,9 @@ class HttpUpload(Upload):
         return ""
 
     def _witnesses(self, verdict: Verdict) -> Iterator[Witness]:
-        """Confirm with HEAD, with PROPFIND of WebDAV where HEAD does not, and with one byte where there is a doubt."""
+        """Confirm with HEAD, with PROPFIND of WebDAV if HEAD does not suffice, and with a one-byte range if there is a
+        doubt.
+        """
         sent, origin, servers = self._sent, self._address.origin, self._task.servers
         is_deaf = servers.has(origin, Habit.ANSWERS_NO_QUESTIONS) and not self._task.digest_required
         if sent is None or self._address.signed or is_deaf:
@@ -265,7 +269,7 @@ class HttpUpload(Upload):
                 yield witness_of("GET of one byte", reply, sent)
 
     def _head(self) -> Reply | None:
-        """Send a HEAD that asks for digests; without asking where the server does not like that."""
+        """Send a HEAD that asks for digests. Send it without this request if the server rejects that."""
         servers, origin, task = self._task.servers, self._address.origin, self._task
         asks = not task.no_digests and (task.digest_required or not servers.has(origin, Habit.STATES_NO_DIGESTS))
         reply = self._http.question("HEAD", self._address, (*WANTED, *_FRESH) if asks else _FRESH)
@@ -275,7 +279,7 @@ class HttpUpload(Upload):
         return reply
 
     def _shows_collections(self) -> bool:
-        """Tell whether a file that is not found is lost. Ingest services take files that nobody can read."""
+        """Tell whether 404 means that the file is missing. Ingest services accept files that nobody can read."""
         folder, servers, origin = self._address.parent(), self._task.servers, self._address.origin
         shows = servers.has(origin, Habit.SHOWS_COLLECTIONS)
         if shows is None and self._is_dav and folder is not None:
@@ -292,7 +296,7 @@ class HttpUpload(Upload):
 
 
 class FtpUpload(Upload):
-    """STOR to the final name, then SIZE and HASH, and MLST where they leave a doubt."""
+    """STOR to the final name, then SIZE and HASH, and MLST if there is a doubt."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)

@@ -1,4 +1,4 @@
-"""The abilities of the plugin. Imported for every ``-classad``: nothing heavy here."""
+"""The abilities of the plugin. Each ``-classad`` query imports this module, so it imports nothing slow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from stageout import __version__
 from stageout.plugin.abilities import Abilities
 
 METHODS = ("globusonline", "globus")
-_BATCH_FILES = 10000  # a task costs seconds however few files it has, and a user has three at a time
+_BATCH_FILES = 10000  # a task costs seconds for any number of files, and a user may have three at a time
 
 ABILITIES = Abilities(
     methods=METHODS,

@@ -20,8 +20,9 @@ class Address:
     """The collection and path of a URL.
 
     :param collection: UUID. :param path: in the collection, decoded, begins with a slash.
-    :param is_folder: all below the path is meant. :param service: credential service of the URL, "" when it names none.
-    :param handle: likewise. :param shown: the URL for people.
+    :param is_folder: the URL stands for everything below the path. :param service: credential service of the URL, ""
+        for none.
+    :param handle: credential handle of the URL, "" for none. :param shown: the URL for people.
     """
 
     collection: str
@@ -38,10 +39,10 @@ class Address:
 
 
 def address_of(url: str, names: Mapping[str, str]) -> Address:
-    """Take a URL apart.
+    """Parse a URL.
 
-    :param names: UUIDs of the collections that the pool gives a name, by lower-case name.
-    :raises TransferFailure: BAD_URL; the text says what to write.
+    :param names: lower-case name -> UUID of the collections that the pool has named.
+    :raises TransferFailure: BAD_URL; the text shows the correct form.
     """
     shown = safe_url(url)
     found = _PLACE.fullmatch(url.partition("://")[2])

@@ -1,4 +1,4 @@
-"""HTTPS to a collection, for nodes that no collection sees: ranges in parallel, resumed; uploads under another name."""
+"""HTTPS to a collection, for nodes without a local collection: parallel ranges, resumption, temporary upload names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _WORDS = {
 }
 _TOTAL = re.compile(r"bytes (?:\d+-\d+|\*)/(\d+)")
 _STRONG = re.compile(r'"[^"]+"')
-# A miss says so; other trouble behind a collection comes with status 404, too.
+# The text of a missing file. Other problems behind a collection have status 404 as well.
 _MISS = re.compile(rb"PATH_NOT_FOUND|GridFTP-Errno: 2\b")
 
 _STATUSES = {
@@ -61,7 +61,7 @@ _AGAIN = (
 
 
 class Servers:
-    """Base URLs of the collections' HTTPS sides, asked for once each."""
+    """Cache of the base URLs for HTTPS access to collections."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,7 +70,7 @@ class Servers:
     def base(self, service: Service, collection: str) -> str:
         """Find the base URL.
 
-        :raises TransferFailure: there is none, or the service does not tell.
+        :raises TransferFailure: the collection has none, or the service does not answer.
         """
         with self._lock:
             if collection not in self._known:
@@ -101,9 +101,9 @@ _REMEDY = "ask the collection's administrator for HTTPS, or the pool's for STAGE
 
 
 class _Version(NamedTuple):
-    """A file of the collection, as it is now.
+    """The current version of a file of the collection.
 
-    :param tag: its strong ETag, "" where the server names none or gives no ranges.
+    :param tag: its strong ETag, "" if the server sends none or does not support ranges.
     """
 
     size_bytes: int
@@ -111,7 +111,7 @@ class _Version(NamedTuple):
 
 
 class Direct:
-    """One file over HTTPS. :param base: URL of the collection's HTTPS side."""
+    """One file over HTTPS. :param base: base URL for HTTPS access to the collection."""
 
     def __init__(self, service: Service, base: str, address: Address, request: Request, context: Context) -> None:
         self._service = service
@@ -125,7 +125,7 @@ class Direct:
     # ---- download ----------------------------------------------------------------------------------------------------
 
     def download(self) -> Outcome:
-        """Fetch the file under a temporary name, in parallel ranges where it is large, and give it its name.
+        """Fetch the file under a temporary name, in parallel ranges if it is large, and rename it.
 
         :raises TransferFailure: classified.
         """
@@ -146,7 +146,7 @@ class Direct:
     def _fetch(self, part: Path) -> int:
         """Fetch one version of the file, and return its size in bytes.
 
-        :raises TransferFailure: classified; CONTENT_MISMATCH when the file was replaced meanwhile.
+        :raises TransferFailure: classified; CONTENT_MISMATCH when the file was replaced during the download.
         """
         version = self._persist(lambda: self._look(self._address.path))
         size_bytes = version.size_bytes
@@ -162,7 +162,9 @@ class Direct:
         return size_bytes
 
     def _range(self, descriptor: int, start: int, end: int, version: _Version) -> None:
-        """Fetch ``[start, end)``; after a cut what is left, or all of it where no tag holds the server to a version."""
+        """Fetch ``[start, end)``. Continue after an interruption if a tag identifies the version; otherwise start
+        again.
+        """
         position = start
 
         def go_on() -> None:
@@ -173,7 +175,7 @@ class Direct:
                 self._check(response, (position, end), version)
                 while position < end and (piece := response.read(min(_PIECE_BYTES, end - position))):
                     self._count(len(piece))
-                    while piece:  # a disk that is nearly full takes a part, and says why only when it is asked again
+                    while piece:  # a nearly full disk accepts a part, and the next write gets the reason
                         written = os.pwrite(descriptor, piece, position)
                         position, piece = position + written, piece[written:]
             if position < end:
@@ -182,7 +184,7 @@ class Direct:
         self._persist(go_on, lambda: position)
 
     def _check(self, response: HTTPResponse, wanted: tuple[int, int], version: _Version) -> None:
-        """Make sure that the answer brings these bytes of this version.
+        """Check that the answer contains these bytes of this version.
 
         :raises TransferFailure: it does not.
         """
@@ -198,7 +200,7 @@ class Direct:
             raise self._failure(ErrorClass.CONTENT_MISMATCH, text)
 
     def _look(self, path: str) -> _Version:
-        """Find size and version of a file of the collection, from the answer to a range of one byte.
+        """Query size and version of a file of the collection, by a range request for one byte.
 
         :raises TransferFailure: it is refused, or the answer has no length.
         """
@@ -216,7 +218,7 @@ class Direct:
     # ---- upload ------------------------------------------------------------------------------------------------------
 
     def upload(self) -> Outcome:
-        """Send the file under a temporary name, compare its size, and give it its name.
+        """Send the file under a temporary name, compare its size, and rename it.
 
         :raises TransferFailure: classified.
         """
@@ -247,7 +249,7 @@ class Direct:
         raise self._failure(ErrorClass.SERVER_BUSY, "its directory was made only now")
 
     def _make_folders(self, folder: str) -> None:
-        """Make what is missing of a path, from the top; those above may be there and not ours."""
+        """Create the missing directories of a path, from the top. Existing ones may belong to others."""
         names = folder.strip("/").split("/")
         for depth in range(1, len(names) + 1):
             with self._exchange("PUT", "/" + "/".join(names[:depth]) + "/", {"Content-Length": "0"}) as response:
@@ -261,7 +263,7 @@ class Direct:
                 yield piece
 
     def _remove(self, part: str) -> None:
-        """Try to; the failure that led here is the one to report."""
+        """Remove a file, and ignore errors, because the original failure is the one to report."""
         try:
             with self._exchange("DELETE", part, {}):
                 return
@@ -274,7 +276,7 @@ class Direct:
     def _exchange(
         self, method: str, path: str, headers: dict[str, str], body: Path | None = None
     ) -> Iterator[HTTPResponse]:
-        """Send a request over a connection of its own: trouble of a collection sticks to connections."""
+        """Send a request over a new connection, because errors of a collection persist on connections."""
         make = HTTPSConnection if self._base.scheme == "https" else HTTPConnection
         connection = make(self._base.hostname or "", self._base.port, timeout=_TIMEOUT_S)
         token = self._service.tokens.bearer(self._address.collection)
@@ -296,9 +298,9 @@ class Direct:
         milestone: Callable[[], int] = lambda: 0,
         again: tuple[ErrorClass, ...] = _AGAIN,
     ) -> _Result:
-        """Repeat an action while that helps; attempts with progress do not count.
+        """Repeat an action while this is useful. Attempts with progress do not count.
 
-        :param milestone: grows with what is here for good. :param again: failures after which another attempt helps.
+        :param milestone: returns a measure of lasting progress. :param again: failures after which a retry is useful.
         """
         attempt, best = 0, milestone()
         while True:
@@ -319,7 +321,7 @@ class Direct:
         self._context.progress(self._moved_bytes)
 
     def _refusal(self, response: HTTPResponse) -> TransferFailure:
-        """Classify an answer. A 404 is a missing file only when its text is the one of a missing file."""
+        """Classify an answer. A 404 is a missing file only if its text says so."""
         text = response.read(4096)
         kind = _STATUSES.get(response.status, ErrorClass.UNKNOWN)
         if response.status == 404:

@@ -1,4 +1,4 @@
-"""Failures by the codes of the service: refused requests, events of a task, the end of a task."""
+"""Failures by the service's codes: refused requests, events of a task, the end of a task."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ with needs("globus"):
 SERVER = "transfer.api.globus.org"
 CANCELED = "CANCELED"
 TOO_MANY = "TooManyPendingJobs"
-#: Worth another attempt of the same request a little later.
+#: Codes after which the same request may succeed a little later.
 TRANSIENT_STATUSES = (429, 500, 503, 504)
 
 
 class Fault(NamedTuple):
-    """The meaning of a task's event. :param lasts: it does not go away by itself, though the service tries on."""
+    """The meaning of a task's event. :param lasts: it is permanent, although the service keeps trying."""
 
     kind: ErrorClass
     lasts: bool
@@ -109,12 +109,12 @@ def fault_of(code: str) -> Fault:
 
 
 def words_of(kind: ErrorClass) -> str:
-    """Return an explanation for people; "" when the code says it all."""
+    """Return an explanation for people; "" if the code explains itself."""
     return _WORDS.get(kind, "")
 
 
 def retry_after_s(error: GlobusError) -> float | None:
-    """Return the seconds that the service asked to wait."""
+    """Return the number of seconds that the service asked to wait."""
     if not isinstance(error, GlobusAPIError):
         return None
     text = error.headers.get("Retry-After", "")
@@ -124,7 +124,7 @@ def retry_after_s(error: GlobusError) -> float | None:
 def request_failure(error: GlobusError, doing: str) -> TransferFailure:
     """Make the failure for a refused or unanswered request.
 
-    :param doing: what was asked for, such as ``submitting the task``.
+    :param doing: the operation, such as ``submitting the task``.
     """
     if isinstance(error, NetworkError):
         text = f"{doing}: the Globus service cannot be reached ({type(error).__name__}); check the node's network"
@@ -139,7 +139,7 @@ def request_failure(error: GlobusError, doing: str) -> TransferFailure:
 
 
 def _kind(error: GlobusAPIError) -> ErrorClass:
-    """Classify by the code, as in ``ExternalError.DirListingFailed.PermissionDenied`` of the service itself."""
+    """Classify by the code, such as the service's ``ExternalError.DirListingFailed.PermissionDenied``."""
     parts = (error.code or "").split(".")
     if parts[-1] in CODES:
         return CODES[parts[-1]]
@@ -149,7 +149,7 @@ def _kind(error: GlobusAPIError) -> ErrorClass:
 
 
 def _wanted_login(error: GlobusAPIError) -> str:
-    """Return the consent that a person must give; "" when none is lacking."""
+    """Return the consent that a person must give; "" if none is missing."""
     consent = error.info.consent_required
     if consent:
         scopes = " ".join(consent.required_scopes or [])

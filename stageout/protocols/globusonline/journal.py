@@ -1,7 +1,7 @@
-"""The journal of submissions, durable before each submission: a restart finds the task and starts no second one.
+"""The journal of submissions, durable before each submission, so that a restart does not start a second task.
 
-One file per submission, ``SUBMISSION_ID.json``. Below a sandbox manager the directory outlives plugin and manager;
-else it is in the job's scratch directory and lives as long as that.
+One file per submission, ``SUBMISSION_ID.json``. Below a sandbox manager the directory outlives plugin and manager.
+Otherwise it is in the job's scratch directory and has the same lifetime.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from stageout.protocols.globusonline.plan import Pair
 _STATE_DIRECTORY = "STAGEOUT_STATE_DIR"
 _NAME = "globusonline"
 _RATES = "rates.json"
-_FORGOTTEN_S = 30 * 86400.0  # as long as the service keeps the details of a task
+_FORGOTTEN_S = 30 * 86400.0  # for as long as the service keeps the details of a task
 
 
 @dataclass
 class Entry:
     """One submission.
 
-    :param task: its id, "" while the service has not told it. :param document: as submitted.
-    :param settled: what it moves and some call has the result of; that of the others is still to be fetched.
+    :param task: its id, "" until the service returns it. :param document: the submitted document.
+    :param settled: its files whose result a call has recorded; a later call fetches the results of the others.
     """
 
     submission: str
@@ -46,17 +46,17 @@ class Entry:
 
     @property
     def pairs(self) -> set[Pair]:
-        """Return the pairs of paths whose result is not known."""
+        """Return the pairs of paths without a recorded result."""
         moved = {(item["source_path"], item["destination_path"]) for item in self.document["DATA"]}
         return moved - self.settled
 
 
 class Journal:
-    """The directory; made with the first submission."""
+    """The directory. The first submission creates it."""
 
     def __init__(self) -> None:
         given = os.environ.get(_STATE_DIRECTORY)
-        #: The next call of the plugin finds it again.
+        #: The next call of the plugin opens it again.
         self.is_lasting = bool(given)
         if given and not given.startswith("/"):
             text = f"{_STATE_DIRECTORY} = {given}: write an absolute path"
@@ -64,7 +64,7 @@ class Journal:
         self.folder = Path(given) / _NAME if given else Path.cwd() / f".{_NAME}_plugin"
 
     def entries(self) -> Iterator[Entry]:
-        """Return the submissions that may still run; forget those that are too old to run."""
+        """Return the submissions that may still run. Remove those that are too old."""
         for path in sorted(self.folder.glob("*-*.json")):
             try:
                 if time.time() - path.stat().st_mtime > _FORGOTTEN_S:
@@ -72,12 +72,12 @@ class Journal:
                     continue
                 yield self._read(path)
             except (OSError, ValueError, KeyError, TypeError):
-                path.unlink(missing_ok=True)  # nothing that we wrote: our own files are whole or absent
+                path.unlink(missing_ok=True)  # not written by this plugin: its own files are complete or absent
 
     def begin(self, submission: str, document: dict[str, Any]) -> Entry:
-        """Record a submission that is about to be made. On return it is on the disk.
+        """Record a submission before it is made. On return the record is durable.
 
-        :raises TransferFailure: the disk does not take it; then nothing may be submitted.
+        :raises TransferFailure: the record cannot be written; then nothing may be submitted.
         """
         entry = Entry(submission, "", document)
         self._make()
@@ -85,14 +85,14 @@ class Journal:
         return entry
 
     def submitted(self, entry: Entry, task: str) -> None:
-        """Record the task's id. On return it is on the disk."""
+        """Record the task's id. On return it is durable."""
         entry.task = task
         self._write("globus-task", entry)
 
     def settle(self, entry: Entry, pairs: Iterable[Pair]) -> None:
-        """Note that the task is over, and that this call has recorded its result for these files.
+        """Record that the task is over, and that this call has recorded its result for these files.
 
-        The record stays until that holds for all files: a call after a crash may ask for some of them, and the next
+        The record stays until this is true for all files: a call after a crash may ask for some of them, and the next
         one for the rest.
         """
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # another call has closed it
@@ -103,15 +103,15 @@ class Journal:
         self.close(entry)
 
     def close(self, entry: Entry) -> None:
-        """Remove the record of a task that is over and whose result is known, or that is about to be cancelled."""
+        """Remove the record of a task whose results are recorded, or that is about to be cancelled."""
         durable.unlink("globus-over", self._path(entry))
 
     def is_open(self, entry: Entry) -> bool:
-        """Tell whether the record is not closed yet: another call of the plugin may watch the same task."""
+        """Tell whether the record is open, because another call of the plugin may watch the same task."""
         return self._path(entry).exists()
 
     def finish(self) -> None:
-        """Leave nothing behind in a job's scratch directory."""
+        """Remove the journal from a job's scratch directory."""
         if not self.is_lasting:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -138,7 +138,8 @@ class Journal:
         except OSError as problem:
             raise _unwritable(problem) from None
 
-    # ---- rates: nice to have, so nothing is synced -------------------------------------------------------------------
+    # ---- rates: only hints, so they are not synced
+    # ---------------------------------------------------------------------------
 
     def rate_bytes_s(self, between: tuple[str, str]) -> float | None:
         """Return the rate of the last task between two collections; None when unknown."""
@@ -146,7 +147,7 @@ class Journal:
         return float(found) if isinstance(found, (int, float)) and found > 0 else None
 
     def learn_rate(self, between: tuple[str, str], rate_bytes_s: float) -> None:
-        """Remember what a task reached."""
+        """Store the rate of a task."""
         try:
             temporary = self.folder / f".{_RATES}.{os.getpid()}"
             temporary.write_text(json.dumps({**self._rates(), " ".join(between): round(rate_bytes_s)}))

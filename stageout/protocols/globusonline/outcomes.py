@@ -1,4 +1,4 @@
-"""From the end of a task to one result per file: what arrived, what the destination confirms, what did not and why."""
+"""Convert the end of a task to one result per file: arrived, confirmed by the destination, or failed with a reason."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Sizes = Callable[[str], Mapping[str, int]]
 
 
 def uploaded(move: Move, ended: Ended, sizes: Sizes) -> Outcome | TransferFailure | None:
-    """Return the outcome of one uploaded file; None when the task says nothing about it.
+    """Return the outcome of one uploaded file; None if the task has no result for it.
 
-    A file that the task found at the destination already (sync level) is in no list: then the destination itself is
-    asked for its size, as it is for a file without a checksum.
+    The service lists no file that already existed at the destination (sync level). Then, as for a file without a
+    checksum, the plugin queries the destination for its size.
 
     :param sizes: sizes of the files in a directory of the destination.
     """
@@ -46,7 +46,7 @@ def uploaded(move: Move, ended: Ended, sizes: Sizes) -> Outcome | TransferFailur
 
 
 def downloaded(move: Move, ended: Ended) -> Outcome | TransferFailure | None:
-    """Return the outcome of one download, which gets its name on arrival; None when the task has no result for it."""
+    """Return the outcome of one download, which is renamed on arrival; None if the task has no result for it."""
     skipped = [(pair, code) for pair, code in ended.skipped.items() if belongs(pair, move.pair)]
     if skipped:
         return _skipped(skipped, ended)

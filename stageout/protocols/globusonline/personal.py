@@ -1,8 +1,8 @@
-"""A personal endpoint for one call, on a node that no collection sees: made, connected, used, removed.
+"""A personal endpoint for one call, on a node without a local collection: created, connected, used and removed.
 
-Off unless ``STAGEOUT_GLOBUS_PERSONAL`` names Globus Connect Personal's program. The name of an endpoint
-begins with the node's. By this name the next call of the same user on the node finds and removes an endpoint that a
-killed call left behind.
+Off unless ``STAGEOUT_GLOBUS_PERSONAL`` names Globus Connect Personal's program. The name of an endpoint begins with the
+node's. By this name the next call of the same user on the node finds and removes an endpoint that a killed call left
+behind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stageout.protocols.globusonline.settings import LocalCollection
 _CONNECT_S = 120.0
 _LOOK_S = 0.5
 _SETUP_S = 60.0
-_STOP_S = 0.4  # of the 2 s that the framework gives
+_STOP_S = 0.4  # part of the framework's 2 s
 _LEFT_BEHIND_S = 600.0
 _LISTED = 100
 
@@ -33,7 +33,7 @@ _LISTED = 100
 class PersonalEndpoint:
     """The endpoint of this call.
 
-    :param program: path of ``globusconnectpersonal``. :param folders: that it may read and write.
+    :param program: path of ``globusconnectpersonal``. :param folders: directories that it may read and write.
     """
 
     def __init__(self, service: Service, program: str, folders: list[Path]) -> None:
@@ -45,9 +45,9 @@ class PersonalEndpoint:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> LocalCollection:
-        """Register it, start the program and wait until the service sees it.
+        """Register the endpoint, start the program and wait until the service sees it.
 
-        :raises TransferFailure: that was not possible; nothing is left behind. :raises Stopped: the plugin has to end.
+        :raises TransferFailure: a step failed; nothing is left behind. :raises Stopped: the plugin has to end.
         """
         try:
             self._remove_left_behind()
@@ -61,7 +61,7 @@ class PersonalEndpoint:
         return LocalCollection(self._id, ((Path("/"), Path("/")),))
 
     def stop(self) -> None:
-        """End the program and remove the endpoint, whatever state they are in."""
+        """End the program and remove the endpoint, in any state."""
         if self._process is not None:
             self._process.terminate()
             try:
@@ -79,7 +79,7 @@ class PersonalEndpoint:
     # ---- the endpoint at the service ---------------------------------------------------------------------------------
 
     def _register(self) -> str:
-        """Make the endpoint; its setup key."""
+        """Create the endpoint. Return its setup key."""
         name = f"{_prefix()}{time.time():.0f}-{os.urandom(4).hex()}"
         body = {"DATA_TYPE": "endpoint", "is_globus_connect": True, "display_name": name}
         made = self._service.ask("making a personal endpoint", lambda client: client.post("/v0.10/endpoint", data=body))
@@ -87,7 +87,7 @@ class PersonalEndpoint:
         return str(made["globus_connect_setup_key"])
 
     def _remove_left_behind(self) -> None:
-        """Remove endpoints of earlier calls on this node that are neither connected nor just being started."""
+        """Remove endpoints of earlier calls on this node that are neither connected nor starting."""
         found = self._service.ask(
             "looking for personal endpoints of earlier calls",
             lambda client: client.endpoint_search(filter_scope="my-gcp-endpoints", limit=_LISTED),

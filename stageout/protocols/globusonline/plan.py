@@ -1,4 +1,4 @@
-"""From the files of a call to documents for tasks. Pure: no clock, no network, no files."""
+"""Convert the files of a call to documents for tasks. Pure: no clock, no network, no files."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _FILES_PER_S = 20.0
 
 @dataclass(frozen=True)
 class Move:
-    """One file, or one directory, of a call that goes by a task.
+    """One file, or one directory, of a call that a task moves.
 
-    :param here: on this node; of a download the place where it arrives first.
-    :param pair: source and destination path in their collections. :param size_bytes: 0 when not known yet.
+    :param here: path on this node; for a download the temporary path.
+    :param pair: source and destination path in their collections. :param size_bytes: 0 while unknown.
     """
 
     transfer: Transfer
@@ -37,7 +37,7 @@ class Move:
 
     @property
     def destination_folder(self) -> str:
-        """The directory that it is written into."""
+        """Return the destination directory."""
         return self.pair[1].rstrip("/").rpartition("/")[0] + "/"
 
 
@@ -55,10 +55,10 @@ def by_folder(moves: Iterable[Move]) -> list[list[Move]]:
 
 
 def document(moves: Sequence[Move], between: Pair, label: str, sync: str) -> dict[str, Any]:
-    """Return the submitted document without submission id and deadline.
+    """Return the document to submit, without submission id and deadline.
 
-    Source errors are skipped, because the service then names each file and its error when the task is over; otherwise
-    one missing file would keep the task going until its deadline.
+    Source errors are skipped, because the service then lists each file and its error at the end of the task. Otherwise
+    one missing file would keep the task running until its deadline.
 
     :param between: source and destination collection.
     """
@@ -86,9 +86,9 @@ def _item(move: Move) -> dict[str, Any]:
 
 
 def label_of(jobs: str, upload: bool, pairs: Iterable[Pair]) -> str:
-    """Write a task's name for people, which two tasks share only when they move the same files.
+    """Make a label for people. Two tasks have the same label only if they move the same files.
 
-    :param jobs: whose files they are.
+    :param jobs: the jobs of the files.
     """
     mark = hashlib.sha256(repr(sorted(pairs)).encode("utf-8", "surrogateescape")).hexdigest()[:12]
     direction = "output" if upload else "input"
@@ -102,6 +102,6 @@ def allowed_s(size_bytes: float, files: int, rate_bytes_s: float) -> float:
 
 
 def belongs(found: Pair, pair: Pair) -> bool:
-    """Tell whether a file of a task's result is the one of ``pair``, or lies below it."""
+    """Tell whether a file of a task's result is the source of ``pair``, or lies below it."""
     source, destination = (path.rstrip("/") for path in pair)
     return found == pair or (found[0].startswith(source + "/") and found[1].startswith(destination + "/"))

@@ -1,4 +1,4 @@
-"""The protocol class of ``plugins/globusonline_plugin``: which way each file of a call goes."""
+"""The protocol class of ``plugins/globusonline_plugin``: choose the method for each file of a call."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from stageout.protocols.globusonline.settings import GlobusSettings, read_settin
 from stageout.protocols.globusonline.task_executor import Group, TaskExecutor
 from stageout.protocols.globusonline.tokens import Tokens
 
-_JOBS = "STAGEOUT_JOBS"  # of a batch; told by the sandbox manager
+_JOBS = "STAGEOUT_JOBS"  # of a batch; the sandbox manager sets it
 
 
 class GlobusProtocol(BatchProtocol):
-    """globusonline and globus: one task for all files that a collection of this node sees, HTTPS for the others."""
+    """globusonline and globus: one task for all files that a collection of this node contains, HTTPS for the others."""
 
     def move(self, transfers: Sequence[Transfer], upload: bool, concurrency: int) -> None:
-        """Move all files. When the plugin has to end, running tasks are cancelled and what is left stays unfinished."""
+        """Move all files. When the plugin has to end, running tasks are cancelled and the rest stays unfinished."""
         call = _Call(transfers, read_settings(), upload)
         try:
             for transfer in transfers:
@@ -44,7 +44,7 @@ class GlobusProtocol(BatchProtocol):
 
 @dataclass(frozen=True)
 class _Straight:
-    """A file that goes over HTTPS."""
+    """A file that is sent over HTTPS."""
 
     transfer: Transfer
     address: Address
@@ -69,13 +69,13 @@ class _Call:
         self._problem: TransferFailure | None = None
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Clean up."""
         if self._personal is not None:
             self._personal.stop()
         self.journal.finish()
 
     def sort(self, transfer: Transfer) -> None:
-        """Choose the way of one file, or refuse it."""
+        """Choose the method for one file, or refuse the file."""
         request = transfer.request
         try:
             address = address_of(request.encoded_url, self._settings.collections)
@@ -107,9 +107,9 @@ class _Call:
         return self._services[key]
 
     def _make_endpoint(self, service: Service) -> None:
-        """Make a personal endpoint, where the administrator wants one and there is none yet.
+        """Create a personal endpoint if the administrator has allowed it and none exists yet.
 
-        :raises TransferFailure: it could not be made, for this file or for one before it.
+        :raises TransferFailure: it could not be created, for this file or for an earlier one.
         """
         if self._problem is not None:
             raise self._problem
@@ -130,7 +130,7 @@ class _Call:
         return sorted({Path(transfer.request.local_path).resolve().parent for transfer in self._transfers})
 
     def _move(self, transfer: Transfer, address: Address) -> Move | None:
-        """Plan the file as part of a task; None when no collection of this node sees it."""
+        """Plan the file as part of a task; None when no collection of this node contains it."""
         local = Path(transfer.request.local_path)
         here = local.resolve() if self._upload else self._arrival(transfer, local)
         there = self._local.there(here) if self._local else None
@@ -141,13 +141,14 @@ class _Call:
         return Move(transfer, address, here, pair, size_bytes)
 
     def _arrival(self, transfer: Transfer, local: Path) -> Path:
-        """Return the temporary path of a download: the same one when the call is repeated."""
+        """Return the temporary path of a download. It is the same when the call is repeated."""
         return self.journal.folder.resolve() / f"in-{transfer.request.index}" / (local.name or "all")
 
-    # ---- all of it ---------------------------------------------------------------------------------------------------
+    # ---- execution
+    # ----------------------------------------------------------------------------------------------------------
 
     def run(self, concurrency: int) -> None:
-        """Carry out what was sorted.
+        """Execute the plan.
 
         :raises Stopped: the plugin has to end.
         """
@@ -176,5 +177,5 @@ class _Call:
             return
 
     def _jobs(self) -> str:
-        """Return the jobs whose files these are, for people."""
+        """Return the jobs of these files, for people."""
         return one_line(os.environ.get(_JOBS) or str(self._context.job_attribute("GlobalJobId") or ""), 100)

@@ -1,4 +1,4 @@
-"""Requests to the Transfer service: paced, repeated when that helps, given up when the plugin has to end."""
+"""Requests to the Transfer service: rate-limited, retried when useful, abandoned when the plugin has to end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-for _name in [name for name in os.environ if name.startswith("GLOBUS_SDK_")]:  # may lead tokens elsewhere
+for _name in [name for name in os.environ if name.startswith("GLOBUS_SDK_")]:  # could redirect tokens to another server
     if _name not in ("GLOBUS_SDK_VERIFY_SSL", "GLOBUS_SDK_HTTP_TIMEOUT"):
         del os.environ[_name]
 
@@ -27,7 +27,7 @@ from stageout.plugin.api import Context  # noqa: E402
 from stageout.protocols.globusonline import failures  # noqa: E402
 from stageout.protocols.globusonline.tokens import TRANSFER, Tokens  # noqa: E402
 
-_REQUESTS_PER_S = 10.0  # the service allows a user 20, metered over 10 s
+_REQUESTS_PER_S = 10.0  # the service allows a user 20, averaged over 10 s
 _BURST = 40
 _HTTP_TIMEOUT_S = 30.0
 _LAST_WORD_TIMEOUT_S = 1.5  # the framework gives transfers 2 s to end
@@ -37,23 +37,23 @@ _PENDING_WAIT_S = 60.0
 
 
 class Stopped(Exception):
-    """The plugin has to end: signal, deadline, or the starter is gone."""
+    """The plugin has to end: by a signal, by its deadline, or because the starter has ended."""
 
 
 class TimeLimit:
-    """The time limit of the plugin. :param context: of any file of the call."""
+    """The time limit of the plugin. :param context: context of any file of the call."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     @property
     def is_over(self) -> bool:
-        """The plugin has to end."""
+        """Tell whether the plugin has to end."""
         return self._context.remaining_s <= 0
 
     @property
     def has_run_out(self) -> bool:
-        """Tell whether the time limit alone ends the plugin, so that a later call may go on."""
+        """Tell whether only the time limit ends the plugin, so that a later call may continue."""
         try:
             self._context.progress(0)
         except TransferFailure as reason:
@@ -61,7 +61,7 @@ class TimeLimit:
         return self.is_over
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass.
+        """Wait.
 
         :raises Stopped: the plugin has to end.
         """
@@ -75,7 +75,7 @@ class TimeLimit:
 
 
 class RateLimiter:
-    """No more requests than the service allows, over all threads of this plugin."""
+    """Limit of the request rate, over all threads of this plugin."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -83,7 +83,7 @@ class RateLimiter:
         self._at_s = time.monotonic()
 
     def wait_s(self) -> float:
-        """Take a place; seconds until it comes."""
+        """Reserve a time slot. Return the seconds until it begins."""
         with self._lock:
             now_s = time.monotonic()
             self._credit = min(_BURST, self._credit + (now_s - self._at_s) * _REQUESTS_PER_S)
@@ -93,7 +93,7 @@ class RateLimiter:
 
 
 class _FileAuthorizer(GlobusAuthorizer):
-    """Source of the token, which reads its file for each request because a credmon may have renewed it."""
+    """Source of the token. It reads the file for each request because a credmon may have renewed it."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -105,7 +105,7 @@ class _FileAuthorizer(GlobusAuthorizer):
 class Service:
     """The Transfer service for one thread.
 
-    :param tokens: whose requests they are. :param base_url: "" for the public service.
+    :param tokens: the user's tokens. :param base_url: "" for the public service.
     """
 
     def __init__(self, tokens: Tokens, base_url: str, time_limit: TimeLimit, rate_limiter: RateLimiter) -> None:
@@ -130,9 +130,9 @@ class Service:
     # ---- one request -------------------------------------------------------------------------------------------------
 
     def ask(self, doing: str, request: Callable[[TransferClient], Any], timeout_s: float = _PATIENCE_S) -> Any:
-        """Send a request, again while that makes sense.
+        """Send a request, and retry it while this is useful.
 
-        :param doing: for messages, such as ``submitting the task``. :param timeout_s: from the first failure on.
+        :param doing: for messages, such as ``submitting the task``. :param timeout_s: seconds after the first failure.
         :raises TransferFailure: it was refused, or not answered in time. :raises Stopped: the plugin has to end.
         """
         deadline_s: float | None = None
@@ -152,7 +152,7 @@ class Service:
             self.time_limit.sleep(wait_s)
 
     def _wait_s(self, error: GlobusError, attempt: int, token: str) -> float | None:
-        """Return the seconds until the next attempt; None when there should be none."""
+        """Return the seconds until the next attempt; None for no further attempt."""
         backoff_s = growing_s(0.25, 15.0, attempt + 1) * random.uniform(0.8, 1.2)
         if isinstance(error, NetworkError):
             return backoff_s
@@ -173,7 +173,7 @@ class Service:
         return failure
 
     def last_word(self, request: Callable[[TransferClient], Any]) -> bool:
-        """Send a request when the plugin has to end: once, and for a short time. False when that was not possible."""
+        """Send a request once, with a short time limit, when the plugin has to end. Return False if it failed."""
         try:
             request(self._connect(_LAST_WORD_TIMEOUT_S))
         except (GlobusError, TransferFailure):

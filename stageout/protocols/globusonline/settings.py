@@ -16,9 +16,9 @@ UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
 
 @dataclass(frozen=True)
 class LocalCollection:
-    """The collection that sees this node's files.
+    """The collection that contains this node's files.
 
-    :param paths: directories of this node, and where the collection has them.
+    :param paths: directories of this node, and their paths in the collection.
     """
 
     collection: str
@@ -56,8 +56,8 @@ class GlobusSettings:
 def read_settings(source: Settings | None = None) -> GlobusSettings:
     """Read all knobs.
 
-    :param source: where they are; None: what the HTCondor configuration says.
-    :raises TransferFailure: PLUGIN_BROKEN for what cannot be used; the text names the knob.
+    :param source: their values; None: the HTCondor configuration.
+    :raises TransferFailure: PLUGIN_BROKEN for an invalid value; the text names the knob.
     """
     found = source or tool_settings(PREFIX)
     try:
@@ -82,9 +82,9 @@ def read_settings(source: Settings | None = None) -> GlobusSettings:
 
 
 def local_collection(text: str) -> LocalCollection | None:
-    """Read ``UUID /here=/there, ...``; None for an empty text. Without paths it sees all under its own name.
+    """Parse ``UUID /here=/there, ...``; None for an empty text. Without paths all paths are the same in the collection.
 
-    :raises ConfigError: it cannot be read.
+    :raises ConfigError: the text is invalid.
     """
     if not text.strip():
         return None
@@ -101,9 +101,9 @@ def local_collection(text: str) -> LocalCollection | None:
 
 
 def named_collections(text: str) -> dict[str, str]:
-    """Read ``NAME=UUID, ...``; names in lower case.
+    """Parse ``NAME=UUID, ...``, with names in lower case.
 
-    :raises ConfigError: it cannot be read.
+    :raises ConfigError: the text is invalid.
     """
     names = {}
     for pair in filter(None, (part.strip() for part in re.split(r"[,\s]+", text))):

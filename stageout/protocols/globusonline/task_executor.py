@@ -1,4 +1,4 @@
-"""The tasks of one call: what runs already is found again, the rest is submitted, a few at a time, and judged."""
+"""The tasks of one call: find running ones again, submit the rest, a few at a time, and judge their results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Work:
-    """One task to come, or to find again. :param entry: of an earlier call, None for a new task."""
+    """One task to submit, or to find again. :param entry: entry of an earlier call, None for a new task."""
 
     group: Group
     moves: list[Move]
@@ -38,7 +38,7 @@ class Work:
 class TaskExecutor:
     """Executor of tasks until every file of its groups has a result.
 
-    :param jobs: whose files they are, for the tasks' labels.
+    :param jobs: the jobs of the files, for the tasks' labels.
     """
 
     def __init__(self, journal: Journal, settings: GlobusSettings, upload: bool, jobs: str) -> None:
@@ -52,9 +52,9 @@ class TaskExecutor:
         self._problem: BaseException | None = None
 
     def run(self, groups: Iterable[Group]) -> None:
-        """Carry all groups out. Every file is finished on return, unless the plugin has to end.
+        """Run all groups. Every file is finished on return, unless the plugin has to end.
 
-        :raises Stopped: it has to; running tasks are cancelled.
+        :raises Stopped: the plugin has to end; running tasks are cancelled.
         """
         for group in groups:
             for work in self._works(group):
@@ -107,7 +107,7 @@ class TaskExecutor:
             entry, ended = self._run_task(work)
         except TransferFailure as failure:
             if work.entry is not None and not self._journal.is_open(work.entry):
-                self._add(Work(work.group, work.moves))  # the task of an earlier call is not known any more
+                self._add(Work(work.group, work.moves))  # the service no longer knows the task of an earlier call
                 return
             for move in work.moves:
                 move.transfer.finish(failure)
@@ -131,7 +131,7 @@ class TaskExecutor:
     # ---- results -----------------------------------------------------------------------------------------------------
 
     def _judge(self, work: Work, ended: Ended) -> list[Move]:
-        """Tell each file its result; those that the task did not carry over are returned."""
+        """Finish each file with its result. Return the files that the task did not transfer."""
         left = []
         sizes = _Sizes(work.group)
         for move in work.moves:
@@ -149,10 +149,10 @@ class TaskExecutor:
             return failure
 
     def _go_on(self, work: Work, ended: Ended, left: list[Move]) -> None:
-        """Plan further tasks for the files that this task did not carry over.
+        """Plan further tasks for the files that this task did not transfer.
 
-        A trouble that lasts may be that of one directory: each then gets a task of its own, so that nobody is blamed
-        for the neighbour. The task of an earlier call had its own reasons to end: one more attempt.
+        A permanent error may affect one directory only. Therefore each directory then gets a task of its own. The task
+        of an earlier call may have ended for other reasons, so its files get one more attempt.
         """
         parts = plan.by_folder(left)
         if ended.lasting and len(parts) > 1:
@@ -168,7 +168,7 @@ class TaskExecutor:
 
 
 class _Sizes:
-    """Sizes of the files in the destination's directories, each asked for once."""
+    """Cache of the sizes of files in the destination's directories."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

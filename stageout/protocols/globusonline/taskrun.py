@@ -17,7 +17,7 @@ from stageout.protocols.globusonline.settings import GlobusSettings
 from stageout.protocols.globusonline.trouble import GiveUp, Look, Trouble
 
 _FIRST_POLL_S = 1.0
-_QUEUED_POLLS = 2  # a task that waits for its turn is looked at so many times less often
+_QUEUED_POLLS = 2  # factor by which a queued task is queried less often
 _EVENTS = 20
 _RENEWALS = 3  # per lease
 _PATH = "https://app.globus.org/activity/"
@@ -30,9 +30,9 @@ Log = Callable[..., None]
 class Ended:
     """The end of a task.
 
-    :param cause: why it did not carry all files over; None when the service calls it succeeded.
-    :param lasting: the cause does not go away by itself and may lie in some of the files only.
-    :param arrived: rows of ``task_successful_transfers``. :param skipped: error code of each source that was skipped.
+    :param cause: why it did not transfer all files; None when the service reports success.
+    :param lasting: the cause is permanent and may affect some of the files only.
+    :param arrived: rows of ``task_successful_transfers``. :param skipped: error code of each skipped source.
     """
 
     task: str
@@ -58,16 +58,16 @@ class TaskRun:
     # ---- 1. submitted ------------------------------------------------------------------------------------------------
 
     def submit(self, document: dict[str, Any]) -> Entry:
-        """Record and submit a task; however often the answer is lost, it is one task.
+        """Record and submit a task. Lost answers do not create a second task.
 
-        :raises TransferFailure: the service does not take it. :raises Stopped: the plugin has to end.
+        :raises TransferFailure: the service refuses it. :raises Stopped: the plugin has to end.
         """
         submission = self._service.ask("asking for a submission id", lambda client: client.get_submission_id())
         entry = self._journal.begin(str(submission["value"]), document)
         return self.submit_again(entry)
 
     def submit_again(self, entry: Entry) -> Entry:
-        """Submit what is recorded. The service knows a submission that it has seen and answers with its task."""
+        """Submit a recorded document again. The service recognizes the submission id and returns the same task."""
         body = {**entry.document, "submission_id": entry.submission, "deadline": _iso(self._settings.lease_s)}
         try:
             reply = self._service.ask("submitting the task", lambda client: client.submit_transfer(body))
@@ -84,7 +84,7 @@ class TaskRun:
         return entry
 
     def _twin(self, entry: Entry) -> str:
-        """Find the running task that moves the same files for us, if there is one: our record of it was lost."""
+        """Find a running task of this user that moves the same files, if there is one, after the record was lost."""
         wanted: dict[str, str | list[str]] = {"status": "ACTIVE", "label": f"={entry.document['label']}"}
         tasks = self._service.ask("looking for the same task", lambda client: client.task_list(filter=wanted, limit=20))
         for task in tasks["DATA"]:
@@ -96,9 +96,9 @@ class TaskRun:
     # ---- 2. watched --------------------------------------------------------------------------------------------------
 
     def finish(self, entry: Entry, size_bytes: int) -> Ended:
-        """Watch a task to its end. Its record stays until the caller has settled what it asked for.
+        """Watch a task to its end. Its record stays until the caller has settled its files.
 
-        :param size_bytes: that it moves, 0 when that is not known.
+        :param size_bytes: total size, 0 if unknown.
         :raises TransferFailure: the service does not know the task, or does not answer for as long as a lease.
         :raises Stopped: the plugin has to end. The task is cancelled, or left to the next call.
         """
@@ -114,7 +114,7 @@ class TaskRun:
             raise
 
     def _leave(self, entry: Entry) -> None:
-        """Cancel; but when only this call's time is over and the next one finds the record, let the task go on."""
+        """Cancel the task. If only this call's time is over and the next call has the record, let the task continue."""
         if self._journal.is_lasting and self._service.time_limit.has_run_out:
             body = {"DATA_TYPE": "task", "deadline": _iso(self._settings.lease_s)}
             done = self._service.last_word(lambda client: client.update_task(entry.task, body))
@@ -167,7 +167,7 @@ class TaskRun:
         body = {"DATA_TYPE": "task", "deadline": deadline}
         try:
             self._service.ask("renewing the lease", lambda client: client.update_task(entry.task, body), 10.0)
-        except TransferFailure as failure:  # the next look says whether the task is over
+        except TransferFailure as failure:  # the next query shows whether the task is over
             self._log("lease not renewed", task=entry.task, problem=failure)
 
     def _rate(self, entry: Entry) -> float:
@@ -213,7 +213,7 @@ class TaskRun:
 
 
 class _Lease:
-    """The task's deadline: soon, and put off while somebody watches, within what its bytes explain."""
+    """The task's deadline: soon, and extended while the plugin watches the task, within limits by its size."""
 
     def __init__(self, settings: GlobusSettings, rate_bytes_s: float, size_bytes: int, entry: Entry) -> None:
         self._lease_s = settings.lease_s
@@ -253,5 +253,5 @@ def _facts(entry: Entry, shown: Any) -> dict[str, Any]:
 
 
 def _iso(seconds: float) -> str:
-    """Write a time from now as the service reads it: always with a zone."""
+    """Write a future time as the service expects it, always with a time zone."""
     return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")

@@ -1,4 +1,4 @@
-"""Bearer tokens from HTCondor's credential directory, found by what they are for and read anew for each request."""
+"""Bearer tokens from HTCondor's credential directory, selected by resource server and read again for each request."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TRANSFER_SCOPE = "urn:globus:auth:scope:transfer.api.globus.org:all"
 class Tokens:
     """The tokens of one job (or, in a batch, of its owner).
 
-    :param context: of any file of the call. :param service: of the credmon.
-    :param handle: that the URL names for its Transfer token; "" when it names none.
+    :param context: context of any file of the call. :param service: service of the credmon.
+    :param handle: handle in the URL for its Transfer token; "" for none.
     """
 
     context: Context
@@ -29,9 +29,9 @@ class Tokens:
     handle: str = ""
 
     def bearer(self, resource_server: str) -> str:
-        """Return the access token for a resource server: Transfer, or the HTTPS side of a collection (its UUID).
+        """Return the access token for a resource server: Transfer, or HTTPS access to a collection (its UUID).
 
-        :raises TransferFailure: CREDENTIAL_MISSING; the text says what the submit file needs.
+        :raises TransferFailure: CREDENTIAL_MISSING; the text shows the line for the submit file.
         """
         if resource_server == TRANSFER and self.handle:
             return self.context.credential(self.service, self.handle)
@@ -50,7 +50,7 @@ class Tokens:
         return False
 
     def _documents(self) -> list[tuple[str, dict[str, Any]]]:
-        """Handle and content of each token file of the service."""
+        """Yield handle and content of each token file of the service."""
         folder = os.environ.get("_CONDOR_CREDS", "")
         found = []
         for path in sorted(Path(folder).glob(f"{self.service}*.use")) if folder else []:

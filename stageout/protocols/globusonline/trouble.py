@@ -10,14 +10,14 @@ from stageout.core.errors import ErrorClass
 from stageout.protocols.globusonline.failures import Fault, fault_of
 from stageout.protocols.globusonline.settings import GlobusSettings
 
-_UNSEEN_POLLS = 4  # a longer time without a look says nothing about the task: the service was away
+_UNSEEN_POLLS = 4  # a longer time without a query says nothing about the task: the service was unreachable
 
 
 class Look(NamedTuple):
     """An observation of a task.
 
-    :param at_s: monotonic clock. :param progress: grows, or changes, with what was moved.
-    :param codes: of errors since the last look, newest first.
+    :param at_s: monotonic clock. :param progress: changes when something was moved.
+    :param codes: codes of errors since the last query, newest first.
     """
 
     at_s: float
@@ -29,7 +29,9 @@ class Look(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """The reason to give up. :param code: of the service, "" for none. :param waited_s: without progress."""
+    """The reason to give up. :param code: the service's code, "" for none. :param waited_s: seconds without
+    progress.
+    """
 
     fault: Fault
     code: str
@@ -38,7 +40,7 @@ class GiveUp(NamedTuple):
 
 @dataclass
 class Trouble:
-    """The patience with one task. :param settings: how much of it there is."""
+    """The patience with one task. :param settings: its limits."""
 
     settings: GlobusSettings
     _progress: tuple[int, ...] | None = None
@@ -47,7 +49,7 @@ class Trouble:
     _codes: dict[str, None] = field(default_factory=dict)
 
     def see(self, look: Look) -> GiveUp | None:
-        """Take in one look; a reason when the task should be ended now."""
+        """Record one observation. Return a reason to end the task now, or None."""
         if look.is_suspended:
             return GiveUp(Fault(ErrorClass.CREDENTIAL_EXPIRED, True), "INACTIVE", 0.0)
         between_s, self._looked_at_s = look.at_s - self._looked_at_s, look.at_s

@@ -1,5 +1,5 @@
 """gsiftp and ftp through globus-url-copy.
 
-Read in this order: :mod:`protocol` (the way of a batch), :mod:`program` (one run of the program), :mod:`dialogue` (what
-the servers answered), :mod:`replies` (what an answer means), :mod:`proxy` (X.509 proxy certificates).
+Read in this order: :mod:`protocol` (a batch), :mod:`program` (one run of the program), :mod:`dialogue` (the servers'
+answers), :mod:`replies` (the meaning of an answer), :mod:`proxy` (X.509 proxy certificates).
 """

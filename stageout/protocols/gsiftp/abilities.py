@@ -1,4 +1,4 @@
-"""The abilities of the plugin: none on a node without globus-url-copy. Imported for every ``-classad``."""
+"""The abilities of the plugin: none on a node without globus-url-copy. Each ``-classad`` query imports this module."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _BULK = ("debug: data callback", "debug: reading", "debug: writing")
 
 @dataclass
 class Answer:
-    """One answer of a server. :param command: that it is the answer to, "" for the greeting."""
+    """One answer of a server. :param command: the command that it answers, "" for the greeting."""
 
     command: str
     code: int = 0
@@ -43,8 +43,9 @@ class Dialogue:
     """Record of the dialogue with the servers of one run.
 
     :param sizes_bytes: URL -> size that its server states. :param digests: URL -> MD5 that it states.
-    :param login: a log-in was begun. :param errors: lines of the program itself. :param began: it told what it does.
-    :param first_words: its first line where it did not get so far.
+    :param login: a log-in was begun. :param errors: the program's own error lines. :param began: it printed its
+        operations.
+    :param first_words: its first line, if it did not begin.
     """
 
     answers: list[Answer] = field(default_factory=list)
@@ -57,18 +58,18 @@ class Dialogue:
 
     @property
     def refusal(self) -> Answer | None:
-        """The first negative answer to what mattered; None when no server refused anything."""
+        """Return the first negative answer to a relevant command; None without one."""
         told = (answer for answer in self.answers if answer.code >= 400)
         return next((answer for answer in told if not answer.command.startswith(_SIDE_STEPS)), None)
 
     @property
     def logged_in(self) -> bool:
-        """A server took the log-in."""
+        """Tell whether a server accepted the log-in."""
         return any(answer.code in (230, 235) for answer in self.answers)
 
 
 def wanted(line: str) -> bool:
-    """Tell whether a line carries information; those about single buffers do not."""
+    """Tell whether a line carries information. Lines about single buffers do not."""
     return not line.startswith(_BULK)
 
 

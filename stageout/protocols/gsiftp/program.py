@@ -1,4 +1,4 @@
-"""One run of globus-url-copy: its command line, its time limits, and its end with ours."""
+"""One run of globus-url-copy: its command line, its time limits, and its end when the plugin ends."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Knobs:
     """Settings of one batch.
 
     :param streams: data connections of one file (``-p``). :param concurrency: files at once (``-cc``).
-    :param block_bytes: of reads and writes (``-bs``).
+    :param block_bytes: size of reads and writes (``-bs``).
     :param tcp_bytes: TCP buffer (``-tcp-bs``); 0: the kernel's choice.
-    :param stall_s: without a byte moved for so long, the run is given up.
+    :param stall_s: seconds without a transferred byte before the run is given up.
     """
 
     streams: int
@@ -41,7 +41,7 @@ class Knobs:
 
 
 def read_knobs(context: Context, concurrency: int) -> Knobs:
-    """Read the settings from the environment or the machine's ad; what is no number counts as not set."""
+    """Read the settings from the environment or the machine's ad. Values that are no numbers count as unset."""
 
     def number(name: str, default: int, least: int) -> int:
         text = context.setting(name, str(default))
@@ -58,7 +58,7 @@ def read_knobs(context: Context, concurrency: int) -> Knobs:
 
 @dataclass(frozen=True)
 class Pair:
-    """One file of the list; URLs as globus-url-copy wants them."""
+    """One file of the list, with URLs in globus-url-copy's form."""
 
     source: str
     target: str
@@ -67,7 +67,8 @@ class Pair:
 class Program:
     """Execution of globus-url-copy.
 
-    :param path: of the executable. :param upload: direction of the data; says where progress is seen.
+    :param path: path of the executable. :param upload: direction of the data, which determines how progress is
+        measured.
     """
 
     def __init__(self, path: str, knobs: Knobs, upload: bool) -> None:
@@ -80,9 +81,9 @@ class Program:
     ) -> Dialogue:
         """Move the files of a list.
 
-        :param streams: of each file; 1: a plain FTP transfer unless there are several files.
-        :param most_bytes: only the first so many bytes of each; 0: all of it.
-        :raises TransferFailure: STALLED, or what ``watch`` raises.
+        :param streams: connections of each file; 1: a plain FTP transfer unless there are several files.
+        :param most_bytes: move only this number of bytes of each file; 0: all of it.
+        :raises TransferFailure: STALLED, or a failure that ``watch`` raises.
         """
         knobs = self._knobs
         options = ["-c", "-bs", str(knobs.block_bytes)]
@@ -95,9 +96,9 @@ class Program:
         return self._run(options, pairs, watch)
 
     def compare(self, pairs: Sequence[Pair], digests: bool, watch: Callable[[int], None]) -> tuple[Dialogue, set[str]]:
-        """Ask the servers about files that are there. Nothing is moved.
+        """Compare existing files through the servers. Move nothing.
 
-        :returns: what they said, and the targets that are missing or differ from their source.
+        :returns: the servers' answers, and the targets that are missing or differ from their source.
         """
         with tempfile.TemporaryDirectory(prefix="stageout-gsiftp-") as name:
             dump = Path(name) / "differ"
@@ -147,7 +148,7 @@ class Program:
                 raise TransferFailure(ErrorClass.STALLED, text)
 
     def _moved_bytes(self, pid: int) -> int:
-        """Return the bytes that the process has read and written, near enough for progress."""
+        """Return the bytes that the process has read and written, an approximation of its progress."""
         name = "rchar" if self._upload else "wchar"
         try:
             lines = Path(f"/proc/{pid}/io").read_text().splitlines()

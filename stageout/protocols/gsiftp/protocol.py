@@ -1,7 +1,7 @@
-"""The protocol class of ``plugins/gsiftp_plugin``: all files of a call in one list, each checked at its destination.
+"""The protocol class of ``plugins/gsiftp_plugin``: all files of a call in one list, each verified at its destination.
 
-globus-url-copy lets one refused file spoil those behind it in the list. So what the list did not bring is moved once
-more, each file by itself: what then fails fails for a reason of its own.
+In globus-url-copy one refused file makes later files of the list fail. So the plugin moves failed files again, each by
+itself, and a file that then fails does so for a reason of its own.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _SAMPLE = "sample_bytes"
 
 @dataclass
 class Move:
-    """One file on its way.
+    """The transfer of one file.
 
-    :param part: local name while it moves. :param size_bytes: -1 until known. :param moved_bytes: over the network.
+    :param part: local name during the transfer. :param size_bytes: -1 while unknown. :param moved_bytes: over the
+        network.
     """
 
     transfer: Transfer
@@ -44,11 +45,11 @@ class Move:
 
     @property
     def host(self) -> str:
-        """Server, for messages."""
+        """Return the server, for messages."""
         return host_of(self.url)
 
     def finish(self, result: Outcome | TransferFailure) -> None:
-        """Report, and leave nothing behind after a failure."""
+        """Report the result, and clean up after a failure."""
         self.done = True
         if isinstance(result, TransferFailure) and self.part != self.local:
             self.part.unlink(missing_ok=True)
@@ -59,7 +60,7 @@ class GsiftpProtocol(BatchProtocol):
     """gsiftp and ftp."""
 
     def move(self, transfers: Sequence[Transfer], upload: bool, concurrency: int) -> None:
-        """Move all files of a call; see the head of this module."""
+        """Move all files of a call; see the module docstring."""
         path = program_path(os.environ)
         moves = [move for move in (self._prepared(each, upload) for each in transfers) if move is not None]
         if not moves:
@@ -88,7 +89,7 @@ def _prepare(transfer: Transfer, upload: bool) -> Move:
     parts = urlsplit(url)
     if not parts.hostname or not parts.path.strip("/") or parts.path.endswith("/"):
         raise TransferFailure(ErrorClass.BAD_URL, f"{safe_url(url)} names no file on a host")
-    if not unquote_to_bytes(parts.path).isascii():  # globus-url-copy cuts the name there, in silence
+    if not unquote_to_bytes(parts.path).isascii():  # globus-url-copy cuts the name there without an error
         text = f"{safe_url(url)}: globus-url-copy takes only ASCII in names on a server; rename the file"
         raise TransferFailure(ErrorClass.NOT_SUPPORTED, text, parts.netloc)
     if parts.scheme.lower() == "gsiftp":
@@ -122,7 +123,7 @@ def _stat(path: Path) -> tuple[int, int]:
 
 
 class _Batch:
-    """The way of all files of one call."""
+    """All files of one call."""
 
     def __init__(self, program: Program, upload: bool, streams: int) -> None:
         self._program = program
@@ -145,7 +146,7 @@ class _Batch:
                 self._alone(move)
 
     def _sample(self, move: Move) -> None:
-        """Move only the first bytes of a file, for a measurement: there is nothing to compare them with."""
+        """Move only the first bytes of a file, for a measurement, which needs no verification."""
         most_bytes = int(move.transfer.request.data[_SAMPLE])
         size_bytes, dialogue = _size(move.part), Dialogue()
         if size_bytes != most_bytes:
@@ -171,7 +172,7 @@ class _Batch:
             move.finish(failure)
 
     def _settle(self, moves: Sequence[Move]) -> None:
-        """Finish those files about which their server gives a positive answer."""
+        """Finish those files whose servers confirm them."""
         here = [move for move in moves if move.part.exists()]
         if not here:
             return
@@ -187,7 +188,7 @@ class _Batch:
                 move.finish(self._kept(move, move.part.stat().st_size, verified, said.digests.get(move.url, "")))
 
     def _verified(self, move: Move, said: Dialogue, differs: bool) -> str:
-        """Verify a file. Return "md5" or "size"; "" when the server says nothing of the file.
+        """Verify a file. Return "md5" or "size"; "" if the server does not report the file.
 
         :raises TransferFailure: SOURCE_CHANGED, NOT_VERIFIED, CONTENT_MISMATCH.
         """
@@ -208,7 +209,7 @@ class _Batch:
         return "size"
 
     def _kept(self, move: Move, size_bytes: int, verified: str, digest: str) -> Outcome | TransferFailure:
-        """Give a download its name; on return it is on the disk."""
+        """Rename a download to its final name. On return it is durable."""
         if not self._upload:
             try:
                 with move.part.open("rb") as file:
@@ -224,7 +225,7 @@ class _Batch:
 
 
 def _watch(moves: Sequence[Move]) -> Callable[[int], None]:
-    """Make the reporter of progress to the framework, which may ask the plugin to end."""
+    """Make the callback that reports progress to the framework, which may end the plugin."""
     only = moves[0] if len(moves) == 1 else None
 
     def watch(moved_bytes: int) -> None:
@@ -248,7 +249,7 @@ def _failure(dialogue: Dialogue, move: Move) -> TransferFailure:
         from stageout.protocols.curl.names import lookup_failure
 
         kind, text = lookup_failure(urlsplit(move.url).hostname or "")
-        if kind is ErrorClass.NAME_LOOKUP_FAILED:  # it has the name now: then it was the connection
+        if kind is ErrorClass.NAME_LOOKUP_FAILED:  # the name resolves now, so the connection failed
             kind, text = ErrorClass.CONNECT_FAILED, "no connection; is the server up, is a firewall in between?"
         return TransferFailure(kind, f"{move.host}: {text}", move.host)
     if dialogue.login and not dialogue.logged_in:

@@ -1,4 +1,4 @@
-"""X.509 proxy certificates: whether one is there, past its end, or limited (RFC 3820, by the OID of its policy)."""
+"""X.509 proxy certificates: presence, expiration, and limitation (RFC 3820, by the OID of its policy)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RENEW = "renew it (grid-proxy-init or voms-proxy-init) and submit again, or let 
 class Proxy:
     """The facts in a file of certificates.
 
-    :param ends_s: when the first of its certificates ends, wall clock. :param limited: one of them is a limited proxy.
+    :param ends_s: expiration of the first certificate to expire, wall clock. :param limited: one is a limited proxy.
     """
 
     ends_s: float
@@ -32,7 +32,7 @@ class Proxy:
 
 
 def proxy_path(environment: Mapping[str, str]) -> Path | None:
-    """Find the credential as GSI does: the named proxy, else the user's usual one; None without any."""
+    """Find the credential as GSI does: the named proxy, else the user's default one; None without any."""
     named = environment.get("X509_USER_PROXY")
     path = Path(named) if named else Path(f"/tmp/x509up_u{os.geteuid()}")
     if path.is_file():
@@ -44,7 +44,7 @@ def proxy_path(environment: Mapping[str, str]) -> Path | None:
 def checked(environment: Mapping[str, str], host: str) -> Proxy:
     """Check the credential for a GSI server.
 
-    :raises TransferFailure: CREDENTIAL_MISSING, CREDENTIAL_EXPIRED, or CREDENTIAL_REFUSED for what is no certificate.
+    :raises TransferFailure: CREDENTIAL_MISSING, CREDENTIAL_EXPIRED, or CREDENTIAL_REFUSED for an invalid certificate.
     """
     path = proxy_path(environment)
     if path is None:
@@ -77,7 +77,7 @@ def read_proxy(pem: bytes) -> Proxy:
 
 
 def _items(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield tag and content of each DER value in a row."""
+    """Yield tag and content of each DER value in a sequence."""
     place = 0
     while place < len(data):
         tag, length = data[place], data[place + 1]
@@ -97,7 +97,7 @@ def _inside(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def _fields(der: bytes) -> list[tuple[int, bytes]]:
-    """Return the fields of the part of a certificate that is signed."""
+    """Return the fields of the signed part of a certificate."""
     certificate = next(content for _, content in _items(der))
     return _inside(next(content for _, content in _items(certificate)))
 
@@ -107,7 +107,7 @@ def _end_s(der: bytes) -> float:
     validity = next(pair for pair in times if pair and pair[0][0] in (_UTC_TIME, _LONG_TIME))
     tag, text = validity[1]
     digits = text.decode("ascii").rstrip("Z")
-    if tag == _UTC_TIME:  # RFC 5280: two digits of the year, below 50 is 20xx
+    if tag == _UTC_TIME:  # RFC 5280: a year of two digits below 50 is 20xx
         digits = ("20" if digits < "50" else "19") + digits
     return float(timegm(time.strptime(digits, "%Y%m%d%H%M%S")))
 

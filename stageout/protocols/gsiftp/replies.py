@@ -1,4 +1,4 @@
-"""The meaning of an FTP or GridFTP server's answer: reply codes, the server's own codes, errno; no sentence counts."""
+"""The meaning of FTP and GridFTP answers: reply codes, the server's own codes, errno. Texts do not count."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REPLY_CODES: dict[int, ErrorClass] = {
     553: _K.PERMISSION_DENIED,
 }
 
-#: ``c=`` of a GlobusError line.
+#: Codes after ``c=`` of a GlobusError line.
 GLOBUS_CODES: dict[str, ErrorClass] = {
     "PATH_NOT_FOUND": _K.NOT_FOUND,
     "PATH_EXISTS": _K.CONFLICT,
@@ -55,12 +55,12 @@ ERRNOS: dict[int, ErrorClass] = {
     errno.ENAMETOOLONG: _K.BAD_URL,
 }
 
-#: The server gives an errno sometimes only as the C library words it; that is a code all the same.
+#: Sometimes the server sends only the C library's text of an errno, which identifies the code as well.
 ERRNO_WORDS = {os.strerror(number): number for number in ERRNOS}
 
 
 def class_of(code: int, globus: str = "", number: int = 0) -> ErrorClass:
-    """Classify a negative answer by the most exact of the codes in it."""
+    """Classify a negative answer by its most specific code."""
     found = GLOBUS_CODES.get(globus) or ERRNOS.get(number) or REPLY_CODES.get(code)
     if found is None:
         found = _K.SERVER_ERROR if code < 600 else _K.UNKNOWN

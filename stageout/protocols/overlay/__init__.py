@@ -1,1 +1,1 @@
-"""overlay:// URLs: files through the overlay's routers. The way of a file is in :mod:`stageout.overlay.client`."""
+"""overlay:// URLs: files through the overlay's routers. :mod:`stageout.overlay.client` moves the files."""

@@ -29,15 +29,15 @@ from stageout.wire.deposits import EXPIRES_AFTER_S, BadReceipt, Receipt, name_of
 
 _SILENCE_S = 60.0
 _LEAST_S = 1.0
-#: A custodian that says nothing for so long is given up for another one.
+#: Seconds of silence after which another custodian is tried.
 _NEXT_AFTER_S = 10.0
 
 
 class OverlayProtocol(BatchProtocol):
-    """overlay: small files of a call travel together."""
+    """overlay: small files of a call are sent together."""
 
     def delete(self, transfers: Sequence[Transfer]) -> None:
-        """Delete files at their routers, one after the other; each is gone from the disk when it is finished."""
+        """Delete files at their routers, one after the other. A finished file is gone from the disk."""
         from stageout.overlay.operations import Session
 
         for transfer in transfers:
@@ -54,7 +54,7 @@ class OverlayProtocol(BatchProtocol):
                 transfer.finish(Outcome(0, verified="deleted"))
 
     def move(self, transfers: Sequence[Transfer], upload: bool, concurrency: int) -> None:
-        """Move all files: those for one router together, the routers one after the other."""
+        """Move all files: the files for one router together, the routers one after the other."""
         if not upload:
             with Crew(concurrency) as crew:
                 for transfer in transfers:
@@ -69,7 +69,7 @@ class OverlayProtocol(BatchProtocol):
 
 
 def _download(transfer: Transfer) -> None:
-    """Fetch a published file; every block is checked on arrival."""
+    """Fetch a published file. Each block is verified on arrival."""
     request, context = transfer.request, transfer.context
     shares: list[Share] = []
     try:
@@ -88,7 +88,7 @@ def _download(transfer: Transfer) -> None:
 
 
 def _by_router(transfers: Sequence[Transfer]) -> dict[tuple[str, int], list[tuple[Transfer, str]]]:
-    """Group the files by router, with their paths; a file without a destination has failed already."""
+    """Group the files by router, with their paths. Finish a file without a destination as failed."""
     groups: dict[tuple[str, int], list[tuple[Transfer, str]]] = {}
     for transfer in transfers:
         try:
@@ -101,7 +101,7 @@ def _by_router(transfers: Sequence[Transfer]) -> dict[tuple[str, int], list[tupl
 
 
 def _upload(host: str, port: int, group: list[tuple[Transfer, str]], concurrency: int) -> None:
-    """Send files; each is on the destination's disk, under its name and digest-checked, when it is finished."""
+    """Send files. A finished file is durable at the destination under its name, with a verified digest."""
     context = group[0][0].context
     try:
         gateway, terminal = _through(_gateway(host, port, context), context.setting("OVERLAY_GATEWAY", ""))
@@ -123,7 +123,7 @@ def _upload(host: str, port: int, group: list[tuple[Transfer, str]], concurrency
 
 @dataclass(frozen=True)
 class _Deposit:
-    """A file to be handed over. :param name: of the deposit, as in its receipt. :param gateway: its destination."""
+    """A file to hand over. :param name: name of the deposit, as in its receipt. :param gateway: its destination."""
 
     transfer: Transfer
     gateway: Gateway
@@ -132,18 +132,18 @@ class _Deposit:
 
     @property
     def operation(self) -> tuple[str, int]:
-        """Return origin and number of the operation: the same whenever and however it is given away."""
+        """Return origin and number of the operation, which are the same for all attempts and custodians."""
         return operation_of(self.name, self.gateway.secret)
 
     def finish(self, custodians: Sequence[str], expires: int, size_bytes: int, sent_bytes: int) -> None:
-        """Record the custodians where the file is durable, although it has not reached its destination."""
+        """Record the custodians that hold the file durably before it reaches its destination."""
         seed, _, number = self.name.rpartition("/")
         receipt = Receipt(",".join(custodians), seed, int(number), int(number), expires)
         self.transfer.finish(Outcome(size_bytes, sent_bytes, developer={"StageOutCustody": str(receipt)}))
 
 
 def _hand_over(transfers: Sequence[Transfer], custodians: Sequence[str], concurrency: int) -> None:
-    """Give files to custodians for good: small ones in packs, large ones side by side."""
+    """Hand files over to custodians: small ones in packs, large ones in parallel."""
     small: dict[tuple[str, int], list[_Deposit]] = {}
     with Crew(concurrency) as crew:
         for deposit in _deposits(transfers):
@@ -156,9 +156,9 @@ def _hand_over(transfers: Sequence[Transfer], custodians: Sequence[str], concurr
 
 
 def _deposits(transfers: Sequence[Transfer]) -> Iterator[_Deposit]:
-    """Find the files with the numbers of their deposits: those that the manager has, also when they are given again.
+    """Find the files with the numbers of their deposits. Repeated attempts get the manager's numbers again.
 
-    A file that goes nowhere has failed already.
+    A file without a destination is finished as failed.
     """
     context = transfers[0].context
     text, seed = context.setting("OVERLAY_NUMBERS", ""), context.setting("OVERLAY_SEED", "")
@@ -188,11 +188,11 @@ def _is_small(deposit: _Deposit) -> bool:
     try:
         return Path(deposit.transfer.request.local_path).stat().st_size <= MAX_FILE_BYTES
     except OSError:
-        return False  # what is wrong is said when it is opened
+        return False  # opening the file reports the problem
 
 
 def _give_packed(group: Sequence[_Deposit], custodians: Sequence[str], by_itself: Callable[[_Deposit], None]) -> None:
-    """Give small files for one router to custodians. :param by_itself: has one given that is taken in no pack."""
+    """Send small files for one router to custodians. :param by_itself: sends a file that does not fit into a pack."""
     context, end = group[0].transfer.context, group[0].gateway
 
     def ended(file: Small[_Deposit], failure: TransferFailure | None) -> None:
@@ -221,9 +221,9 @@ def _give_packed(group: Sequence[_Deposit], custodians: Sequence[str], by_itself
 
 
 def _custodians(end: Gateway, custodians: Sequence[str], context: Context) -> tuple[list[Custodian], int, float]:
-    """Return the custodians to ask, how many must have a file, and how long to go on asking (s).
+    """Return the custodians, the number of copies, and the seconds to keep trying.
 
-    Among several, a silent one holds up the others for seconds only: the pilot has no more.
+    If there are several, a silent one delays the others for seconds only, because a pilot has no more time.
     """
     if len(custodians) > 1:
         end = replace(end, timeout_s=min(end.timeout_s, _NEXT_AFTER_S))
@@ -233,7 +233,7 @@ def _custodians(end: Gateway, custodians: Sequence[str], context: Context) -> tu
 
 
 def _give(deposit: _Deposit, custodians: Sequence[str]) -> None:
-    """Give a file to custodians by itself."""
+    """Send one file to custodians."""
     request, context = deposit.transfer.request, deposit.transfer.context
     try:
         places, copies, wait_s = _custodians(deposit.gateway, custodians, context)
@@ -254,15 +254,15 @@ def _give(deposit: _Deposit, custodians: Sequence[str]) -> None:
 
 
 def _connections(context: Context, routes: int = 1) -> tuple[int, int]:
-    """Choose the connections of a file on each route, at first and at most: those granted for all routes, but one on
-    each, else the node's own limit.
+    """Choose the connections of a file on each route, at first and at most: those granted for all routes, but at least
+    one on each, else the node's own limit.
     """
     granted = str(max(1, context.parallelism // max(1, routes))) if context.setting("PARALLELISM", "") else ""
     return connections_of(text=granted or context.setting("OVERLAY_CONNECTIONS", ""))
 
 
 def _wishes(context: Context) -> tuple[int, int]:
-    """Read the priority and deadline that the job asks for; they only order what its owner sends."""
+    """Read the job's priority and deadline, which order only the files of its owner."""
     priority = context.job_attribute("StageOutPriority")
     if priority is None:
         priority = context.job_attribute("JobPrio")
@@ -270,7 +270,7 @@ def _wishes(context: Context) -> tuple[int, int]:
 
 
 def _number(value: object, default: int) -> int:
-    """Read a number that somebody wrote, or return the default where it is none."""
+    """Parse a number; return the default for other text."""
     try:
         return int(str(value))
     except ValueError:
@@ -296,7 +296,7 @@ def _expires_after_s(terminal: str, context: Context) -> float:
 
 
 def _through(gateway: Gateway, custodian: str) -> tuple[Gateway, str]:
-    """Find the custodian that takes uploads, and the terminal behind it; without one the router itself and ""."""
+    """Find the custodian that accepts uploads, and the terminal behind it; without one the router itself and ""."""
     if not custodian:
         return gateway, ""
     try:
