@@ -26,7 +26,14 @@ FOLDERS = ("stageout", "sandbox_manager", "schedd_agent", "policy_service", "ove
 #: Of 100 drawn mutations, these must be found.
 LEAST_SHARE = 0.97
 _MOST_TESTS = 10
-_TESTS = ("tests/unit", "tests/curl", "tests/globus")
+_TESTS = ("tests/unit", "tests/curl", "tests/globus", "tests/gsiftp")
+#: Tests that start programs import nothing of them: part of the product -> those that drive it.
+_DRIVEN = {
+    "overlay_router": ("tests/overlay/test_first_overlay.py", "tests/overlay/test_copies.py"),
+    "stageout/overlay": ("tests/overlay/test_first_overlay.py", "tests/overlay/test_relays.py"),
+    "stageout/protocols/curl": ("tests/curl/test_local.py", "tests/curl/test_s3.py", "tests/curl/test_webdav.py"),
+    "stageout/protocols/gsiftp": ("tests/gsiftp/test_gsiftp.py",),
+}
 #: Tests that read the text of the code: they would notice the change, and no fault.
 _READERS = {"test_documents", "test_golden", "test_language", "test_layout", "test_mutants", "test_trust_table"}
 #: Whole schedules of crashes see the two daemons that keep promises.
@@ -38,6 +45,8 @@ _INVERTED: dict[type[ast.cmpop], str] = {
 }  # fmt: skip
 #: Statements whose absence is no fault of what the product does.
 _TALK = re.compile(r"(await )?(log|_log|logging|warnings)\.")
+
+_NOTIFIES = re.compile(r"\.notify(_all)?\(\)$")
 
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -126,13 +135,54 @@ def _does_something(node: ast.AST, source: str) -> bool:
 
 
 def _swapped(node: ast.AST, source: str) -> Iterator[_Change]:
-    """Two neighbouring steps are swapped: calls whose order may count."""
+    """Two neighbouring steps are swapped whose order may count: both wait, or change the disk, or have to do with the
+    same thing. The others could as well stand the other way round.
+    """
     for body in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
         for first, second in zip(body, body[1:]) if isinstance(body, list) else ():
-            if all(isinstance(one, ast.Expr) and _does_something(one, source) for one in (first, second)):
+            if _is_step(first, source) and _is_step(second, source) and _belong_together(first, second, source):
                 space = " " * first.col_offset
                 text = f"{_code(second, source)}\n{space}{_code(first, source)}"
                 yield _span(first)[0], _span(second)[1], text
+
+
+def _is_step(node: ast.AST, source: str) -> bool:
+    return _is_durable(node, source) or (isinstance(node, ast.Expr) and _does_something(node, source))
+
+
+def _is_durable(node: ast.AST, source: str) -> bool:
+    return isinstance(node, ast.With) and "durable.step(" in _code(node.items[0].context_expr, source)
+
+
+def _belong_together(first: ast.AST, second: ast.AST, source: str) -> bool:
+    last = [_code(one, source) for one in (first, second)]
+    if any(_NOTIFIES.search(text) for text in last):
+        return False  # who is told looks when the lock is free
+    for is_of_kind in (_is_durable, _waits):
+        if all(is_of_kind(one, source) for one in (first, second)):
+            return True
+    return bool((_things(first) & _things(second)) - _modules(source))
+
+
+def _waits(node: ast.AST, source: str) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Await)
+
+
+def _things(node: ast.AST) -> set[str]:
+    """Return the variables that a statement names, and the attributes of the object itself."""
+    found = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} - {"self"}
+    for one in ast.walk(node):
+        if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name) and one.value.id == "self":
+            found.add(f"self.{one.attr}")
+    return found
+
+
+@lru_cache(maxsize=1)
+def _modules(source: str) -> frozenset[str]:
+    """Return the names that a module imports, other than that of durable steps."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {(one.asname or one.name).partition(".")[0] for node in nodes for one in node.names}
+    return frozenset(names - {"durable"})
 
 
 _KINDS: dict[str, Callable[[ast.AST, str], Iterable[_Change]]] = {
@@ -212,9 +262,7 @@ class Nearness:
 
     def __init__(self) -> None:
         product = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
-        tests = [
-            path for folder in ("tests/unit", "tests/curl", "tests/globus") for path in (ROOT / folder).glob("*.py")
-        ]
+        tests = [path for folder in _TESTS for path in (ROOT / folder).glob("*.py") if path.stem not in _READERS]
         self._imports = {_module(path): imports(path.read_text()) for path in [*product, *tests]}
         self._texts = {_module(path): path.read_text() for path in tests}
 
@@ -234,6 +282,9 @@ class Nearness:
 
         near.sort(key=lambda name: (reached[name] > 1, *key(name)))
         files = [f"{name.replace('.', '/')}.py" for name in near[:_MOST_TESTS]]
+        for place, driving in _DRIVEN.items():
+            if file.startswith(place):
+                files += [name for name in driving if name not in files]
         if file.startswith(("sandbox_manager", "schedd_agent", "stageout/core", "stageout/wire")):
             files += [_MEETINGS, _SCHEDULES]
         return tuple(files)

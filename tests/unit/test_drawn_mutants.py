@@ -24,21 +24,32 @@ _HEAD = "def f(a, b):\n"
         ("statement left out", "await g(b)", ["pass"]),
         ("statement left out", "log.warn('not-done')", []),
         ("statement left out", "a = 1", []),
-        ("steps swapped", "g(a)\n    h(b)", ["h(b)\n    g(a)"]),
+        ("steps swapped", "g(a)\n    h(a)", ["h(a)\n    g(a)"]),
+        ("steps swapped", "a.b.g()\n    a.c.h()", ["a.c.h()\n    a.b.g()"]),
+        ("steps swapped", "await g(a)\n    await h(b)", ["await h(b)\n    await g(a)"]),
+        ("steps swapped", "g(a)\n    h(b)", []),
+        ("steps swapped", "os.g(a)\n    os.h(b)", []),
+        ("steps swapped", "a.g()\n    a.notify_all()", []),
     ],
 )  # fmt: skip
 def test_each_kind_is_made_at_its_place(kind: str, line: str, after: list[str]) -> None:
-    source = f"async {_HEAD}    {line}\n\n\ndone = 1\n"
+    source = f"import os\n\n\nasync {_HEAD}    {line}\n\n\ndone = 1\n"
     found = sorted(mutated(source, one) for one in places(source) if one.kind == kind)
     assert found == sorted(source.replace(line, text) for text in after)
 
 
 def test_neighbouring_steps_are_swapped_in_a_block() -> None:
-    source = f"{_HEAD}    if a:\n        g(a)\n        h(\n            b)\n    return 1\n"
+    source = f"{_HEAD}    if a:\n        g(a)\n        h(\n            a)\n    return 1\n"
     (one,) = [one for one in places(source) if one.kind == "steps swapped"]
     assert mutated(source, one) == source.replace(
-        "g(a)\n        h(\n            b)", "h(\n            b)\n        g(a)"
+        "g(a)\n        h(\n            a)", "h(\n            a)\n        g(a)"
     )
+
+
+def test_durable_steps_are_swapped() -> None:
+    first, second = (f"    with durable.step('{name}'):\n        {name}()\n" for name in "gh")
+    (one,) = [one for one in places(f"{_HEAD}{first}{second}") if one.kind == "steps swapped"]
+    assert mutated(f"{_HEAD}{first}{second}", one) == f"{_HEAD}{second}{first}"
 
 
 def test_a_draw_depends_on_its_seed_and_can_be_made() -> None:
@@ -58,4 +69,6 @@ def test_the_nearest_tests_are_those_that_import_the_module() -> None:
     near = Nearness().tests("sandbox_manager/scheduling/leases.py", "heard")
     assert near[0] == "tests/unit/test_leases.py"
     assert all(Path(name.partition("::")[0]).is_file() for name in near)
+    assert "tests/overlay/test_relays.py" in Nearness().tests("stageout/overlay/channel.py", "_pass_relays")
+    assert not any("test_golden" in name or "test_language" in name for name in near)
     assert Nearness().tests("nobody/imports/this.py", "x") == ()
