@@ -139,3 +139,14 @@ def test_the_limit_is_kept_and_each_step_is_explained() -> None:
     assert max(numbers) == 5
     assert min(numbers) >= 1
     assert sockets.reason
+
+
+def test_connections_that_were_just_made_say_nothing() -> None:
+    """The first rate is measured behind two trips of the route, or half a second, and for another half."""
+    for trip_s, first_s in ((0.05, 1.0), (1.0, 2.5)):
+        sockets = Sockets(FIRST_CONNECTIONS, 24)
+        sockets.begin(0.0)
+        looks = ((tick / 4, sockets.look(tick / 4, tick * 1_000_000, trip_s)) for tick in range(1, 20))
+        now_s, sample = next((now_s, sample) for now_s, sample in looks if sample is not None)
+        assert now_s == first_s
+        assert sample is not None and sample.rate == pytest.approx(4e6)

@@ -121,6 +121,13 @@ def test_a_bad_module_is_refused_with_the_reason(tmp_path: Path, text: str, says
         SitePolicy(_write(tmp_path / "site.py", text))
 
 
+def test_the_process_of_a_module_leaves_nothing_behind(tmp_path: Path) -> None:
+    policy = SitePolicy(_write(tmp_path / "site.py", HALF))
+    policy.close()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(policy._child.pid, os.WNOHANG)
+
+
 def test_a_missing_module_and_an_unknown_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="FileNotFoundError"):
         open_policy(str(tmp_path / "none.py"))
