@@ -1,0 +1,137 @@
+"""An operation: its identity, the fields that its owner signs, and its row at a router."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from stageout.overlay.rules.states import Role, State, check_move
+
+MAX_SEQ = 2**63 - 1
+MAX_AFTER = 8
+#: An operation lives at most so long (seconds), and its end can be learned for one hour more.
+LONGEST_S, KEPT_S = 7 * 86400, 3600
+
+
+class Kind(enum.Enum):
+    """Effect of an operation on names."""
+
+    FILE = "file"
+    RENAME = "rename"
+    DELETE = "delete"
+    MKDIR = "mkdir"
+
+
+class Differs(Exception):
+    """409 ``operation-differs``: the same operation has other fields here."""
+
+
+class Malformed(Exception):
+    """400: a field of an operation cannot be used."""
+
+
+class Identity(NamedTuple):
+    """Identity of an operation. :param owner: see :func:`signed_owner` and :func:`bearer_owner`."""
+
+    owner: str
+    origin: str
+    seq: int
+
+
+def signed_owner(thumbprint: str) -> str:
+    """Return the owner of operations that a key signed, whichever token brings them."""
+    return f"key:{thumbprint}"
+
+
+def bearer_owner(issuer: str, subject: str) -> str:
+    """Return the owner of unsigned operations. The length keeps two pairs of texts apart."""
+    return f"sub:{len(issuer)}:{issuer}:{subject}"
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The end-to-end fields. They never change on the way.
+
+    :param precondition: "" (none), "absent", or an ETag. :param all_below: every earlier number below this one has to
+        end first; 0 for none.
+    """
+
+    origin: str
+    seq: int
+    kind: Kind
+    path: str
+    terminal: str
+    made: int
+    expires: int
+    size: int | None = None
+    second: str = ""
+    after: tuple[int, ...] = ()
+    all_below: int = 0
+    precondition: str = ""
+    block_kind: str = "xxh3"
+    digest_kind: str = "sha-256"
+    mode: int = 0o644
+    mtime: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names that the operation changes."""
+        return (self.path, self.second) if self.second else (self.path,)
+
+
+class Hop(NamedTuple):
+    """The party that brings an operation, and the order: unsigned, different on each hop.
+
+    :param custodian: its NAME, "" for the sender. :param order: number that it gave the operation in its epoch.
+    :param received: when the custodian took it. :param known_epoch: the terminal's epoch for which the sender knows
+        that the operation has to run.
+    """
+
+    custodian: str = ""
+    epoch: str = ""
+    order: int = 0
+    received: int = 0
+    known_epoch: str = ""
+
+
+DIRECT = Hop()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table of operations, at a custodian or a terminal. Only a new row replaces one.
+
+    :param issuer: owner name of the key that issued the holder's token, "" for none. :param manifest: the signed
+        digests of the blocks; None until it comes. :param blocks: durable blocks with their digests.
+    :param reason: of an end or a refusal. :param etag: of the result. :param ended: when it ended.
+    :param carriers: custodians that brought it.
+    :param offered: a custodian has sent it to the terminal.
+    """
+
+    identity: Identity
+    fields: Fields
+    state: State = State.RECEIVING
+    hop: Hop = DIRECT
+    issuer: str = ""
+    custody: bool = False
+    manifest: tuple[str, ...] | None = None
+    blocks: Mapping[int, str] = field(default_factory=dict)
+    reason: str = ""
+    etag: str = ""
+    ended: int = 0
+    carriers: frozenset[str] = frozenset()
+    offered: bool = False
+
+
+def differs(row: Row, fields: Fields) -> None:
+    """Check that a repeated operation is the same one. :raises Differs: it is not."""
+    if row.fields != fields:
+        raise Differs(f"operation {fields.seq} has other fields here")
+
+
+def moved(role: Role, row: Row, state: State, **changes: str | int | bool) -> Row:
+    """Return a row in another state. :raises IllegalMove: the state table does not allow it."""
+    check_move(role, row.state, state)
+    return replace(row, state=state, **changes)  # type: ignore[arg-type]
