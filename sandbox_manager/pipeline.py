@@ -18,7 +18,7 @@ import asyncio
 import sqlite3
 from collections.abc import Iterable
 
-from sandbox_manager.custody import orders
+from sandbox_manager.custody import orders, updates
 from sandbox_manager.custody.custody import Custody
 from sandbox_manager.custody.housekeeping import Housekeeping
 from sandbox_manager.custody.ledger import Ledger
@@ -136,8 +136,8 @@ class Pipeline:
         write, batch, is_recorded = self.store.write, Delivery(self.runner, plan, transfer), False
         try:
             # Its sandboxes get their places in the data slots. Then its files are MOVING, with one attempt more.
-            await write(batch.lease, "record-leased")
-            await write(batch.claim, "record-moving")
+            await write(lambda db: updates.lease(db, plan.sandboxes, wall_now(self._clock)), "record-leased")
+            await write(lambda db: batch.claim(db), "record-moving")
             batch.keep_claim()
             if batch.is_hand_over:
                 # Access points read whom to ask for files that a custodian may have from now on: "report-advertise".
@@ -167,8 +167,8 @@ class Pipeline:
                 "record-lost": outcome.lost,
             }
             labels = [label for label, files in results.items() if files]
-            change = batch.record_of(outcome, run.asked, batch.learn(run, outcome))
-            await write(change, *labels)
+            lessons = batch.learn(run, outcome)
+            await write(lambda db: batch.record(db, outcome, lessons), *labels)
             is_recorded = True
         except (OSError, sqlite3.Error) as problem:
             log.error("batch-failed", server=batch.server, problem=problem)
@@ -194,7 +194,7 @@ class Pipeline:
             outcome = batch.decide([manager_error(problem)] * len(batch.files))
             results = {"record-retry": outcome.waiting, "record-failed": outcome.failed}
             labels = [label for label, files in results.items() if files]
-            await self.store.write(batch.record_of(outcome), *labels)
+            await self.store.write(lambda db: batch.record(db, outcome), *labels)
         except Exception as second:
             log.error("batch-failed", server=batch.server, problem=repr(second), advice="report this as a bug")
             return False

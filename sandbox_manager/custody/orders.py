@@ -1,20 +1,74 @@
-"""Carrying out the agents' orders: state changes and "order n done" in one transaction. Twice is the same as once."""
+"""Changes that a message causes, each in one transaction: a hand-off of a plugin, and the orders of an agent.
+
+The change of states and "order n done" are one transaction, so an order that comes twice is carried out once.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from sandbox_manager.custody import redirects, updates
+from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.redirects import FindPlugin
 from stageout.core import log
 from stageout.core.states import ENDS, FREED, MOVES, State
+from stageout.core.synchronous import NotTaken
+from stageout.model.file import StoredFile
 from stageout.model.sandbox import SlotKey
 from stageout.movers.schemes import shown_url
 from stageout.wire.custody import Action, Order, OrderSheet, Run
 
 _NEWER = "run {} of the job is newer"
+
+
+class Refused(NotTaken):
+    """Refusal of a hand-off, with the text and the code for the plugin."""
+
+
+class NewHandoff(NamedTuple):
+    """A hand-off to record.
+
+    :param owner: of its sandbox, which is made for the first hand-off of a run. :param boot: id of the kernel's boot.
+    :param stored: credentials and ads that the plugin needs besides the files; None without any.
+    :param fallback: that the job names, "" for none. :param fallback_problem: reason to ignore it, "" for none.
+    """
+
+    owner: updates.NewSandbox
+    ticket: str
+    plugin: str
+    files: Sequence[StoredFile]
+    boot: str
+    stored: StoredCredentials | None = None
+    fallback: str = ""
+    fallback_problem: str = ""
+
+
+def record_handoff(db: sqlite3.Connection, new: NewHandoff, now: int) -> Iterable[int]:
+    """Record a hand-off, and end older runs of its job. Return the sandboxes touched.
+
+    :raises Refused: a newer run, or a decision about this run, has overtaken it.
+    """
+    run = new.owner.run
+    newest = updates.newest_run(db, run.key)
+    if newest > run.number:
+        raise Refused("a newer run of the job came in meanwhile", "OtherRun")
+    state = updates.state_of_run(db, run) if newest else None
+    if state not in (None, State.ACCEPTED):
+        # Its plugin gave up waiting. The decision about the run was made without these files.
+        raise Refused(f"output of this run became {state} meanwhile", "OtherRun")
+    digest = new.stored.digest if new.stored else ""
+    box = updates.add_ticket(db, new.owner, new.ticket, new.plugin, new.files, new.boot, now, digest)
+    if new.stored:
+        updates.keep_credentials(db, new.stored)
+    if new.fallback:
+        updates.offer_fallback(db, box, new.fallback, new.fallback_problem)
+    if not newest:
+        return [box]  # the first message about this job: no run is confirmed or older
+    confirm_late(db, box, now)
+    return [box, *supersede_older(db, run, now)]
 
 
 def apply_orders(

@@ -80,6 +80,15 @@ def lose_tickets(db: sqlite3.Connection, lost: Mapping[str, str], now: int) -> I
     return touched
 
 
+def record_synced(db: sqlite3.Connection, on_disk: Iterable[str], lost: Mapping[str, str], now: int) -> Iterable[int]:
+    """Record that the data of tickets is on the disk, and that the disk has lost the data of others.
+
+    :param lost: why, by ticket. :returns: sandboxes touched.
+    """
+    updates.mark_synced(db, on_disk)
+    return lose_tickets(db, lost, now)
+
+
 def may_need(box: Sandbox) -> bool:
     """Tell whether bytes of this sandbox may be needed."""
     return box.state in _NEEDS_BYTES and not box.freed

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 
 from sandbox_manager.custody import recovery, updates
@@ -44,13 +43,9 @@ class SyncRecords:
 
     async def record(self, synced: Synced) -> None:
         """Record which data are on the disk, and that the sandboxes of those that the disk has lost are LOST."""
-
-        def change(db: sqlite3.Connection) -> Iterable[int]:
-            updates.mark_synced(db, synced.on_disk)
-            return recovery.lose_tickets(db, synced.lost, wall_now(self._clock))
-
         labels = [*(["record-synced"] if synced.on_disk else ()), *(["record-lost"] if synced.lost else ())]
-        await self._store.write(change, *labels)
+        now = wall_now(self._clock)
+        await self._store.write(lambda db: recovery.record_synced(db, synced.on_disk, synced.lost, now), *labels)
 
 
 class Syncs:

@@ -530,6 +530,14 @@ def moving_back(db: sqlite3.Connection, sandbox: int, destination: int | None = 
     return move_files(db, {FileState.MOVING}, FileState.WAITING, which, facts, also)
 
 
+def lease(db: sqlite3.Connection, sandboxes: Iterable[int], now: int) -> list[int]:
+    """Give sandboxes that wait an active place in their data slots. Return the sandboxes that got one."""
+    leased = [box for box in sandboxes if state_of(db, box) in (State.CONFIRMED, State.RETRY_WAIT)]
+    for box in leased:
+        set_state(db, box, State.LEASED, now)
+    return leased
+
+
 def unlease(db: sqlite3.Connection, sandbox: int, now: int) -> bool:
     """Give back a lease under which nothing was sent. False when there is none."""
     if state_of(db, sandbox) is not State.LEASED:

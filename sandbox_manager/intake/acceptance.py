@@ -6,8 +6,7 @@ Every reason to refuse an offer is in ``intake/admission.py``.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sandbox_manager.custody import orders, redirects, updates
@@ -21,8 +20,7 @@ from sandbox_manager.scheduling.rates import Rates
 from stageout.core import log
 from stageout.core.clock import wall_now
 from stageout.core.ending import outlast
-from stageout.core.states import State
-from stageout.core.synchronous import NotTaken, Reason
+from stageout.core.synchronous import Reason
 from stageout.model.file import StoredFile
 from stageout.wire.handoff import Receipt
 
@@ -55,10 +53,6 @@ class Refusal:
     """
 
     reason: Reason
-
-
-class Refused(NotTaken):
-    """Refusal of a hand-off, with the text and the code for the plugin."""
 
 
 @dataclass(frozen=True)
@@ -140,31 +134,11 @@ class Acceptance:
             facts.run, facts.user, facts.uid, facts.gid, facts.shared_uid, slot_of(facts),
             facts.slot_name, facts.job_prio, facts.group,
         )  # fmt: skip
-        held = handoff.stored
-        digest = held.digest if held else ""
-        fallback_problem = self._fallback_problem(handoff)
-
-        def change(db: sqlite3.Connection) -> Iterable[int]:
-            newest = updates.newest_run(db, facts.run.key)
-            if newest > facts.run.number:
-                raise Refused("a newer run of the job came in meanwhile", "OtherRun")
-            state = updates.state_of_run(db, facts.run) if newest else None
-            if state not in (None, State.ACCEPTED):
-                # Its plugin gave up waiting; what is decided about the run was decided without these files.
-                raise Refused(f"output of this run became {state} meanwhile", "OtherRun")
-            box = updates.add_ticket(
-                db, owner, handoff.ticket, handoff.plugin, handoff.files, self._custody.boot, now, digest
-            )
-            if held:
-                updates.keep_credentials(db, held)
-            if facts.fallback:
-                updates.offer_fallback(db, box, facts.fallback, fallback_problem)
-            if not newest:
-                return [box]  # the first message about this job: nothing was confirmed, nothing is older
-            orders.confirm_late(db, box, now)
-            return [box, *orders.supersede_older(db, facts.run, now)]
-
-        await self._store.write(change, "record-accepted")
+        new = orders.NewHandoff(
+            owner, handoff.ticket, handoff.plugin, handoff.files, self._custody.boot, handoff.stored, facts.fallback,
+            self._fallback_problem(handoff),
+        )  # fmt: skip
+        await self._store.write(lambda db: orders.record_handoff(db, new, now), "record-accepted")
 
     def _fallback_problem(self, handoff: Handoff) -> str:
         """Return why the job's fallback is ignored; "" when it is not, or when there is none."""

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from sandbox_manager.custody.credentials import StoredCredentials
+from sandbox_manager.custody.orders import Refused
 from sandbox_manager.custody.spool import Overrun, Spool, SpoolError
-from sandbox_manager.intake.acceptance import Acceptance, Handoff, Refusal, Refused, Reservation
+from sandbox_manager.intake.acceptance import Acceptance, Handoff, Refusal, Reservation
 from sandbox_manager.intake.admission import reason_against_job
 from sandbox_manager.intake.client_limits import Client, ClientLimits, ThrottledLog
 from sandbox_manager.intake.counters import HandoffCounters

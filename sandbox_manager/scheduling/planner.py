@@ -44,6 +44,11 @@ class BatchPlan:
     size_bytes: int
 
     @property
+    def sandboxes(self) -> list[int]:
+        """Return the sandboxes whose files it sends."""
+        return [part.sandbox for part in self.parts]
+
+    @property
     def cost_bytes(self) -> int:
         """Return the share that it counts against its owner while it runs."""
         return cost_bytes(sum(part.files for part in self.parts), self.size_bytes)

@@ -9,11 +9,12 @@ import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from sandbox_manager.custody import queries, updates
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.custody import Custody
-from sandbox_manager.custody.ledger import Change, set_meta
+from sandbox_manager.custody.ledger import set_meta
 from sandbox_manager.custody.running import RunningBatch
 from sandbox_manager.scheduling import rates
 from sandbox_manager.scheduling.names import NameRecord
@@ -38,7 +39,7 @@ from stageout.core import log
 from stageout.core.clock import wall_now
 from stageout.core.errors import SILENT
 from stageout.core.pools import Pool
-from stageout.core.states import FREED, State
+from stageout.core.states import FREED
 from stageout.core.streams import ActiveTransfer
 from stageout.model.file import StoredFile
 from stageout.model.sandbox import Destination
@@ -122,6 +123,22 @@ class BatchRunner:
         self.movers.shutdown(wait=True)
 
 
+class Lessons(NamedTuple):
+    """The knowledge about a server from one batch, for the ledger.
+
+    :param rate: of the server. :param breakers: of all servers, "" if they are as before.
+    :param due: sandboxes with files that are due now, because the server is back. :param destinations: of these files.
+    """
+
+    rate: Known | None = None
+    breakers: str = ""
+    due: Sequence[int] = ()
+    destinations: Collection[int] = ()
+
+
+NO_LESSONS = Lessons()
+
+
 class Delivery:
     """One batch on its way. :meth:`sandbox_manager.pipeline.Pipeline.deliver` has the order of its steps.
 
@@ -165,13 +182,6 @@ class Delivery:
         return to if to is not None and to.takes(self._destination) else None
 
     # ---- files -------------------------------------------------------------------------------------------------------
-
-    def lease(self, db: sqlite3.Connection) -> Iterator[int]:
-        """Give its sandboxes that wait a place in their data slots. Yield those that got one."""
-        for part in self._batch.parts:
-            if updates.state_of(db, part.sandbox) in (State.CONFIRMED, State.RETRY_WAIT):
-                updates.set_state(db, part.sandbox, State.LEASED, self._now())
-                yield part.sandbox
 
     def claim(self, db: sqlite3.Connection) -> Iterable[int]:
         """Take the files, what they are sent with, and settings of the hand-over if they go that way."""
@@ -283,8 +293,8 @@ class Delivery:
             bool(self._held and self._held.credentials), answered, self._transfer.parallelism, unknown_name,
         )  # fmt: skip
 
-    def learn(self, run: BatchRun, outcome: BatchOutcome) -> Known | None:
-        """Count the batch, and learn from it for the next ones. Return what is known of the server's rate now."""
+    def learn(self, run: BatchRun, outcome: BatchOutcome) -> Lessons:
+        """Count the batch, and learn from it for the next ones. Return the part that the ledger keeps."""
         scheduler, transfer, now_s = self._scheduler, self._transfer, self._custody.clock.monotonic_s()
         took_s = now_s - run.began_s
         if run.asked:
@@ -297,7 +307,19 @@ class Delivery:
         scheduler.calls.end(transfer, [item.size_bytes for item in self.files] if whole else ())
         level = scheduler.calls.level(self.server)
         learnt = scheduler.rates.after(self.server, self.files, outcome, took_s, level, self._began_at + took_s)
-        return learnt if run.asked else None
+        return self._lessons(outcome, learnt) if run.asked else NO_LESSONS
+
+    def _lessons(self, outcome: BatchOutcome, rate: Known | None) -> Lessons:
+        """Tell the breaker of the server, whose plugin has answered."""
+        breakers, registry = self._scheduler.breakers, self._registry
+        is_back = update_breaker(breakers, self.server, outcome)
+        if outcome.tried and not outcome.unreachable:
+            self._custody.running.answered(self.server)
+        if not is_back and not outcome.unreachable:
+            return Lessons(rate)
+        destinations = registry.destinations_at(self.server)
+        due = registry.backlog.waiting_for(destinations) if is_back else ()
+        return Lessons(rate, breakers.dump(), due, destinations)
 
     # ---- records -----------------------------------------------------------------------------------------------------
 
@@ -311,32 +333,18 @@ class Delivery:
         updates.record_results(db, arrived)
         return self._update_states(db, {item.sandbox for item in arrived})
 
-    def record_of(self, outcome: BatchOutcome, asked: bool = False, learnt: Known | None = None) -> Change:
-        """Tell the server's breaker of an outcome, and return the change that records what became of the files.
-
-        :param asked: a plugin ran; without that nothing was learnt about the server. :param learnt: about its rate.
-        """
-        registry, breakers, server = self._registry, self._scheduler.breakers, self.server
-        back = asked and update_breaker(breakers, server, outcome)
-        if asked and outcome.tried and not outcome.unreachable:
-            self._custody.running.answered(server)
-        same = registry.destinations_at(server)
-        others = registry.backlog.waiting_for(same) if back else []
-        states = breakers.dump()
-
-        def change(db: sqlite3.Connection) -> Iterable[int]:
-            updates.record_results(db, outcome.all)
-            if learnt is not None:
-                rates.keep(db, server, learnt)
-            woken = updates.wake(db, others, same, SILENT, self._now()) if back else set()
-            if back or outcome.unreachable:
-                set_meta(db, BREAKERS, states)
-            for item in outcome.all:
-                updates.keep_attempts(db, item.sandbox, item.attempts, item.excused)
-            mark_lost(db, outcome, self._now())
-            return woken.union(self._update_states(db, {item.sandbox for item in self.files}))
-
-        return change
+    def record(self, db: sqlite3.Connection, outcome: BatchOutcome, lessons: Lessons = NO_LESSONS) -> Iterable[int]:
+        """Record the result of each file, what was learnt about the server, and the states of the sandboxes."""
+        updates.record_results(db, outcome.all)
+        if lessons.rate is not None:
+            rates.keep(db, self.server, lessons.rate)
+        woken = updates.wake(db, lessons.due, lessons.destinations, SILENT, self._now())
+        if lessons.breakers:
+            set_meta(db, BREAKERS, lessons.breakers)
+        for item in outcome.all:
+            updates.keep_attempts(db, item.sandbox, item.attempts, item.excused)
+        mark_lost(db, outcome, self._now())
+        return woken.union(self._update_states(db, {item.sandbox for item in self.files}))
 
     def _update_states(self, db: sqlite3.Connection, sandboxes: Iterable[int]) -> Iterable[int]:
         touched = sorted(sandboxes)

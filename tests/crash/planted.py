@@ -32,7 +32,7 @@ import schedd_agent.receipts
 from sandbox_manager.custody import orders, redirects, updates
 from sandbox_manager.custody.ledger import Releases, Reserve
 from sandbox_manager.custody.spool import Spool, Synced, _each_file
-from sandbox_manager.custody.syncing import SyncRecords, Syncs
+from sandbox_manager.custody.syncing import Syncs
 from sandbox_manager.intake.acceptance import Acceptance
 from sandbox_manager.intake.admission import Admission
 from sandbox_manager.intake.listener import Intake
@@ -287,7 +287,7 @@ BUGS = (
     Planted(
         "the record of a refused sync is not written",
         lambda: [
-            mutated(SyncRecords, "record", "recovery.lose_tickets(db, synced.lost, wall_now(self._clock))", "[]"),
+            mutated(sandbox_manager.custody.recovery, "record_synced", "lose_tickets(db, lost, now)", "[]"),
         ],
         ("sync_refused", "agent_cut_off_long", "destination_down", "vacate"),
         repeats=0.5,
@@ -403,7 +403,7 @@ BUGS = (
         "output of an older run is taken after a newer one",
         lambda: [
             mutated(Admission, "_run", "if newest > run.number:", "if False:"),
-            mutated(Acceptance, "_record_ticket", "if newest > facts.run.number:", "if False:"),
+            mutated(orders, "record_handoff", "if newest > run.number:", "if False:"),
         ],
         ("linger", "linger", "vacate"),
     ),
@@ -411,7 +411,7 @@ BUGS = (
         "a hand-off is added to a run that is confirmed already",
         lambda: [
             mutated(Admission, "_run", "known is not None and known.state", "known is False and known.state"),
-            mutated(Acceptance, "_record_ticket", "state not in (None, State.ACCEPTED)", "False"),
+            mutated(orders, "record_handoff", "state not in (None, State.ACCEPTED)", "False"),
         ],
         ("late_part", "destination_down"),
         0.0,
@@ -419,7 +419,7 @@ BUGS = (
     ),
     Planted(
         "older runs are not superseded by a newer hand-off",
-        lambda: [mutated(Acceptance, "_record_ticket", "[box, *orders.supersede_older(db, facts.run, now)]", "[box]")],
+        lambda: [mutated(orders, "record_handoff", "[box, *supersede_older(db, run, now)]", "[box]")],
         ("linger", "vacate", "schedd_down"),
     ),
     Planted(
