@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from sandbox_manager.custody.clock_jumps import ClockJumpGuard
 from sandbox_manager.custody.ledger import Ledger, Releases, SandboxStore
-from sandbox_manager.custody.orphans import OrphanCollector
 from sandbox_manager.custody.quota import Space, StateQuota
+from sandbox_manager.custody.recovery import OrphanCollector
 from sandbox_manager.custody.redirects import FallbackRules, FindPlugin, no_plugin
 from sandbox_manager.custody.renewal import Renewal
 from sandbox_manager.custody.running import RunningBatches

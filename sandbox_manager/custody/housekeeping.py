@@ -5,12 +5,16 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from sandbox_manager.custody import queries, recovery
+from sandbox_manager.custody import queries, recovery, redirects, updates
 from sandbox_manager.custody.custody import Custody
+from sandbox_manager.custody.redirects import FallbackRules
+from sandbox_manager.rules import Rules
 from stageout.core import log
 from stageout.core.clock import wall_now
-from stageout.core.states import FREED
+from stageout.core.errors import UNREACHABLE, Advice, ErrorClass
+from stageout.core.states import FREED, State
 from stageout.core.units import count
+from stageout.model.sandbox import SENDABLE, Sandbox
 
 _DELETED = "output was deleted in the spool"
 _KEEP_AWAY = "its jobs run again. Find who deletes files there, or whether the disk fails, and keep cleaners away"
@@ -88,10 +92,10 @@ class Housekeeping:
         await self._custody.clock_guard.check()
         await self._find_deleted()
         rules, now = self._custody.rules(), wall_now(self._custody.clock)
-        due = recovery.due(self._store.registry.by_id.values(), self._busy(), rules, now)
-        if due:
+        ids = due(self._store.registry.by_id.values(), self._busy(), rules, now)
+        if ids:
             await self._store.write(
-                lambda db: recovery.pass_deadlines(db, due, rules, now, self._custody.fallback_rules), "record-failed"
+                lambda db: pass_deadlines(db, ids, rules, now, self._custody.fallback_rules), "record-failed"
             )
 
     async def _find_deleted(self) -> None:
@@ -124,3 +128,109 @@ class Housekeeping:
         await self._custody.orphans.collect()
         await self._custody.state.forget_unneeded()
         await self._store.drop_old_fences(int(self._custody.clock.wall_s() - self._custody.rules().retention_s))
+
+
+def due(boxes: Iterable[Sandbox], busy: Collection[int], rules: Rules, now: int) -> list[int]:
+    """Sandboxes whose deadline may have passed and whose files are in no mover."""
+    return [box.id for box in boxes if box.id not in busy and may_be_due(box, rules, now)]
+
+
+def may_be_due(box: Sandbox, rules: Rules, now: int) -> bool:
+    """Tell whether this sandbox's deadlines in the ledger can have passed."""
+    if box.ended_at:
+        return not box.forgettable and now - box.ended_at > rules.retention_s
+    waits_s = now - box.due_since
+    if box.fallback and box.state in SENDABLE and 0 < rules.retry.fallback_after_s <= waits_s:
+        return True
+    if box.state in SENDABLE and not (box.attempts or box.paused):
+        return False
+    if box.state is State.ACCEPTED and not box.reason:
+        return waits_s > min(rules.confirm_timeout_s, rules.retention_s)
+    return waits_s > min(rules.retention_s, rules.retry.delivery_timeout_s)
+
+
+def pass_deadlines(
+    db: sqlite3.Connection, boxes: Iterable[int], rules: Rules, now: int, fallback: FallbackRules
+) -> Iterable[int]:
+    """Change those of these sandboxes that have waited long enough. Returns the ones touched."""
+    touched = set()
+    for box in boxes:
+        state = updates.state_of(db, box)
+        if state in _WAITING:
+            is_changed = _waiting(db, box, rules, now, fallback)
+        else:
+            is_changed = _DEADLINES.get(state, _ended)(db, box, rules, now)
+        if is_changed:
+            touched.add(box)
+    return touched
+
+
+def _unconfirmed(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
+    times = updates.times(db, box)
+    if now - times.accepted_at > rules.retention_s:
+        recovery.lose(db, box, now, f"never confirmed by the access point, deleted after {_days(rules)}")
+        return True
+    if now - times.accepted_at > rules.confirm_timeout_s and not times.reason:
+        updates.set_reason(db, box, f"not confirmed by the access point within {rules.confirm_timeout_s:.0f} s")
+        return True
+    return False
+
+
+def _waiting(db: sqlite3.Connection, box: int, rules: Rules, now: int, fallback: FallbackRules) -> bool:
+    """Give up files that were tried, or paused, for too long. Files whose turn has not come go on waiting."""
+    known = queries.sandbox(db, box)
+    if known is not None and redirects.use_if_due(db, known, fallback, now):
+        return True
+    times = updates.times(db, box)
+    limit_s = rules.retention_s if times.paused else rules.retry.delivery_timeout_s + rules.retry.max_delay_s
+    if times.error_code and ErrorClass.from_code(times.error_code).advice is Advice.NEEDS_CREDENTIAL:
+        limit_s = max(limit_s, rules.retry.credential_timeout_s + rules.retry.max_delay_s)
+    if now - max(times.accepted_at, times.retried_at) <= limit_s:
+        return False
+    given_up = updates.fail_waiting(db, box) if times.paused else updates.fail_tried(db, box, UNREACHABLE)
+    if not given_up:
+        return False
+    if updates.has_waiting(db, box):
+        updates.touch(db, box)
+        return True
+    gave_up = f"(gave up after {limit_s / 3600:.3g} hours)"
+    reason = f"{times.reason or 'paused'} {gave_up}"
+    if known is not None and not times.paused:
+        why = redirects.destination_failure(db, known, fallback.reason_away)
+        if why and redirects.use(db, known, f"{why} {gave_up}", fallback.find_plugin, now):
+            return True
+        reason = redirects.failure_reason(queries.sandbox(db, box) or known, queries.first_error(db, box), reason)
+    updates.end(db, box, State.FAILED, now, reason, times.error_code)
+    return True
+
+
+def _failed(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
+    times = updates.times(db, box)
+    if now - times.ended_at <= rules.retention_s:
+        return False
+    recovery.lose(db, box, now, f"{times.reason} (its bytes were deleted {_days(rules)} after it had failed)")
+    return True
+
+
+def _ended(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
+    """The record of an end goes when the access point has not asked for it any more for so long."""
+    times = updates.times(db, box)
+    if now - times.ended_at <= rules.retention_s or times.forgettable:
+        return False
+    updates.may_forget(db, box)
+    return True
+
+
+def _days(rules: Rules) -> str:
+    return f"{rules.retention_s / 86400:.3g} days"
+
+
+_WAITING = frozenset({State.CONFIRMED, State.LEASED, State.RETRY_WAIT})
+
+
+_DEADLINES = {
+    State.ACCEPTED: _unconfirmed,
+    State.HANDED_OVER: lambda db, box, rules, now: False,
+    State.MOVING: lambda db, box, rules, now: False,
+    State.FAILED: _failed,
+}

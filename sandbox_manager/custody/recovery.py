@@ -1,25 +1,29 @@
-"""After a restart, and when deadlines pass: what the ledger must say so that it stays true."""
+"""The start after a crash: the ledger and the spool are brought into agreement.
+
+Files that were in a mover wait again. A sandbox whose data the disk has not, or perhaps not, is LOST. Output without a
+record is kept apart: a manager that died between the two steps of a hand-off leaves a directory, and nobody was
+promised anything. A ledger that is older than its spool (it came out of a backup, or lost its journal) leaves one too,
+and that is output which was accepted. The two look the same. So each is moved to ``unknown/`` and kept for the
+retention time. When the newest ledger is put back, its output returns to the spool.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Executor
+from typing import TypeVar
 
-from sandbox_manager.custody import queries, redirects, updates
-from sandbox_manager.custody.redirects import FallbackRules
+from sandbox_manager.custody import queries, updates
+from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.spool import Spool
-from sandbox_manager.rules import Rules
 from stageout.core import log
-from stageout.core.clock import Clock
-from stageout.core.errors import UNREACHABLE, Advice, ErrorClass
+from stageout.core.clock import Clock, wall_now
 from stageout.core.states import FREED, State
-from stageout.model.sandbox import SENDABLE, Sandbox, SyncState
+from stageout.model.sandbox import Sandbox, SyncState
 from stageout.movers.mover import end_leftovers
 
-_SET_S = 60.0
-#: Of the time for which a machine was off, so much counts as age at most.
-_DOWN_COUNTS_S = 86_400
 _NEEDS_BYTES = frozenset(State) - FREED - {State.OFFERED}
 
 
@@ -53,13 +57,13 @@ def settle_ledger(
         if not _is_needed(db, ticket, box):
             continue
         if ticket not in directories:
-            _lose(db, box, now, "its directory in the spool is gone")
+            lose(db, box, now, "its directory in the spool is gone")
         elif synced is SyncState.DONE:
             continue
         elif its_boot != boot:
-            _lose(db, box, now, "the machine went down before the output was safely on its disk")
+            lose(db, box, now, "the machine went down before the output was safely on its disk")
         elif synced is SyncState.BEGUN:
-            _lose(
+            lose(
                 db, box, now, "the manager died while it wrote the output to the disk, and nobody knows how that ended"
             )
         else:
@@ -75,7 +79,7 @@ def lose_tickets(db: sqlite3.Connection, lost: Mapping[str, str], now: int) -> I
     for ticket, reason in lost.items():
         box = queries.sandbox_of(db, ticket)
         if box is not None and _is_needed(db, ticket, box):
-            _lose(db, box, now, reason)
+            lose(db, box, now, reason)
             touched.append(box)
     return touched
 
@@ -99,185 +103,90 @@ def _is_needed(db: sqlite3.Connection, ticket: str, box: int) -> bool:
     return updates.state_of(db, box) in _NEEDS_BYTES and updates.is_wanted(db, ticket)
 
 
-def _lose(db: sqlite3.Connection, box: int, now: int, reason: str) -> None:
+def lose(db: sqlite3.Connection, box: int, now: int, reason: str) -> None:
     log.error("sandbox-lost", sandbox=box, reason=reason)
     updates.end(db, box, State.LOST, now, reason)
 
 
-def due(boxes: Iterable[Sandbox], busy: Collection[int], rules: Rules, now: int) -> list[int]:
-    """Sandboxes whose deadline may have passed and whose files are in no mover."""
-    return [box.id for box in boxes if box.id not in busy and may_be_due(box, rules, now)]
+T = TypeVar("T")
+_ADVICE = (
+    "the ledger has no record of it, so its jobs run again. If an old ledger was put back, stop the manager and put "
+    "the newest one in its place; else leave it: it is deleted after STAGEOUT_RETENTION"
+)
 
 
-def may_be_due(box: Sandbox, rules: Rules, now: int) -> bool:
-    """Tell whether this sandbox's deadlines in the ledger can have passed."""
-    if box.ended_at:
-        return not box.forgettable and now - box.ended_at > rules.retention_s
-    waits_s = now - box.due_since
-    if box.fallback and box.state in SENDABLE and 0 < rules.retry.fallback_after_s <= waits_s:
-        return True
-    if box.state in SENDABLE and not (box.attempts or box.paused):
-        return False
-    if box.state is State.ACCEPTED and not box.reason:
-        return waits_s > min(rules.confirm_timeout_s, rules.retention_s)
-    return waits_s > min(rules.retention_s, rules.retry.delivery_timeout_s)
+class OrphanCollector:
+    """Output without a record.
 
-
-def pass_deadlines(
-    db: sqlite3.Connection, boxes: Iterable[int], rules: Rules, now: int, fallback: FallbackRules
-) -> Iterable[int]:
-    """Change those of these sandboxes that have waited long enough. Returns the ones touched."""
-    touched = set()
-    for box in boxes:
-        state = updates.state_of(db, box)
-        if state in _WAITING:
-            is_changed = _waiting(db, box, rules, now, fallback)
-        else:
-            is_changed = _DEADLINES.get(state, _ended)(db, box, rules, now)
-        if is_changed:
-            touched.add(box)
-    return touched
-
-
-def _unconfirmed(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
-    times = updates.times(db, box)
-    if now - times.accepted_at > rules.retention_s:
-        _lose(db, box, now, f"never confirmed by the access point, deleted after {_days(rules)}")
-        return True
-    if now - times.accepted_at > rules.confirm_timeout_s and not times.reason:
-        updates.set_reason(db, box, f"not confirmed by the access point within {rules.confirm_timeout_s:.0f} s")
-        return True
-    return False
-
-
-def _waiting(db: sqlite3.Connection, box: int, rules: Rules, now: int, fallback: FallbackRules) -> bool:
-    """Give up files that were tried, or paused, for too long. Files whose turn has not come go on waiting."""
-    known = queries.sandbox(db, box)
-    if known is not None and redirects.use_if_due(db, known, fallback, now):
-        return True
-    times = updates.times(db, box)
-    limit_s = rules.retention_s if times.paused else rules.retry.delivery_timeout_s + rules.retry.max_delay_s
-    if times.error_code and ErrorClass.from_code(times.error_code).advice is Advice.NEEDS_CREDENTIAL:
-        limit_s = max(limit_s, rules.retry.credential_timeout_s + rules.retry.max_delay_s)
-    if now - max(times.accepted_at, times.retried_at) <= limit_s:
-        return False
-    given_up = updates.fail_waiting(db, box) if times.paused else updates.fail_tried(db, box, UNREACHABLE)
-    if not given_up:
-        return False
-    if updates.has_waiting(db, box):
-        updates.touch(db, box)
-        return True
-    gave_up = f"(gave up after {limit_s / 3600:.3g} hours)"
-    reason = f"{times.reason or 'paused'} {gave_up}"
-    if known is not None and not times.paused:
-        why = redirects.destination_failure(db, known, fallback.reason_away)
-        if why and redirects.use(db, known, f"{why} {gave_up}", fallback.find_plugin, now):
-            return True
-        reason = redirects.failure_reason(queries.sandbox(db, box) or known, queries.first_error(db, box), reason)
-    updates.end(db, box, State.FAILED, now, reason, times.error_code)
-    return True
-
-
-def _failed(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
-    times = updates.times(db, box)
-    if now - times.ended_at <= rules.retention_s:
-        return False
-    _lose(db, box, now, f"{times.reason} (its bytes were deleted {_days(rules)} after it had failed)")
-    return True
-
-
-def _ended(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
-    """The record of an end goes when the access point has not asked for it any more for so long."""
-    times = updates.times(db, box)
-    if now - times.ended_at <= rules.retention_s or times.forgettable:
-        return False
-    updates.may_forget(db, box)
-    return True
-
-
-def _days(rules: Rules) -> str:
-    return f"{rules.retention_s / 86400:.3g} days"
-
-
-_WAITING = frozenset({State.CONFIRMED, State.LEASED, State.RETRY_WAIT})
-_DEADLINES = {
-    State.ACCEPTED: _unconfirmed,
-    State.HANDED_OVER: lambda db, box, rules, now: False,
-    State.MOVING: lambda db, box, rules, now: False,
-    State.FAILED: _failed,
-}
-
-
-@dataclass(frozen=True)
-class ClockSeen:
-    """Both clocks of the machine at one moment, as the ledger keeps them for the next start.
-
-    :param boot: id of the kernel's boot: within one the monotonic clock goes on. :param ahead_s: of the wall clock
-        before that one. :param wall: wall clock, seconds.
+    :param disk: where directories are moved. :param retention_s: it is kept so long.
     """
 
-    boot: str
-    ahead_s: int
-    wall: int
+    def __init__(
+        self, ledger: Ledger, spool: Spool, disk: Executor, clock: Clock, retention_s: Callable[[], float]
+    ) -> None:
+        self._ledger, self._spool, self._disk = ledger, spool, disk
+        self._clock, self._retention_s = clock, retention_s
+        self._before: frozenset[str] = frozenset()
+        self._unknown = 0
 
-    def __str__(self) -> str:
-        return f"{self.boot or '-'} {self.ahead_s} {self.wall}"
+    async def take_back(self) -> None:
+        """At the start: move output back that was set aside, and that the ledger knows."""
+        kept = await self._ledger.read(queries.kept_tickets)
+        try:
+            await self._on_disk(self._spool.remove_parts)
+            back = await self._on_disk(lambda: self._spool.take_back(kept))
+        except OSError as problem:
+            log.error(
+                "unknown-output-restore-failed", problem=problem, advice="see whether the disk of the spool is sound"
+            )
+            return
+        if back:
+            log.event("unknown-output-recovered", tickets=len(back), first=back[0])
 
-    def jump_s(self, now: ClockSeen) -> int:
-        """By how much the wall clock was set between this and ``now``; negative: back. 0 for a minute.
+    async def set_aside(self) -> None:
+        """At the start: set aside all output without a record. No hand-off is on its way."""
+        await self._collect(await self._without_record())
 
-        Over a start of the machine nobody knows. Back is certain; of time that passed a day is believed: what is kept
-        for its owner for a week was kept while somebody could have asked for it.
-        """
-        if self.boot == now.boot and self.boot not in ("", "-"):
-            by_s = now.ahead_s - self.ahead_s
-        else:
-            passed_s = now.wall - self.wall
-            by_s = min(passed_s, max(0, passed_s - _DOWN_COUNTS_S))
-        return by_s if abs(by_s) > _SET_S else 0
+    async def collect(self) -> None:
+        """Set aside what had no record at the last call either: a hand-off may be on its way to its record."""
+        found = await self._without_record()
+        await self._collect(found & self._before)
+        self._before = found
 
+    async def _without_record(self) -> frozenset[str]:
+        kept = await self._ledger.read(queries.kept_tickets)
+        return frozenset(await self._on_disk(self._spool.directories)).difference(kept)
 
-def read_clock(text: str) -> ClockSeen | None:
-    """Return the content that a ledger has kept; None when it has kept nothing."""
-    words = text.split(" ")
-    try:
-        return ClockSeen(words[0], int(words[1]), int(words[2]))
-    except (IndexError, ValueError):
-        return None
+    async def _collect(self, tickets: Iterable[str]) -> None:
+        try:
+            moved = await self._on_disk(lambda: self._spool.set_aside(sorted(tickets)))
+            if moved:
+                place = self._spool.root / "unknown"
+                log.error("unknown-output-found", tickets=len(moved), first=moved[0], directory=place, advice=_ADVICE)
+            await self._keep()
+        except (OSError, sqlite3.Error) as problem:
+            log.error(
+                "unknown-output-move-failed",
+                problem=problem,
+                advice="see whether the disk of the spool is sound, and has room",
+            )
 
+    async def _keep(self) -> None:
+        """Record what is set aside, and remove what has been for long enough."""
+        found = await self._on_disk(self._spool.unknown)
+        self._unknown = len(found)
+        if not found and not await self._ledger.read(lambda db: db.execute("SELECT 1 FROM unknown").fetchone()):
+            return
+        now, retention_s = wall_now(self._clock), self._retention_s()
+        old = await self._ledger.write(lambda db: updates.keep_unknown(db, found, now, retention_s), "record-unknown")
+        if old:
+            await self._on_disk(lambda: self._spool.remove_unknown(old))
+            self._unknown -= len(old)
+            log.event("unknown-output-deleted", tickets=len(old), first=old[0])
 
-class WallWatch:
-    """Notices that the wall clock, by which waits and ages are kept over restarts, was set.
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work)
 
-    :param boot: id of the kernel's boot.
-    """
-
-    def __init__(self, clock: Clock, boot: str = "") -> None:
-        self._clock, self._boot = clock, boot
-        self._offset_s = clock.wall_s() - clock.monotonic_s()
-
-    @property
-    def seen(self) -> ClockSeen:
-        """For the next start: what ages are counted by."""
-        return self.seen_after(0)
-
-    def seen_after(self, jump_s: int) -> ClockSeen:
-        """The same once that jump is :meth:`handled`."""
-        return ClockSeen(self._boot, round(self._offset_s) + jump_s, int(self._clock.wall_s()))
-
-    def since(self, before: ClockSeen) -> None:
-        """Count from what an earlier start has seen: :meth:`jump_s` is then also what the clock was set by since."""
-        self._offset_s = self._clock.wall_s() - self._clock.monotonic_s()
-        self._offset_s -= before.jump_s(self.seen)
-
-    def jump_s(self) -> int:
-        """By so much since the last call, or the last jump that was :meth:`handled`; negative: back. 0 for a minute."""
-        by_s = self._clock.wall_s() - self._clock.monotonic_s() - self._offset_s
-        if abs(by_s) > _SET_S:
-            return int(by_s)
-        self._offset_s += by_s
-        return 0
-
-    def handled(self, jump_s: int) -> None:
-        """Record that the kept times were changed for that jump, and are on the disk."""
-        self._offset_s += jump_s
+    def facts(self) -> Mapping[str, int]:
+        """For the control socket."""
+        return {"UnknownOutput": self._unknown}

@@ -8,7 +8,7 @@ import pytest
 from manager_site import Site, made, run
 from test_drain import handed_off
 
-from sandbox_manager.custody.recovery import ClockSeen, read_clock
+from sandbox_manager.custody.clock_jumps import ClockSeen, read_clock
 from stageout.core import durable
 from stageout.core.clock import SystemClock
 from stageout.core.states import State

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sandbox_manager.custody import orders, queries, recovery, updates
+from sandbox_manager.custody import housekeeping, orders, queries, updates
 from sandbox_manager.custody.credentials import Credential, StoredCredentials
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.redirects import FallbackRules, PluginChoice, problem_of
@@ -316,8 +316,8 @@ def test_files_that_were_tried_for_long_go_to_the_fallback(db: sqlite3.Connectio
 def _pass_deadlines(db: sqlite3.Connection, now: int, after_s: float, away: str = "") -> set[int]:
     knobs = {"STAGEOUT_FALLBACK_AFTER": str(after_s), "STAGEOUT_RETENTION": "10000000"}
     rules = read_rules(mapping_settings(knobs))
-    due = [box.id for box in queries.all_sandboxes(db) if recovery.may_be_due(box, rules, now)]
-    return set(recovery.pass_deadlines(db, due, rules, now, _rules(after_s, away)))
+    due = [box.id for box in queries.all_sandboxes(db) if housekeeping.may_be_due(box, rules, now)]
+    return set(housekeeping.pass_deadlines(db, due, rules, now, _rules(after_s, away)))
 
 
 def _waiting(db: sqlite3.Connection) -> int:

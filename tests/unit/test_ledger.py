@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from overlay_router.local.store import Store
-from sandbox_manager.custody import orders, queries, recovery, updates
+from sandbox_manager.custody import clock_jumps, housekeeping, orders, queries, recovery, updates
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.ledger import Ledger, LedgerError, get_meta, set_meta
 from sandbox_manager.custody.redirects import FallbackRules, no_plugin
@@ -501,7 +501,7 @@ class SetClock:
 
 def test_the_clock_is_watched() -> None:
     clock = SetClock()
-    watch = recovery.WallWatch(clock)
+    watch = clock_jumps.WallWatch(clock)
     seen = []
     for passed_s, jump_s in ((1000, 0), (1, -30), (1, -7200), (1, 0), (1, 7200)):
         clock.mono += passed_s
@@ -561,8 +561,8 @@ _NO_FALLBACK = FallbackRules(no_plugin, 0.0, lambda destination: "")
 def deadlines(db: sqlite3.Connection, now: int) -> set[int]:
     rules = read_rules(mapping_settings({"STAGEOUT_RETENTION": "1000000", "STAGEOUT_CONFIRM_TIMEOUT": "60"}))
     boxes = queries.all_sandboxes(db)
-    touched = set(recovery.pass_deadlines(db, [box.id for box in boxes], rules, now, _NO_FALLBACK))
-    assert touched <= {box.id for box in boxes if recovery.may_be_due(box, rules, now)}
+    touched = set(housekeeping.pass_deadlines(db, [box.id for box in boxes], rules, now, _NO_FALLBACK))
+    assert touched <= {box.id for box in boxes if housekeeping.may_be_due(box, rules, now)}
     return touched
 
 
