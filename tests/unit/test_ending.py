@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from sandbox_manager.intake.acceptance import Acceptance, Refused
+from sandbox_manager.custody.orders import Refused
+from sandbox_manager.intake.acceptance import Acceptance
 from sandbox_manager.intake.listener import Intake
 from stageout.core import ending
 from stageout.core.ending import Background

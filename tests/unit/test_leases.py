@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 from manager_site import AGENT, Site, made, run
 
-from sandbox_manager.intake.acceptance import Refused, Reservation
+from sandbox_manager.custody.orders import Refused
+from sandbox_manager.intake.acceptance import Reservation
 from sandbox_manager.report import flows
 from sandbox_manager.report.reporter import Reporter
 from sandbox_manager.scheduling.leases import Leases

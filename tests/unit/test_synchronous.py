@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from sandbox_manager.custody.credentials import BadCredential
+from sandbox_manager.custody.orders import Refused
 from sandbox_manager.custody.spool import NotClaimed
-from sandbox_manager.intake.acceptance import Refused
 from sandbox_manager.intake.client_limits import Full
 from sandbox_manager.intake.peers import NotIdentified
 from stageout.cli import status
