@@ -31,7 +31,7 @@ from sandbox_manager.report.orders_in import OrderReader
 from sandbox_manager.report.reporter import Reporter
 from sandbox_manager.report.trust import AgentKeys, OrderVerifier, read_listed
 from sandbox_manager.rules import read_rules
-from sandbox_manager.scheduling.own_lease import OwnLease
+from sandbox_manager.scheduling.leases import OwnLease
 from sandbox_manager.scheduling.streams import grants_of, make_streams
 from sandbox_manager.transfer.front_ends import FrontEnds
 from sandbox_manager.transfer.handover import METHOD

@@ -25,9 +25,8 @@ from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.redirects import choose_plugin
 from sandbox_manager.custody.spool import Spool
 from sandbox_manager.intake.acceptance import Acceptance, Manager
-from sandbox_manager.intake.admission import Admission
+from sandbox_manager.intake.admission import Admission, PilotEnd
 from sandbox_manager.intake.agents import AgentTable
-from sandbox_manager.intake.pilot_end import PilotEnd
 from sandbox_manager.rules import Rules, deadline_of
 from sandbox_manager.scheduling.breaker import Breakers
 from sandbox_manager.scheduling.planner import BatchPlan

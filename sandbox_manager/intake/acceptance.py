@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from sandbox_manager.custody import orders, redirects, updates
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.custody import Custody
-from sandbox_manager.intake.admission import Admission, Offer, schemes_of, slot_of
+from sandbox_manager.intake.admission import Admission, Offer, schemes_of, servers_of, slot_of
 from sandbox_manager.intake.identity import RunFacts
-from sandbox_manager.intake.pilot_end import servers_of
 from sandbox_manager.rules import Account
 from sandbox_manager.scheduling.rates import Rates
 from stageout.core import log

@@ -11,9 +11,8 @@ from sandbox_manager.custody.ledger import get_meta
 from sandbox_manager.scheduling.breaker import Breakers, Flow
 from sandbox_manager.scheduling.calls import Calls, Target
 from sandbox_manager.scheduling.leases import Leases
-from sandbox_manager.scheduling.planner import BatchPlan, Load, PlanInput, plan
+from sandbox_manager.scheduling.planner import BatchPlan, Load, PlanInput, Shares, plan
 from sandbox_manager.scheduling.rates import Rates
-from sandbox_manager.scheduling.shares import Shares
 from sandbox_manager.scheduling.slots import SlotUsage
 from sandbox_manager.scheduling.streams import MakeStreams
 from sandbox_manager.scheduling.throughput import Throughput

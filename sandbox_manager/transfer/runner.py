@@ -17,10 +17,9 @@ from sandbox_manager.custody.custody import Custody
 from sandbox_manager.custody.ledger import set_meta
 from sandbox_manager.custody.running import RunningBatch
 from sandbox_manager.scheduling import rates
-from sandbox_manager.scheduling.names import NameRecord
 from sandbox_manager.scheduling.planner import BatchPlan
 from sandbox_manager.scheduling.rates import Known, call_limits, call_settings
-from sandbox_manager.scheduling.retry import BatchOutcome
+from sandbox_manager.scheduling.retry import BatchOutcome, NameRecord
 from sandbox_manager.scheduling.scheduler import BREAKERS, Scheduler
 from sandbox_manager.scheduling.throughput import Amount
 from sandbox_manager.transfer.batch import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandbox_manager.intake.identity import RunFacts
-from sandbox_manager.scheduling.names import MOST, NameRecord, is_owners_matter
+from sandbox_manager.scheduling.retry import MOST, NameRecord, is_owners_matter
 from stageout.core.errors import ErrorClass
 from stageout.core.states import State
 from stageout.movers.results import Answer, Delivered, Failure

@@ -13,9 +13,7 @@ from manager_site import Site, made, run
 
 from sandbox_manager.intake.startd import value_in_machine
 from sandbox_manager.rules import Rules, read_rules
-from sandbox_manager.scheduling import own_lease
-from sandbox_manager.scheduling.leases import Leases
-from sandbox_manager.scheduling.own_lease import OwnLease
+from sandbox_manager.scheduling.leases import Leases, OwnLease
 from stageout.core import log
 from stageout.core.config import mapping_settings
 from tests.polling import until
@@ -78,7 +76,7 @@ def test_while_the_startd_is_silent_the_last_value_counts(monkeypatch: pytest.Mo
 
 
 def test_a_startd_that_starts_after_the_manager_is_soon_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_lease, "_AGAIN_S", 0.01)
+    monkeypatch.setattr("sandbox_manager.scheduling.leases._AGAIN_S", 0.01)
     node = Node("IsAnnex")
     node.answer = FileNotFoundError("no address of it")
 

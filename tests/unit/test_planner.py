@@ -12,8 +12,7 @@ from test_slots import LIMITS, TEMPLATE
 from sandbox_manager.custody.registry import Backlog, order
 from sandbox_manager.rules import Limits
 from sandbox_manager.scheduling.breaker import Flow
-from sandbox_manager.scheduling.planner import BatchPlan, Load, PlanInput, plan
-from sandbox_manager.scheduling.shares import FILE_BYTES, HALF_LIFE_S, Shares
+from sandbox_manager.scheduling.planner import FILE_BYTES, HALF_LIFE_S, BatchPlan, Load, PlanInput, Shares, plan
 from sandbox_manager.scheduling.slots import SlotUsage
 from stageout.core.states import State
 from stageout.model.sandbox import OCCUPYING, Destination, Sandbox, SlotKey, Waiting, occupant_of
