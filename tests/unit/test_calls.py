@@ -17,7 +17,8 @@ from sandbox_manager.scheduling.calls import Calls, Target, places_used
 from sandbox_manager.scheduling.streams import make_streams
 from stageout.core.config import ConfigError, mapping_settings
 from stageout.core.profiles import Best, Profile, save
-from stageout.core.streams import ActiveTransfer, Knobs
+from stageout.core.streams import ActiveTransfer, FixedStreams, Knobs
+from stageout.tuning.servers import AdaptiveStreams
 
 MB = 1_000_000
 KNOBS = Knobs(initial=4, maximum=16, parallelism=4, delay=4, increment=1, threshold=1.0)
@@ -289,8 +290,10 @@ def test_new_rules_do_not_forget_what_runs() -> None:
     grants = Granted(8)
     calls, _ = _calls("crowding", grants=grants)
     calls.start(WEB, "alice", files=3)
+    grants.noted.clear()
     calls.new_rules(replace(calls.rules, controller="fixed"))
-    assert grants.noted[-1] == (3, 3, None)
+    calls.waiting(dict)
+    assert grants.noted == [(3, 3, None)] * 2
     assert (calls.level("https://dest"), calls.report("https://dest").tuning) == (8, "fixed")
     assert calls.room(WEB, "bob") == 5
 
@@ -305,3 +308,10 @@ def test_streams_are_given_back_at_the_end() -> None:
     asyncio.run(_calls("fixed", grants=grants)[0].close())
     asyncio.run(_calls("fixed")[0].close())
     assert grants.is_closed
+
+
+@given(st.integers(1, 20), st.integers(1, 8))
+def test_both_choosers_choose_the_same_with_fixed_numbers(maximum: int, parallelism: int) -> None:
+    knobs = replace(KNOBS, maximum=maximum, parallelism=parallelism)
+    adaptive = AdaptiveStreams("fixed", knobs, lambda server: 0)
+    assert adaptive.choose("https://d", parallelism) == FixedStreams(knobs).choose("https://d", parallelism)

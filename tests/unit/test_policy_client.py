@@ -173,11 +173,27 @@ def test_all_streams_are_given_back_at_the_end(service: Service) -> None:
             grants.note(SERVER, 6, 0)
             grants.note("gsiftp://other", 6, 0)
             await until(lambda: grants.streams(SERVER) == grants.streams("gsiftp://other") == 4, "two leases")
-        grants.note(SERVER, 6, 0)
-        assert grants.streams(SERVER) == 0, "nothing is asked for after the end"
 
     _story(story)
     assert service.granted() == 0
+
+
+def test_nothing_is_asked_for_after_the_end() -> None:
+    begun: list[str] = []
+
+    async def supervise(name: str, work: Callable[[], Awaitable[None]]) -> None:
+        begun.append(name)
+
+    async def story() -> None:
+        for closes in (False, True):
+            grants = PolicyGrants(Forgetful(), "manager@ep1", Hands(), lambda: None, supervise)
+            if closes:
+                await grants.close()
+            grants.note(SERVER, 6, 0)
+            await asyncio.sleep(0)
+
+    _story(story)
+    assert begun == ["streams"]
 
 
 def test_a_service_that_is_gone_leaves_the_last_grant_until_its_end_and_then_the_nodes_limits(
