@@ -16,7 +16,7 @@ from stageout.wire.custody import Action
 from tests.crash.judgement import Judgement
 from tests.crash.misfortunes import Misfortunes
 from tests.crash.observed import PAIRS
-from tests.crash.planted import _FOUND_BY, BUGS, Planted, planted
+from tests.crash.planted import _FOUND_BY, BUGS, MOST_SEEDS, Planted, planted
 from tests.crash.pool_model import Destination, Execution
 from tests.crash.simulation import Simulation
 from tests.crash.walk import ELSEWHERE, labels_of_the_table, meet, scenes_by_label, walk
@@ -31,15 +31,20 @@ def _run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_schedules_break_no_promise() -> None:
-    done = _run("--schedules", "100")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    found = re.fullmatch(r"crash: 100 schedules, (\d+) labels hit, 0 violations", done.stdout.splitlines()[-1])
+@pytest.fixture(scope="module")
+def schedules() -> subprocess.CompletedProcess[str]:
+    return _run("--schedules", "100")
+
+
+def test_schedules_break_no_promise(schedules: subprocess.CompletedProcess[str]) -> None:
+    assert schedules.returncode == 0, schedules.stdout[-3000:] + schedules.stderr[-3000:]
+    last = schedules.stdout.splitlines()[-1]
+    found = re.fullmatch(r"crash: 100 schedules, (\d+) labels hit, 0 violations", last)
     assert found and int(found[1]) >= 40, "hardly anything happened in them"
 
 
-def test_what_was_visited_is_printed() -> None:
-    lines = _run("--schedules", "20").stdout.splitlines()
+def test_what_was_visited_is_printed(schedules: subprocess.CompletedProcess[str]) -> None:
+    lines = schedules.stdout.splitlines()
     assert re.match(r"moves: \d+ of \d+; not: ", lines[-3])
     assert re.match(r"orders in states: \d+ of \d+; not: ", lines[-2])
 
@@ -52,7 +57,7 @@ def test_a_seed_is_played_again_exactly() -> None:
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_planted_bugs_are_found(bug: Planted) -> None:
-    for seed in bug.seeds(160):
+    for seed in bug.seeds(MOST_SEEDS):
         with planted(bug):
             found = bug.schedule(seed).run()
         if found:
@@ -91,7 +96,7 @@ def test_a_wider_excuse_after_a_backup_would_hide_a_bug(monkeypatch: pytest.Monk
         with planted(bug):
             return [text for text in Simulation(seed, misfortunes=misfortunes).run() if "overwrites" in text]
 
-    for seed in (38, 78, *range(100, 400)):
+    for seed in (215, *range(400)):  # the first one is known
         if overwritten(seed):
             with monkeypatch.context() as patch:
                 patch.setattr(Misfortunes, "_overtaken", _excused_after_any_backup)
