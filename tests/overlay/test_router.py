@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.core.errors import ErrorClass, StageoutError, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
 from stageout.overlay.fetch import get
@@ -428,7 +428,7 @@ def test_flipped_bits_on_the_wire_are_found(router: RouterProcess, gateway: Gate
 
 def test_a_second_router_on_the_same_records_is_refused(router: RouterProcess) -> None:
     other = RouterProcess(router.home, port=0)
-    with pytest.raises(Exception, match="Stop the router"):
+    with pytest.raises(StageoutError, match="Stop the router"):
         other.start()
 
 

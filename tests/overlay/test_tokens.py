@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stageout.core.errors import TransferFailure
+from stageout.core.errors import StageoutError, TransferFailure
 from stageout.overlay.channel import Channel, Gateway
 from stageout.overlay.client import put
 from stageout.overlay.wire import token
@@ -77,7 +77,7 @@ def test_tokens_for_this_router_are_taken(router: RouterProcess, said: dict[str,
 def test_a_router_without_an_issuer_takes_no_lines_for_tokens(router: RouterProcess, tmp_path: Path) -> None:
     settings = {**router.environment, "TRUST_DOMAIN": ""}
     other = RouterProcess(tmp_path / "other", settings)
-    with pytest.raises(Exception, match="TRUST_DOMAIN"), other:
+    with pytest.raises(StageoutError, match="TRUST_DOMAIN"), other:
         pass
 
 

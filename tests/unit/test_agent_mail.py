@@ -219,4 +219,4 @@ def test_without_a_mailer_and_with_one_that_is_missing_the_agent_goes_on(tmp_pat
     for settings in ({}, {"MAIL": str(tmp_path / "missing")}):
         mailer, _ = _mailer(tmp_path, **settings)
         mailer.send(("a@b.org",), "s", "b")
-        mailer.reap(0.0)
+        assert not mailer.reap(0.0), "nothing is left to wait for"

@@ -23,7 +23,7 @@ from daemon_site import FakeIdentity, Served, accepted, in_thread, served
 from manager_site import AGENT, SCHEDD, UID, Site, made, run
 
 from sandbox_manager import daemon
-from sandbox_manager.custody.spool import Spool, SpoolBusy
+from sandbox_manager.custody.spool import Spool, SpoolBusy, SpoolError
 from sandbox_manager.daemon import Daemon, Dependencies, manager_name
 from sandbox_manager.intake.admission import Admission
 from sandbox_manager.intake.agents import AgentTable
@@ -548,7 +548,7 @@ def test_a_spool_inside_execute_is_refused(site: Site) -> None:
     node = in_loop(lambda: Served(site))
     node.settings["STAGEOUT_SPOOL"] = str(site.base / "execute" / "spool")
     again = in_loop(lambda: Daemon(Dependencies(node._read, node.collector, SystemClock(), lambda _: FakeIdentity())))
-    with pytest.raises(Exception, match="inside EXECUTE"):
+    with pytest.raises(SpoolError, match="inside EXECUTE"):
         asyncio.run(again.serve())
     del node.settings["EXECUTE"]
     with pytest.raises(ConfigError, match="EXECUTE is not set"):

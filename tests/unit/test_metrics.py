@@ -319,10 +319,14 @@ class Broken(MetricsServer):
 
 
 def test_a_daemon_reads_its_settings_again_after_a_fault_of_its_metrics() -> None:
-    async def story() -> None:
-        await supervise(Reloaded, published=Broken("test", PREFIX, knobs()))
+    made: list[Reloaded] = []
 
-    asyncio.run(story())
+    def make() -> Reloaded:
+        made.append(Reloaded())
+        return made[-1]
+
+    asyncio.run(supervise(make, published=Broken("test", PREFIX, knobs())))
+    assert [daemon.reloads for daemon in made] == [3]
 
 
 # ---- file ------------------------------------------------------------------------------------------------------------

@@ -156,6 +156,7 @@ def test_a_batch_is_given_back_when_the_disk_takes_records_again(site: Site, mon
             monkeypatch.setattr(node.pipeline.store, "write", full_for_a_while)
             moving = asyncio.ensure_future(node.pipeline.run())
             await node.until_state(State.RELEASED)
+            assert refused == 0, "the disk was never full"
             moving.cancel()
 
     run(story())
