@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from sandbox_manager.custody.credentials import Credential, StoredCredentials
 from stageout.core.states import LEFT_FILES, STILL_FILES, FileState, State
 from stageout.model.file import StoredFile
 from stageout.model.sandbox import NAME_BYTES, Destination, Sandbox, SlotKey, SyncState, Waiting
+from stageout.movers.results import TransferFacts
 from stageout.wire.custody import JobKey, Run
 from stageout.wire.deposits import holdings_of, joined, read_receipt
 
@@ -54,13 +55,14 @@ def _is_in(states: Collection[FileState]) -> str:
 IS_LEFT, IS_STILL = _is_in(LEFT_FILES), _is_in(STILL_FILES)
 
 
-#: Columns of the fields of :class:`StoredFile`, in their order.
-FILE_COLUMNS = (
-    "f.position, f.url, f.name, f.size, f.mtime_ns, f.inode, t.ticket, f.ticket, f.sandbox, f.destination, f.state, "
-    "f.next_attempt, f.attempts, f.excused, f.error_code, f.error, f.of_node, f.verified, f.digest, f.began_at, "
-    "f.ended_at, f.transfer_ms, f.streams, f.route, f.fell_back"
-)
-_INODE, _STATE = 5, 10
+#: Columns of the fields of :class:`TransferFacts`, in their order.
+FACT_COLUMNS = tuple(item.name for item in fields(TransferFacts))
+_FIELDS = [item.name for item in fields(StoredFile) if item.name != "facts"]
+#: Columns that have other names than their fields.
+_RENAMED = {"size_bytes": "f.size", "ticket": "t.ticket", "ticket_id": "f.ticket"}
+#: Columns of a file: those of the fields of :class:`StoredFile`, in their order, then FACT_COLUMNS.
+FILE_COLUMNS = ", ".join(_RENAMED.get(name, f"f.{name}") for name in (*_FIELDS, *FACT_COLUMNS))
+_INODE, _STATE, _FACTS = _FIELDS.index("inode"), _FIELDS.index("state"), len(_FIELDS)
 
 
 def stored_file(row: Sequence[Any]) -> StoredFile:
@@ -68,6 +70,7 @@ def stored_file(row: Sequence[Any]) -> StoredFile:
     values = list(row)
     values[_INODE] &= _UNSIGNED
     values[_STATE] = FileState(values[_STATE])
+    values[_FACTS:] = [TransferFacts(*values[_FACTS:])]
     return StoredFile(*values)
 
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sandbox_manager.custody.credentials import StoredCredentials
-from sandbox_manager.custody.queries import CODE_OF, FILE_COLUMNS, IS_LEFT, IS_STILL, STATE_OF, stored_file
+from sandbox_manager.custody.queries import (
+    CODE_OF,
+    FACT_COLUMNS,
+    FILE_COLUMNS,
+    IS_LEFT,
+    IS_STILL,
+    STATE_OF,
+    stored_file,
+)
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import AWAY_FILES, ENDS, LEFT_FILES, FileState, State, move, move_file
 from stageout.model.file import StoredFile
@@ -19,10 +27,7 @@ from stageout.wire.custody import ANY_OWNER, JobKey, Run
 _CHANGES_PER_S = 1000
 _WAITING, _MOVING = int(FileState.WAITING), int(FileState.MOVING)
 #: Columns that an attempt's end sets, besides state and digest.
-_RESULT = (
-    "next_attempt", "excused", "error_code", "error", "of_node", "verified", "began_at", "ended_at", "transfer_ms",
-    "streams", "route",
-)  # fmt: skip
+_RESULT = ("next_attempt", "excused", "error_code", "error", "of_node", "verified")
 #: Rows of a job. The name alone is not enough, because its time is the owner's to write and queues begin again.
 _OF_JOB = f"job = :job AND (owner = :owner OR '{ANY_OWNER}' IN (owner, :owner))"
 
@@ -392,7 +397,8 @@ def take_files(
         if taken and item.size_bytes > room:
             break
         room -= item.size_bytes
-        taken.append(replace(item, state=FileState.MOVING, attempts=item.attempts + 1, began_at=now))
+        facts = replace(item.facts, began_at=now)
+        taken.append(replace(item, state=FileState.MOVING, attempts=item.attempts + 1, facts=facts))
     places = [(now, item.ticket_id, item.position) for item in taken]
     also = "attempts = attempts + 1, began_at = ?,"
     move_files(db, {FileState.WAITING}, FileState.MOVING, "ticket = ? AND position = ?", places, also)
@@ -411,13 +417,22 @@ def record_results(db: sqlite3.Connection, results: Iterable[StoredFile]) -> Non
 
     :param results: the files as they are now.
     """
-    also = "digest = CASE WHEN ? THEN ? ELSE digest END, " + "".join(f"{name} = ?, " for name in _RESULT)
+    also = "digest = CASE WHEN ? THEN ? ELSE digest END, " + "".join(
+        f"{name} = ?, " for name in (*_RESULT, *FACT_COLUMNS)
+    )
     by_state: dict[FileState, list[StoredFile]] = {}
     for item in results:
         by_state.setdefault(item.state, []).append(item)
     for state, alike in by_state.items():
         facts = (
-            (state in AWAY_FILES, item.digest, *attrgetter(*_RESULT)(item), item.ticket_id, item.position)
+            (
+                state in AWAY_FILES,
+                item.digest,
+                *attrgetter(*_RESULT)(item),
+                *astuple(item.facts),
+                item.ticket_id,
+                item.position,
+            )
             for item in alike
         )
         move_files(db, {FileState.MOVING}, state, "ticket = ? AND position = ?", facts, also)

@@ -9,7 +9,7 @@ import math
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +88,13 @@ def file_report(row: StoredFile, sandbox: Sandbox, destinations: Mapping[int, De
         state = State.RETRY_WAIT if row.attempts and row.state is FileState.WAITING else sandbox.state
     place = destinations.get(row.destination)
     is_gone = row.state is FileState.DELIVERED
+    facts = row.facts if is_gone or row.state is FileState.MOVING else replace(row.facts, began_at=0)
     return FileReport(
         name=row.name, url=shown_url(row.url), size_bytes=row.size_bytes, state=str(state),
         plugin=place.plugin.rpartition("/")[2] if place else "", attempts=row.attempts, error_code=row.error_code,
         error=row.error, next_attempt_at=_next_attempt(row, sandbox),
-        verified=row.verified, excused=row.excused,
-        began_at=row.began_at if is_gone or row.state is FileState.MOVING else 0,
-        ended_at=row.ended_at, digest=_shown_digest(row.digest) if is_gone else "", streams=row.streams,
-        transfer_ms=row.transfer_ms, route=row.route, of_node=row.of_node,
+        verified=row.verified, excused=row.excused, digest=_shown_digest(row.digest) if is_gone else "",
+        of_node=row.of_node, **vars(facts),
     )  # fmt: skip
 
 

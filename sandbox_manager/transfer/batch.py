@@ -266,12 +266,10 @@ def delivered_result(item: StoredFile, answer: Gone, now: float, streams: int = 
     if isinstance(answer, InCustody):
         return replace(item, state=FileState.HANDED_OVER, verified=CUSTODY, digest=answer.receipt)
     told = answer.facts
-    began_at = told.began_at if item.began_at <= told.began_at <= now else item.began_at
+    began_at = told.began_at if item.facts.began_at <= told.began_at <= now else item.facts.began_at
     ended_at = told.ended_at if began_at <= told.ended_at <= now else int(now)
-    return replace(
-        item, state=FileState.DELIVERED, verified=answer.verified, digest=answer.digest, began_at=began_at,
-        ended_at=ended_at, transfer_ms=told.transfer_ms, streams=told.streams or streams, route=told.route,
-    )  # fmt: skip
+    facts = replace(told, began_at=began_at, ended_at=ended_at, streams=told.streams or streams)
+    return replace(item, state=FileState.DELIVERED, verified=answer.verified, digest=answer.digest, facts=facts)
 
 
 def update_breaker(breakers: Breakers, server: str, outcome: BatchOutcome) -> bool:

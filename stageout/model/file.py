@@ -1,5 +1,7 @@
 """One file in custody: the same record from the hand-off to the end of its row in the ledger.
 
+Each field is a column of the ledger's table of files (``custody/schema.py``), which ``custody/queries.py`` derives.
+
 :class:`stageout.wire.handoff.OfferedFile` is a file as a plugin offers it. :class:`stageout.movers.results.SentFile` is
 a file in the call of the plugin that sends it.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stageout.core.states import FileState
+from stageout.movers.results import NO_FACTS, TransferFacts
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,8 @@ class StoredFile:
     :param error: of the last attempt, with its code. :param of_node: the destination did not cause that failure
         (:attr:`stageout.movers.results.Failure.blames_destination`).
     :param digest: of a delivered file. Of a file that a custodian may have: the receipt to ask it with.
-    :param began_at: wall clock of the last attempt. Once delivered: of the first byte.
-    :param ended_at: wall clock of its delivery. :param streams: connections that sent it.
     :param fell_back: it was sent to its job's fallback.
+    :param facts: of its delivery. Before it has arrived: the wall clock at which the last attempt began.
     """
 
     position: int
@@ -48,9 +50,5 @@ class StoredFile:
     of_node: bool = False
     verified: str = ""
     digest: str = ""
-    began_at: int = 0
-    ended_at: int = 0
-    transfer_ms: int = 0
-    streams: int = 0
-    route: str = ""
     fell_back: bool = False
+    facts: TransferFacts = NO_FACTS

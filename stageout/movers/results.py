@@ -82,6 +82,8 @@ class Ending:
 class TransferFacts:
     """Figures of one transfer, as its plugin reports them; 0 and "" for unreported ones.
 
+    Each is a column of the ledger and a field of :class:`stageout.wire.custody.FileReport`, with the same name.
+
     :param began_at: wall clock time of the first byte, seconds. :param ended_at: wall clock time of the last byte,
         seconds.
     :param transfer_ms: duration of the data transfer. :param streams: number of connections.

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from stageout.core.metrics import host_of
@@ -39,16 +40,12 @@ _REPORTS_MISSED, _SILENT_AFTER_S = 3, 660
 #: 205 s, even when the plugin is gone.
 _PLUGINS_END_S, _BYTES_UNDER_WAY_S = 30.0, 240.0
 FILES_SHOWN = 50
-#: Fields that are left out of a message while they have their default value.
-_NEWER = frozenset(
+#: Fields that are in each message although they have a default value; all others are left out while they have it.
+_ALWAYS_SAID = frozenset(
     {
-        "manager_key", "vouches", "custody", "holdings", "files_only_here", "ends_in_s", "excused", "began_at",
-        "ended_at", "digest", "streams", "transfer_ms", "route", "group", "confirmed_at", "paused", "flows",
-        "cpu_slots", "data_slots", "spool_bytes", "spool_limit_bytes", "rate_bytes_per_s", "work_bytes_per_s", "spread",
-        "limit", "tuning", "files_waiting", "bytes_waiting", "files_moving", "bytes_moving", "files_dropped",
-        "bytes_dropped", "redirects", "refused", "request", "new_url", "only_file", "gives_up_at", "fallback",
-        "fallback_note", "refusals", "interval_s", "of_node", "lease_s", "failing_since", "version", "handoffs",
-        "handoffs_refused", "full_since",
+        "attempts", "data_slot", "error", "error_code", "extra", "files", "heard", "next_attempt_at", "orders", "owner",
+        "plugin", "priority", "renewal_certificate", "renewal_url", "sandboxes", "series", "servers", "tickets",
+        "unleased", "verified",
     }
 )  # fmt: skip
 SERVERS_SHOWN = 20
@@ -553,9 +550,19 @@ def notice_ad(notice: AgentNotice, key: SigningKey | None = None) -> dict[str, A
     return {**ad, "StageOutSchedd": notice.schedd}
 
 
-def _fields(said: object) -> dict[str, Any]:
-    """Return the fields of a message, without newer ones that have their default value."""
-    return {name: value for name, value in vars(said).items() if value or name not in _NEWER}
+def _fields(said: Any) -> dict[str, Any]:
+    """Return the fields of a message, without those that are left out."""
+    may_lack = _may_lack(said.__class__)
+    return {name: value for name, value in vars(said).items() if value or name not in may_lack}
+
+
+@functools.cache
+def _may_lack(kind: Any) -> frozenset[str]:
+    """Return the fields of a kind of messages that are left out while they have their default value."""
+    defaults = {
+        item.name for item in fields(kind) if item.default is not MISSING or item.default_factory is not MISSING
+    }
+    return frozenset(defaults - _ALWAYS_SAID)
 
 
 def _text(said: object) -> str:

@@ -44,12 +44,11 @@ def recorded(db: sqlite3.Connection, box: int) -> StoredFile:
 
 def test_figures_of_a_delivery_are_in_the_ledger(db: sqlite3.Connection) -> None:
     box, row = taken(db)
-    assert recorded(db, box).began_at == TAKEN
+    assert recorded(db, box).facts.began_at == TAKEN
     updates.record_results(db, [delivered_result(row, Delivered("size", "md5:00", FACTS), NOW, 2)])
     found = recorded(db, box)
     assert found.state is FileState.DELIVERED
-    assert (found.began_at, found.ended_at, found.transfer_ms) == (1010, 1055, 45_000)
-    assert (found.streams, found.route, found.digest) == (4, "a:1: 5 MB", "md5:00")
+    assert (found.facts, found.digest) == (FACTS, "md5:00")
     sandbox = queries.sandbox(db, box)
     assert sandbox is not None and sandbox.group == "physics"
 
@@ -64,8 +63,8 @@ def test_times_outside_of_the_attempt_do_not_count(
 ) -> None:
     _, row = taken(db)
     result = delivered_result(row, Delivered("size", "", TransferFacts(*told)), NOW + 0.9, 3)
-    assert (result.began_at, result.ended_at) == times
-    assert result.streams == 3, "the plugin does not say how many it used"
+    assert (result.facts.began_at, result.facts.ended_at) == times
+    assert result.facts.streams == 3, "the plugin does not say how many it used"
 
 
 def test_a_failed_attempt_leaves_no_figures_of_a_delivery(db: sqlite3.Connection) -> None:
@@ -75,12 +74,12 @@ def test_a_failed_attempt_leaves_no_figures_of_a_delivery(db: sqlite3.Connection
     )
     updates.record_results(db, [failed])
     found = recorded(db, box)
-    assert (found.began_at, found.ended_at, found.transfer_ms, found.streams) == (TAKEN, 0, 0, 0)
+    assert found.facts == TransferFacts(began_at=TAKEN)
     (again,) = updates.take_files(db, box, 1, NOW + 60, 10, 1000)
-    assert recorded(db, box).began_at == again.began_at == NOW + 60
+    assert recorded(db, box).facts.began_at == again.facts.began_at == NOW + 60
 
 
 def test_custody_elsewhere_has_no_end(db: sqlite3.Connection) -> None:
     _, row = taken(db)
     result = delivered_result(row, InCustody("r:1 x 1 99"), NOW)
-    assert (result.state, result.ended_at) == (FileState.HANDED_OVER, 0)
+    assert (result.state, result.facts.ended_at) == (FileState.HANDED_OVER, 0)

@@ -79,7 +79,7 @@ def test_fields_with_their_default_value_are_left_out() -> None:
     text = payload_of(report_ad(replace(report(box()), flows=())))
     for kind in (FileReport, SandboxReport, Report, FlowReport):
         for item in fields(kind):
-            if item.name in custody._NEWER:
+            if item.name in custody._may_lack(kind):
                 assert item.default in (0, 0.0, "", ()) or item.default_factory is dict, item.name
                 assert f'"{item.name}"' not in text
 
