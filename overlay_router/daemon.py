@@ -82,6 +82,10 @@ _NOT_TO_BE_HAD = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT
 #: STAGEOUT_ROUTER_HOST of a router that listens on all addresses of its machine.
 _EVERYWHERE = "*"
 _BACKLOG = 512
+#: Messages that are read from a control connection in a second.
+_MESSAGES_PER_S = 5000.0
+#: Seconds for which a file that a plugin fetched is kept, for downloads that continue with the same version.
+_KEEP_FETCHED_S = 60.0
 #: Errors of a machine that knows IPv6, and has it switched off.
 _NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 #: A root that is away is looked for after so long, and spoken of.
@@ -331,7 +335,7 @@ class Daemon:
             rights.remember(ends.transfers())
             router = self._router = Router(
                 node, ends, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours, links, rights,
-                settings.count("STAGEOUT_ROUTER_PEER_CONNECTIONS"), settings.number("STAGEOUT_ROUTER_PEER_MESSAGES"),
+                settings.count("STAGEOUT_ROUTER_PEER_CONNECTIONS"), _MESSAGES_PER_S,
                 cover_of(settings),
                 forwarding_of(settings, own) if custodian or copies else None,
                 means_of(settings, links.address, own) if egress else None,
@@ -440,7 +444,7 @@ def means_of(settings: Settings, here: str, own: OwnCredential) -> Means:
         float(lifetime) if lifetime.isdigit() else PLUGIN_LIFETIME_S,
         Path(credentials) if credentials else None,
         lessee_of(settings, here, own),
-        settings.number("STAGEOUT_ROUTER_EGRESS_KEEP"),
+        _KEEP_FETCHED_S,
     )
 
 

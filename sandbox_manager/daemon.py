@@ -18,7 +18,7 @@ from sandbox_manager.intake.acceptance import Manager
 from sandbox_manager.intake.agents import AgentTable
 from sandbox_manager.intake.identity import Identity
 from sandbox_manager.intake.listener import Identifier, Intake
-from sandbox_manager.intake.startd import SlotTable
+from sandbox_manager.intake.startd import SlotTable, startd_timeout_s
 from sandbox_manager.intake.startd_process import StartdProcess
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.report.collector import Collector, CollectorProcess
@@ -326,7 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return StartdProcess(name)
 
     def identity(settings: Settings) -> Identifier:
-        slots = SlotTable(startd(), settings.number("STAGEOUT_STARTD_TIMEOUT"))
+        slots = SlotTable(startd(), startd_timeout_s(settings))
         return Identity(slots, name)
 
     def prepare(_: Settings, load: daemon.Load) -> Callable[[], Daemon]:

@@ -19,6 +19,13 @@ from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
 
 #: The part that adapts. It is loaded when it is chosen.
 _ADAPTIVE = "stageout.tuning.servers"
+#: After these bytes a batch takes no further file.
+_BATCH_BYTES = 1024 * MB
+#: Files in transfer to a server at the start, files to complete between two steps, and files by which a step changes
+#: their number.
+_INITIAL, _DELAY, _STEP = 4, 4, 1
+#: Change of the rate, in MB/s, that the algorithm ``running`` needs for a step.
+_THRESHOLD_MB_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,6 @@ class Rules:
     is_pilot: bool
     pilot_end: int
     pilot_grace_s: float
-    renewal_interval_s: float
     accounts: tuple[Account, ...] = ()
     never_returns: str = "false"
     short_lease_s: int = 900
@@ -124,7 +130,7 @@ def read_rules(settings: Settings) -> Rules:
             movers_per_server=settings.count("STAGEOUT_MAX_MOVERS_PER_DESTINATION"),
             movers_per_owner=settings.count("STAGEOUT_MAX_MOVERS_PER_OWNER"),
             batch_files=settings.count("STAGEOUT_BATCH_FILES"),
-            batch_bytes=settings.count("STAGEOUT_BATCH_MB") * MB,
+            batch_bytes=_BATCH_BYTES,
             urgent_window_s=settings.number("STAGEOUT_URGENT_WINDOW"),
         ),
         tuning=read_tuning(settings),
@@ -142,7 +148,6 @@ def read_rules(settings: Settings) -> Rules:
         confirm_timeout_s=settings.number("STAGEOUT_CONFIRM_TIMEOUT"),
         retention_s=settings.number("STAGEOUT_RETENTION"),
         stop_grace_s=settings.number("STAGEOUT_STOP_GRACE"),
-        renewal_interval_s=settings.number("STAGEOUT_RENEWAL_INTERVAL"),
         lifetime_s=_number(settings.condor("MAX_FILE_TRANSFER_PLUGIN_LIFETIME"), PLUGIN_LIFETIME_S),
         is_pilot=settings.flag("STAGEOUT_PILOT"),
         pilot_end=settings.count("STAGEOUT_PILOT_END"),
@@ -157,12 +162,12 @@ def read_tuning(settings: Settings) -> TuningRules:
     """Rules from the configuration. :raises ConfigError: a knob cannot be used."""
     name = settings.text("STAGEOUT_TUNING").lower()
     knobs = Knobs(
-        initial=settings.count("STAGEOUT_TUNING_INITIAL"),
+        initial=_INITIAL,
         maximum=settings.count("STAGEOUT_TUNING_MAX"),
         parallelism=settings.count("STAGEOUT_TUNING_STREAMS"),
-        delay=settings.count("STAGEOUT_TUNING_DELAY"),
-        increment=settings.count("STAGEOUT_TUNING_STEP"),
-        threshold=settings.number("STAGEOUT_TUNING_THRESHOLD"),
+        delay=_DELAY,
+        increment=_STEP,
+        threshold=_THRESHOLD_MB_S,
     )
     if name != FIXED:
         adaptive_part(name)  # a part that is missing is refused here, not at the first delivery

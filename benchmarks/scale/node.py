@@ -21,7 +21,7 @@ from typing import Any
 from sandbox_manager.daemon import Daemon, Dependencies
 from sandbox_manager.intake.identity import Identity, RunFacts
 from sandbox_manager.intake.peers import Peer
-from sandbox_manager.intake.startd import SlotTable
+from sandbox_manager.intake.startd import SlotTable, startd_timeout_s
 from stageout.core import log
 from stageout.core.clock import SystemClock
 from stageout.core.config import Settings, mapping_settings
@@ -87,7 +87,7 @@ def settings_of(home: Path, plugin: str, key: SigningKey) -> Settings:
         "STAGEOUT_SPOOL": str(home / "spool"), "FULL_HOSTNAME": "ep.example.org", "NUM_CPUS": str(SLOTS),
         "FILETRANSFER_PLUGINS": plugin, "STAGEOUT_DATA_SLOT_DEPTH": "1000000",
         "STAGEOUT_DELIVERY_TIMEOUT": "1000000000",
-        "STAGEOUT_STARTD_TIMEOUT": "5", "STAGEOUT_AGENT_KEYS": f"{SCHEDD}={key.public}",
+        "STAGEOUT_HANDOFF_TIMEOUT": "30", "STAGEOUT_AGENT_KEYS": f"{SCHEDD}={key.public}",
         "STAGEOUT_SPOOL_QUOTA_MB": "100000000", "STAGEOUT_RETENTION": "1000000000",
     }  # fmt: skip
     return mapping_settings(values)
@@ -99,7 +99,7 @@ async def serve(home: Path, owner: str, plugin: str) -> None:
     settings = settings_of(home, plugin, key)
     around = Dependencies(
         lambda: settings, QuietCollector(key), SystemClock(),
-        lambda settings: NewJobEachTime(SlotTable(lambda: slots(owner), settings.number("STAGEOUT_STARTD_TIMEOUT"))),
+        lambda settings: NewJobEachTime(SlotTable(lambda: slots(owner), startd_timeout_s(settings))),
     )  # fmt: skip
     daemon = Daemon(around)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, daemon.stop, True)

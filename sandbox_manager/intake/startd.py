@@ -92,11 +92,20 @@ def readable_slots(ads: Iterable[Mapping[str, Any]], projection: Sequence[str], 
     return found
 
 
+def startd_timeout_s(settings: Settings) -> float:
+    """Return the seconds until the startd counts as silent.
+
+    With LVM it runs vgs several times at each end of a job, and answers nothing meanwhile: 0.25 s were too few, 1.5 s
+    not. The plugin hears the reason before it gives up.
+    """
+    return 0.75 * settings.number("STAGEOUT_HANDOFF_TIMEOUT")
+
+
 class SlotTable:
     """The startd's slots, remembered for a second.
 
     :param ask: blocking question, see :func:`ask_startd`.
-    :param timeout_s: s until the startd counts as silent (STAGEOUT_STARTD_TIMEOUT).
+    :param timeout_s: s until the startd counts as silent, see :func:`startd_timeout_s`.
     """
 
     def __init__(self, ask: Callable[[], Sequence[SlotAd]], timeout_s: float) -> None:
@@ -120,7 +129,8 @@ class SlotTable:
             ads = await asyncio.wait_for(asyncio.shield(self._question(oldest_s)), self._timeout_s)
         except asyncio.TimeoutError:
             raise NotIdentified(
-                f"the startd did not answer within {self._timeout_s:g} s (STAGEOUT_STARTD_TIMEOUT)", "StartdSilent"
+                f"the startd did not answer within {self._timeout_s:g} s (three quarters of STAGEOUT_HANDOFF_TIMEOUT)",
+                "StartdSilent",
             ) from None
         except Exception as problem:
             why = f"the startd cannot be asked: {problem or type(problem).__name__}"

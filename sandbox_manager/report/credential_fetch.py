@@ -23,8 +23,15 @@ from stageout.model.sandbox import Sandbox
 from stageout.wire.renewal import MAX_ANSWER_BYTES, MAX_ASKS, PATH, Answer, Ask, BadRenewal, read_answers, request_bytes
 
 _TIMEOUT_S = 20.0
+#: Searches in the urgent window before the end of a credential, and seconds between two of them.
+_SEARCHES, _LEAST_S, _MOST_S = 60, 1.0, 60.0
 #: States in which output still needs its credentials.
 _NEEDED = frozenset({State.CONFIRMED, State.LEASED, State.MOVING, State.RETRY_WAIT})
+
+
+def interval_s(urgent_window_s: float) -> float:
+    """Return the seconds between two searches for credentials that must be renewed."""
+    return max(_LEAST_S, min(_MOST_S, urgent_window_s / _SEARCHES or _MOST_S))
 
 
 class NotReached(Exception):
@@ -67,7 +74,7 @@ class Fetcher:
     async def run(self) -> None:
         """Fetch credentials in a round now and then, for ever."""
         while True:
-            await asyncio.sleep(self.pipeline.rules.renewal_interval_s)
+            await asyncio.sleep(interval_s(self.pipeline.rules.limits.urgent_window_s))
             await self.round()
 
     async def round(self) -> None:

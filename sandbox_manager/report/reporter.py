@@ -59,6 +59,7 @@ _STATE_INTERVAL_S = 5.0
 _LOW_FREE_BYTES = 4 * LEAST_FREE_BYTES
 #: A smaller filesystem never has the room at which a node takes jobs again.
 _USABLE_BYTES = 2 * _LOW_FREE_BYTES
+_HYSTERESIS_PERCENT = 20.0
 _HEARTBEAT_S = 30
 _PAUSE_PER_REPORT = 10
 #: States of output whose owner waits for it. Access points must soon notice that its node is gone.
@@ -186,7 +187,7 @@ class Reporter:
         self._clock = clock
         self._interval_s = settings.number("STAGEOUT_REPORT_INTERVAL")
         self._high = settings.number("STAGEOUT_SPOOL_HIGH_PERCENT")
-        self._low = settings.number("STAGEOUT_SPOOL_LOW_PERCENT")
+        self._low = max(0.0, self._high - _HYSTERESIS_PERCENT)
         self._owner_uid = owner_uid
         self._key = key
         self._shown: dict[int, _Shown] = {}

@@ -1,7 +1,7 @@
 """The calls of plugins that are under way: the files and streams of each, and what they reach.
 
 :class:`stageout.core.streams.Streams` chooses how much may go to a server at once. The calls share that between owners
-and batches. They are measured when they end, and after every ``STAGEOUT_TUNING_DELAY`` files the chooser learns the
+and batches. They are measured when they end, and after every ``knobs.delay`` files the chooser learns the
 rate. Only calls that began after the last measurement count, so the effect of a choice decides about the next.
 """
 

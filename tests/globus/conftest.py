@@ -20,7 +20,7 @@ from tests.polling import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Short, so that failures come soon; each is a documented knob.
-QUICK = {"POLL": "0.1", "FAULT_PATIENCE": "0.5", "STALL": "1.5", "PAUSE": "1.0", "LEASE": "20"}
+QUICK = {"FAULT_PATIENCE": "0.5", "STALL": "1.5", "LEASE": "20"}
 
 
 class Bench:

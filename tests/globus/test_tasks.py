@@ -229,7 +229,7 @@ def test_a_collection_that_is_down(bench: Bench) -> None:
 def test_a_paused_task_goes_on_or_is_given_up(bench: Bench) -> None:
     bench.globus.change(bench.archive.id, paused=True)
     assert error(bench.upload({"a": b"x"})) is ErrorClass.SERVER_BUSY
-    bench.set(PAUSE="60", STALL="60")
+    bench.set(STALL="60")
     process = bench.start({"a": b"x"})
     bench.until("it is paused", lambda: bench.globus.tasks[-1].is_paused and bench.globus.tasks[-1].status == "ACTIVE")
     bench.globus.change(bench.archive.id, paused=False)

@@ -37,7 +37,6 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterProcess]:
     settings = {
         "STAGEOUT_ROUTER_PEER_TRANSFERS": str(_TRANSFERS),
         "STAGEOUT_ROUTER_PEER_CONNECTIONS": str(_CONNECTIONS),
-        "STAGEOUT_ROUTER_PEER_MESSAGES": "20000",
     }
     with RouterProcess(tmp_path_factory.mktemp("limits"), settings) as running:
         yield running

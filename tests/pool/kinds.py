@@ -105,7 +105,6 @@ _LVM_COMMANDS = ("vgs", "lvs", "lvcreate", "lvremove")
 
 #: All jobs end at the same time, so nothing is refused because the machine is slow.
 _PATIENT_EP = f"""{QUICK_EP}
-STAGEOUT_STARTD_TIMEOUT = 15
 STAGEOUT_HANDOFF_TIMEOUT = 30
 STARTD_ENVIRONMENT = "STAGEOUT_HANDOFF_TIMEOUT=30"
 """

@@ -63,7 +63,7 @@ def setting(stageout_pools: Any) -> Iterator[tuple[Any, Credmon]]:
             f"SEC_CREDENTIAL_DIRECTORY_OAUTH = {credmon.directory}\n"
             f"STAGEOUT_CREDENTIAL_PORT = {free_port()}\nSCHEDD_AGENT_USERID =\n"
         )
-        options["ep_config"] += "STAGEOUT_RENEWAL_INTERVAL = 2\n"
+        options["ep_config"] += "STAGEOUT_URGENT_WINDOW = 120\n"
         with stageout_pools(version="25.14", execute_points=1, cpus=4, binds=(shared,), **options) as pool:
             yield pool, credmon
 

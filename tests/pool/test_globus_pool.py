@@ -24,7 +24,7 @@ pytestmark = pytest.mark.pool
 ROOT = Path(__file__).resolve().parents[2]
 CREDMON = ROOT / "examples" / "globus-credmon"
 CLIENT = "c0ffee00-0000-4000-8000-000000000000"
-QUICK_GLOBUS = {"POLL": "0.2", "LEASE": "20", "FAULT_PATIENCE": "1", "STALL": "20"}
+QUICK_GLOBUS = {"LEASE": "20", "FAULT_PATIENCE": "1", "STALL": "20"}
 SCOPE = "urn:globus:auth:scope:transfer.api.globus.org:all"
 
 #: The talk's submit file with today's credential.

@@ -517,7 +517,7 @@ def test_a_misspelt_knob_is_told_its_name(name: str, means: str) -> None:
     machine = Fake()
     machine.values[name] = "1"
     (found,) = (item for item in examine(machine) if item.level is Level.WARN)
-    assert found.remedy == f"did you mean {means}?"
+    assert found.remedy == f"did you mean {means}? If not, delete it"
 
 
 def test_names_of_others_are_theirs() -> None:

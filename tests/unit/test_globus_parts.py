@@ -160,7 +160,7 @@ def test_what_belongs_to_a_directory() -> None:
 
 # ---- patience -------------------------------------------------------------------------------------------------------
 
-QUICK = GlobusSettings("", "globus", "checksum", poll_s=1.0, fault_patience_s=5, stall_s=20, pause_s=50)
+QUICK = GlobusSettings("", "globus", "checksum", lease_s=180, fault_patience_s=5, stall_s=20)
 
 
 def _watch(*looks: tuple[tuple[int, ...], dict[str, object]]) -> tuple[int, str] | None:
@@ -196,7 +196,7 @@ def test_other_trouble_is_waited_for_longer() -> None:
 
 def test_queue_and_pause() -> None:
     assert _watch(*[((0,), {"queued": True})] * 90) is None
-    assert _watch(*[((0,), {"paused": True, "codes": ("PAUSED",)})] * 90) == (50, "PAUSED")
+    assert _watch(*[((0,), {"paused": True, "codes": ("PAUSED",)})] * 90) == (80, "PAUSED")
 
 
 def test_a_suspended_task_is_over() -> None:

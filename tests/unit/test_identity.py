@@ -22,7 +22,7 @@ from handoff_site import ROOT, needs_root
 from sandbox_manager.intake import peers
 from sandbox_manager.intake.identity import Identity, RunFacts, accounting_group, run_of
 from sandbox_manager.intake.peers import Families, Lineage, NotIdentified, Peer, Process, ancestors, lineage
-from sandbox_manager.intake.startd import SlotTable
+from sandbox_manager.intake.startd import SlotTable, startd_timeout_s
 from stageout.core.clock import boot_clock_s
 from stageout.core.config import mapping_settings
 from stageout.wire.custody import Run
@@ -471,7 +471,7 @@ def test_a_startd_that_hangs_is_not_waited_for() -> None:
 def test_the_default_patience_is_for_a_startd_that_runs_the_commands_of_lvm() -> None:
     """It runs vgs about five times at each end of a job, and answers nothing meanwhile."""
     settings = mapping_settings({})
-    startd_s, plugin_s = settings.number("STAGEOUT_STARTD_TIMEOUT"), settings.number("STAGEOUT_HANDOFF_TIMEOUT")
+    startd_s, plugin_s = startd_timeout_s(settings), settings.number("STAGEOUT_HANDOFF_TIMEOUT")
     assert startd_s >= 1.0
     assert startd_s <= plugin_s - 0.5, "the plugin hears the reason before it gives up"
 

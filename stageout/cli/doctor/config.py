@@ -130,7 +130,11 @@ def _unknown(machine: Machine) -> Iterator[Finding]:
     alike = {name for name in map(str.upper, machine.parameters()) if name.startswith(_BEGINNING)}
     for name in sorted(alike - known - _of_daemons(machine)):
         meant = difflib.get_close_matches(name, known, 1, _ALIKE)
-        remedy = f"did you mean {meant[0]}?" if meant else "condor_config.d/ has all names, each in its role's file"
+        remedy = (
+            f"did you mean {meant[0]}? If not, delete it"
+            if meant
+            else "condor_config.d/ has all names, each in its role's file"
+        )
         if meant or name.startswith("STAGEOUT_"):
             yield warn("settings", f"{name} is set, but nothing reads it", remedy)
 

@@ -11,6 +11,10 @@ from stageout.core.config import ConfigError, Settings, tool_settings
 from stageout.core.errors import ErrorClass, TransferFailure
 
 PREFIX = "STAGEOUT_GLOBUS_"
+#: Queries about a running task for each lease, and the bounds of the seconds between two of them.
+_POLLS, _LEAST_POLL_S, _MOST_POLL_S = 180, 0.1, 15.0
+#: A collection that its administrator has paused is waited for so many times longer than one that does not get on.
+_PAUSES = 4
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -44,13 +48,20 @@ class GlobusSettings:
     personal: str = ""
     collections: Mapping[str, str] = field(default_factory=dict)
     lease_s: float = 2700.0
-    poll_s: float = 15.0
     tasks: int = 2
     task_files: int = 10000
     fault_patience_s: float = 60.0
     stall_s: float = 900.0
-    pause_s: float = 3600.0
-    rate_bytes_s: float = 20e6
+
+    @property
+    def poll_s(self) -> float:
+        """Seconds between two queries about a running task: many in a lease, so that it is renewed in time."""
+        return max(_LEAST_POLL_S, min(_MOST_POLL_S, self.lease_s / _POLLS))
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds to wait for a task that Globus has paused."""
+        return _PAUSES * self.stall_s
 
 
 def read_settings(source: Settings | None = None) -> GlobusSettings:
@@ -69,13 +80,10 @@ def read_settings(source: Settings | None = None) -> GlobusSettings:
             personal=found.text(f"{PREFIX}PERSONAL"),
             collections=named_collections(found.text(f"{PREFIX}COLLECTIONS")),
             lease_s=found.number(f"{PREFIX}LEASE"),
-            poll_s=found.number(f"{PREFIX}POLL"),
             tasks=found.count(f"{PREFIX}TASKS"),
             task_files=found.count(f"{PREFIX}TASK_FILES"),
             fault_patience_s=found.number(f"{PREFIX}FAULT_PATIENCE"),
             stall_s=found.number(f"{PREFIX}STALL"),
-            pause_s=found.number(f"{PREFIX}PAUSE"),
-            rate_bytes_s=found.number(f"{PREFIX}RATE_MB") * 1e6,
         )
     except ConfigError as problem:
         raise TransferFailure(ErrorClass.PLUGIN_BROKEN, f"the node's configuration: {problem}") from None

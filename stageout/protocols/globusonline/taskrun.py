@@ -22,6 +22,8 @@ _EVENTS = 20
 _RENEWALS = 3  # per lease
 _PATH = "https://app.globus.org/activity/"
 _RATE_FROM_BYTES = 10e6
+#: The rate that a task is expected to reach before one was measured: a slow collection's, so that it gets the time.
+_USUAL_BYTES_S = 20e6
 
 Log = Callable[..., None]
 
@@ -171,7 +173,7 @@ class TaskRun:
             self._log("lease not renewed", task=entry.task, problem=failure)
 
     def _rate(self, entry: Entry) -> float:
-        return self._journal.rate_bytes_s(entry.between) or self._settings.rate_bytes_s
+        return self._journal.rate_bytes_s(entry.between) or _USUAL_BYTES_S
 
     # ---- 3. over -----------------------------------------------------------------------------------------------------
 
