@@ -14,7 +14,6 @@ from itertools import islice
 from schedd_agent.model import (
     GOOD_ENDS,
     HOLD_STATES,
-    HOLD_SUBCODE_BASE,
     NOTHING_YET,
     ClearRequest,
     Complete,
@@ -43,8 +42,8 @@ from schedd_agent.model import (
     name_of,
 )
 from stageout.core.errors import ErrorClass
-from stageout.core.explanations import EXPLANATIONS, RERUN_ADVICE
 from stageout.core.metrics import UNKNOWN, host_of
+from stageout.core.reasons import FAILURES, HOLD_SUBCODE_BASE, RERUN_ADVICE
 from stageout.core.states import ENDS, FREED, State
 from stageout.core.units import count, size
 from stageout.wire.custody import Action, SandboxReport
@@ -600,7 +599,7 @@ def _may_end_soon(given: DecisionInput, job: Job, limits: DecisionLimits) -> boo
 def _handle_failure(given: DecisionInput, job: Job, own: Sandboxes, limits: DecisionLimits) -> Effects:
     failed = next(item.sandbox for item in own if item.sandbox.state == State.FAILED)
     words = failed.reason or "the manager gave no reason"
-    advice = _GONE_ADVICE if failed.custody else EXPLANATIONS[ErrorClass.from_code(failed.error_code)].advice
+    advice = _GONE_ADVICE if failed.custody else FAILURES[ErrorClass.from_code(failed.error_code)].advice
     ad_state = replace(_summarize(job, own), state=State.FAILED.value, reason=f"{words}; {advice}")
     retrying = job.owner_request.verb in (Verb.RETRY, Verb.REDIRECT)
     if _may_hold(job) and (job.is_hold_unlogged or not retrying):

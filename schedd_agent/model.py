@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Union
 
+from stageout.core.reasons import HOLD_SUBCODE_BASE
 from stageout.core.states import State
 from stageout.wire.custody import Action, JobKey, SandboxReport, is_name_of, schedd_of
 from stageout.wire.owner_requests import OwnerRequest, Verb, parse_request
@@ -17,9 +18,6 @@ HOLD_CODE = 12
 
 HOLD_NAME = "TransferOutputError"
 """Its name in NumHoldsByReason."""
-
-HOLD_SUBCODE_BASE = 20000
-"""Our HoldReasonSubCode is this plus the error code: above anything that a plugin's exit status can make."""
 
 POLICY_HOLD_CODE = 3
 USER_HOLD_CODE = 1

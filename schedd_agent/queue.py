@@ -14,7 +14,6 @@ from schedd_agent.factories import Factory, read_limit
 from schedd_agent.model import (
     HOLD_CODE,
     HOLD_STATES,
-    HOLD_SUBCODE_BASE,
     NOTHING_YET,
     POLICY_HOLD_CODE,
     TRANSFER_HOLD_CODES,
@@ -38,6 +37,7 @@ from stageout.core import log
 from stageout.core.classads import quote
 from stageout.core.dagman import is_kept_node, is_with_its_dag
 from stageout.core.durable import step
+from stageout.core.reasons import HOLD_SUBCODE_BASE
 from stageout.core.routed import is_kept_copy
 from stageout.core.states import State
 from stageout.wire.custody import JobKey, job_id_of

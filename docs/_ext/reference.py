@@ -24,13 +24,12 @@ from typing import Any
 from descriptions import ATTRIBUTES, EVENTS, EXTRA_KNOBS, FILE_RECORD, STATE_MEANINGS
 from programs import Argument, Command, command, parser_of, parsers_of_commands, sentence
 
-from schedd_agent.model import HOLD_SUBCODE_BASE
 from stageout.cli.exits import Exit
 from stageout.cli.verdict import UNREPORTED
 from stageout.core.config import KNOBS, Knob, PathKnob
 from stageout.core.errors import Advice, ErrorClass
-from stageout.core.explanations import EXPLANATIONS
 from stageout.core.metrics import METRICS
+from stageout.core.reasons import FAILURES, HOLD_SUBCODE_BASE, REFUSALS
 from stageout.core.states import PLAIN, State
 from stageout.core.trust import SOURCES, AtSubmission
 from stageout.protocols.curl import settings as curl
@@ -297,9 +296,17 @@ def hold_codes(_: str) -> str:
     rows = []
     for kind in ErrorClass:
         code = HOLD_SUBCODE_BASE + kind.code
-        explanation = EXPLANATIONS[kind]
+        explanation = FAILURES[kind]
         rows.append([_anchor(f"**{code}**", f"hold-{code}"), explanation.happened, explanation.action])
     return _table(["sub-code", "what happened", "what to do"], rows)
+
+
+def refusals(_: str) -> str:
+    """Return the codes of refused hand-offs."""
+    rows = [
+        [f"`{code}`", cause.happened, cause.actor.value, _with_links(cause.steps)] for code, cause in REFUSALS.items()
+    ]
+    return _table(["code", "meaning", "who can act", "what to do"], rows)
 
 
 def error_codes(_: str) -> str:
@@ -445,8 +452,12 @@ def _argument(argument: Argument) -> str:
 
 def _linked(text: str) -> str:
     """Program text for a page of the reference, with links to the pages and fragments that it names."""
-    text = re.sub(r"\bdocs/(\w+/([\w-]+\.md))\b", r"[\2](../\1)", _literal(text))
-    return re.sub(r"\bcondor\\_config\.d/([\w.-]+\.conf)\b", r"[\1](../../condor_config.d/\1)", text)
+    return _with_links(_literal(text))
+
+
+def _with_links(text: str) -> str:
+    text = re.sub(r"\bdocs/(\w+/([\w-]+\.md))\b", r"[\2](../\1)", text)
+    return re.sub(r"\bcondor\\?_config\.d/([\w.-]+\.conf)\b", r"[\1](../../condor_config.d/\1)", text)
 
 
 TABLES: dict[str, Callable[[str], str]] = {
@@ -458,6 +469,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "events": events,
     "hold-codes": hold_codes,
     "error-codes": error_codes,
+    "refusals": refusals,
     "states": states,
     "exit-statuses": exit_statuses,
     "conformance-rules": conformance_rules,

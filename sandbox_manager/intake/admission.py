@@ -20,8 +20,9 @@ from sandbox_manager.scheduling.breaker import Flow
 from sandbox_manager.scheduling.slots import is_stuck, places_free
 from sandbox_manager.scheduling.throughput import Throughput
 from stageout.core.clock import Clock
+from stageout.core.reasons import sentence_of
 from stageout.core.states import FREED, State
-from stageout.core.synchronous import NO_REASON, Reason, sentence_of
+from stageout.core.synchronous import NO_REASON, Reason
 from stageout.core.units import size
 from stageout.model.sandbox import NAME_BYTES, Destination, Occupant, SlotKey
 from stageout.movers.plugins_table import PluginsTable

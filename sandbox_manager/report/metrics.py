@@ -10,12 +10,12 @@ from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.report.reporter import Reporter
 from stageout.core.clock import Clock
 from stageout.core.metrics import UNKNOWN, Readings, bounded, host_of, relabelled
+from stageout.core.reasons import REFUSALS
 from stageout.core.states import ENDS, State
-from stageout.core.synchronous import CAUSES
 from stageout.model.sandbox import Sandbox
 
 _FILE_STATES = ("waiting", "moving", "failed", "delivered", "handed_over")
-_NONE_REFUSED = dict.fromkeys((cause.code for cause in CAUSES), 0)
+_NONE_REFUSED = dict.fromkeys(REFUSALS, 0)
 
 
 class ManagerMetrics:

@@ -32,7 +32,7 @@ from stageout.condor.plugins import ask, beside
 from stageout.core.classads import ClassAd
 from stageout.core.config import Settings
 from stageout.core.errors import ErrorClass
-from stageout.core.synchronous import sentence_of
+from stageout.core.reasons import Cause, named, sentence_of
 from stageout.core.units import count, duration, rate, size
 from stageout.movers.schemes import NODE_PATH, fallback_problem, method_of, shown_url
 
@@ -41,7 +41,8 @@ Explain how the output of a job will be delivered, without submitting or changin
 first job counts. JOB is a job in the queue, or one that has left it. Of a job that has ended the command says what
 happened to its output, and what holds now. The command expands the file with condor_submit and applies the access
 point's own job transforms. It connects to the servers, but writes nothing. A line says 'unknown' if the access point
-cannot know the answer.
+cannot know the answer. CODE is the code of a refusal (SlotFull), the name of an error class (CONNECT_FAILED), or the
+sub-code of a hold if no job has that number (20020). The command then says who can act, and what to do.
 
 exit status: 0 no obstacle found, 1 an obstacle found or FILE cannot be used, 3 unknown job, 64 wrong command line"""
 
@@ -82,16 +83,28 @@ class Subject(NamedTuple):
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    command.add_argument("subject", metavar="FILE|JOB", help="a submit file, a cluster (1234) or a job of it (1234.0)")
+    command.add_argument(
+        "subject",
+        metavar="FILE|JOB|CODE",
+        help="a submit file, a cluster (1234), a job of it (1234.0), or the code of a reason",
+    )
     add_json(command)
     add_schedd(command)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Explain one job."""
+    """Explain one job, or one reason."""
+    cause = None if Path(options.subject).is_file() else named(options.subject)
+    if cause and not options.subject.isdigit():
+        return _explain_cause(cause, options.json)
     load_bindings()
     settings, queue = condor_settings(), Queue(options.name, options.pool)
-    subject = _subject(options.subject, settings, queue)
+    try:
+        subject = _subject(options.subject, settings, queue)
+    except UnknownJob:
+        if cause is None:
+            raise
+        return _explain_cause(cause, options.json)
     outputs = outputs_of(subject.ad)
     known = None if subject.is_file else story(_job(subject), outputs, queue, Pool(options.pool))
     delivery = known.delivery if known else decision(subject, outputs)
@@ -110,6 +123,18 @@ def run(options: argparse.Namespace) -> int:
     else:
         print("\n".join([clean(subject.title), *map(_shown_output, outputs), "", *map(_shown, lines)]))
     return int(Exit.FAILED if any(line.level == PROBLEM for line in lines) else Exit.OK)
+
+
+def _explain_cause(cause: Cause, as_json: bool) -> int:
+    numbers = {"error_code": cause.kind.code, "hold_subcode": cause.hold_subcode} if cause.kind else {}
+    if as_json:
+        tell({"code": cause.name, "reason": cause.happened, "who": cause.actor.value, "what_to_do": cause.action}
+             | numbers)  # fmt: skip
+    else:
+        shown = f" (error code {cause.kind.code}, hold sub-code {cause.hold_subcode})" if cause.kind else ""
+        print(f"{cause.name}{shown}: {cause.happened}", f"  who        {cause.actor.value}",
+              f"  what to do {cause.action}", sep="\n")  # fmt: skip
+    return int(Exit.OK)
 
 
 def _subject(text: str, settings: Settings, queue: Queue) -> Subject:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from stageout.cli.jobs import Job
 from stageout.core.classads import ClassAd
-from stageout.core.synchronous import FAILED, NOT_SAID, sentence_of
+from stageout.core.reasons import sentence_of
+from stageout.core.synchronous import FAILED, NOT_SAID
 
 
 class Why(NamedTuple):

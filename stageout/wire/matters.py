@@ -2,7 +2,7 @@
 
 All comes from reports of managers, and from notices of agents, routers and policy services. The owners are those of the
 managers' records, which the startd names, and of the queue. No text that a job can write is part of a matter: errors
-are shown by their class (:mod:`stageout.core.explanations`), servers by host and port.
+are shown by their class (:mod:`stageout.core.reasons`), servers by host and port.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from stageout.core.errors import ErrorClass
-from stageout.core.explanations import EXPLANATIONS
 from stageout.core.metrics import Readings, host_of
+from stageout.core.reasons import FAILURES
 from stageout.core.states import ENDS, FREED, State, plain_word
 from stageout.core.units import count, duration, size
 from stageout.wire.custody import (
@@ -332,7 +332,7 @@ class _Survey:
         """Yield output that failed, that was lost, and that waits for too long."""
         for (kind, code, server), group in self.troubled.items():
             outputs, where = count(group.outputs, "output"), f" for {server}" if server else ""
-            explanation = EXPLANATIONS[ErrorClass.from_code(code)]
+            explanation = FAILURES[ErrorClass.from_code(code)]
             happened, action = explanation.happened, explanation.action_while_tried
             query = {"error": str(code), "server": server}
             if kind is Kind.RERUNS:

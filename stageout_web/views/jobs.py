@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from stageout.core.errors import ErrorClass
 from stageout.core.eta import Eta
-from stageout.core.explanations import EXPLANATIONS
+from stageout.core.reasons import FAILURES
 from stageout.core.states import State, plain_word
 from stageout.wire.custody import FileReport, SandboxReport
 from stageout.wire.expected import for_runs
@@ -282,7 +282,7 @@ def _why(box: Box, said: SandboxReport | None, sees_names: bool, now_at: int) ->
     """Return why the output is not delivered, and the next step."""
     reason = f" {said.reason}." if said is not None and said.reason and sees_names else ""
     if box.group == TROUBLE:
-        explanation = EXPLANATIONS[ErrorClass.from_code(box.error_code)]
+        explanation = FAILURES[ErrorClass.from_code(box.error_code)]
         happened, action = explanation.happened, explanation.action
         if box.state == State.LOST:
             happened, action = "The output was lost.", "Nothing: the agent runs the job again."

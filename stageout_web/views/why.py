@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from stageout.core.errors import ErrorClass
-from stageout.core.explanations import EXPLANATIONS
+from stageout.core.reasons import FAILURES
 from stageout.core.states import State
 from stageout_web.model import MOVING, TROUBLE, WAITING, Box, Node, Pool
 
@@ -22,7 +22,7 @@ _USUAL = frozenset(_WAITS.values())
 
 def happened_now(code: int) -> str:
     """Return what happened to output that may still be delivered. :param code: of an error class."""
-    text = EXPLANATIONS[ErrorClass.from_code(code)].happened
+    text = FAILURES[ErrorClass.from_code(code)].happened
     return text.replace(", in any attempt", "").replace(", in every attempt", "")
 
 
@@ -34,7 +34,7 @@ def reason(box: Box, is_silent: bool, away: frozenset[str]) -> str:
     if box.group == TROUBLE:
         if box.state == State.LOST:
             return "The output was lost. The agent runs the job again."
-        return EXPLANATIONS[ErrorClass.from_code(box.error_code)].happened
+        return FAILURES[ErrorClass.from_code(box.error_code)].happened
     if box.group not in (WAITING, MOVING):
         return ""
     if is_silent:

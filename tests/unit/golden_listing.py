@@ -24,8 +24,8 @@ from stageout.cli.exits import Exit  # noqa: E402
 from stageout.core.config import KNOBS  # noqa: E402
 from stageout.core.errors import ErrorClass  # noqa: E402
 from stageout.core.metrics import METRICS  # noqa: E402
+from stageout.core.reasons import REFUSALS  # noqa: E402
 from stageout.core.states import MOVES, PLAIN, State  # noqa: E402
-from stageout.core.synchronous import CAUSES  # noqa: E402
 from stageout.wire.custody import Action  # noqa: E402
 
 FOLDERS = ("stageout", "sandbox_manager", "schedd_agent", "policy_service", "overlay_router", "stageout_web", "plugins")
@@ -61,7 +61,7 @@ def listing() -> str:
             f"{one.code} {one.name} {one.value.error_type} {one.value.failure_type or '-'} {one.advice.name}"
             for one in ErrorClass
         ),
-        "reasons": (f"{cause.code}: {cause.sentence}" for cause in CAUSES),
+        "reasons": (f"{code}: {cause.happened}" for code, cause in REFUSALS.items()),
         "states: name, word, moves": (
             f"{one}, {PLAIN.get(one, '-')}: {' '.join(sorted(MOVES.get(one, ())))}" for one in State
         ),

@@ -30,7 +30,6 @@ from schedd_agent.mail import CondorMailer, MailQueue
 from schedd_agent.metrics import _EFFECTS, put_pool, put_pool_matters
 from schedd_agent.model import (
     HOLD_CODE,
-    HOLD_SUBCODE_BASE,
     DagEnd,
     DecisionInput,
     DecisionLimits,
@@ -55,6 +54,7 @@ from stageout.core.clock import SystemClock
 from stageout.core.config import ConfigError, mapping_settings
 from stageout.core.metrics import METRICS, Readings
 from stageout.core.metrics_server import rendered
+from stageout.core.reasons import HOLD_SUBCODE_BASE
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
 from stageout.daemon import EXIT_NO_RESTART, supervise

@@ -18,12 +18,11 @@ import stageout.jobs
 import stageout.overlay
 import stageout.plugin.api
 import stageout.testing
-from schedd_agent.model import HOLD_SUBCODE_BASE
 from stageout.cli.main import build_parser
 from stageout.core.config import KNOBS
 from stageout.core.errors import ErrorClass
 from stageout.core.metrics import METRICS
-from stageout.core.synchronous import CAUSES
+from stageout.core.reasons import HOLD_SUBCODE_BASE, REFUSALS
 from tests.shown import shown_calls
 from tests.unit.test_cli_docs import _understood as understood
 
@@ -161,7 +160,7 @@ def test_every_code_is_in_the_reference() -> None:
     reasons = (DOCS / "user/synchronous.md").read_text()
     assert not [kind for kind in ErrorClass if f"</a>**{HOLD_SUBCODE_BASE + kind.code}**" not in holds]
     assert not [kind for kind in ErrorClass if f"`{kind.name}`" not in holds]
-    assert not [cause.code for cause in CAUSES if f"| `{cause.code}` |" not in reasons]
+    assert not [code for code in REFUSALS if f"| `{code}` |" not in reasons]
 
 
 def test_every_decision_is_in_the_index() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from stageout.core.config import KNOBS
-from stageout.core.explanations import EXPLANATIONS
+from stageout.core.reasons import FAILURES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -220,7 +220,7 @@ def test_descriptions_are_plain() -> None:
     texts = [text for _, _, text in descriptions.ATTRIBUTES.values()]
     texts += [
         *descriptions.EVENTS.values(),
-        *(text for one in EXPLANATIONS.values() for text in (one.happened, one.action)),
+        *(text for one in FAILURES.values() for text in (one.happened, one.action)),
     ]
     texts += [text for _, _, text in descriptions.EXTRA_KNOBS.values()]
     assert [clause for text in texts for clause in [*long_clauses(text), *passed_on(text), *bare(text)]] == []

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from schedd_agent import decisions
-from schedd_agent.model import HOLD_SUBCODE_BASE
 from stageout.core.config import KNOBS
 from stageout.core.errors import ErrorClass
-from stageout.core.explanations import EXPLANATIONS
+from stageout.core.reasons import FAILURES, HOLD_SUBCODE_BASE
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs/_ext"))
@@ -370,7 +369,7 @@ def test_every_event_is_in_the_reference_with_a_description() -> None:
 
 def test_every_attribute_and_class_of_errors_has_a_description() -> None:
     assert reference.attribute_names() == set(descriptions.ATTRIBUTES), "docs/_ext/descriptions.py describes them"
-    assert set(EXPLANATIONS) == set(ErrorClass), "stageout/core/explanations.py describes them"
+    assert set(FAILURES) == set(ErrorClass), "stageout/core/reasons.py describes them"
 
 
 def test_messages_are_those_of_the_daemons() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stageout.core.errors import ErrorClass
-from stageout.core.explanations import EXPLANATIONS
 from stageout.core.metrics import METRICS, Readings
+from stageout.core.reasons import FAILURES
 from stageout.wire import matters as module
 from stageout.wire.custody import (
     AGENT_AD,
@@ -271,7 +271,7 @@ def test_texts_about_errors_come_from_the_one_table() -> None:
     for kind in ErrorClass:
         box = sandbox(1, "Failed", ended_at=NOW - 60, code=kind.code)
         matter = only(matters(facts(report(box))))
-        assert EXPLANATIONS[kind].happened in matter.title
+        assert FAILURES[kind].happened in matter.title
         assert "secret words" not in f"{matter.title} {matter.action}"
 
 

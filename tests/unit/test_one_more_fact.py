@@ -77,7 +77,7 @@ main(["history", "-files", "--all", "--json"])
 
 
 def told(product: Path, spool: Path) -> dict[str, object]:
-    """What ``stageout history --json`` says of a delivered file with this product."""
+    """Return the record of a delivered file that this product prints with ``stageout history --json``."""
     spool.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(product)}
     command = [sys.executable, "-c", STORY, str(spool)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -20,18 +21,21 @@ from sandbox_manager.intake.client_limits import Full
 from sandbox_manager.intake.peers import NotIdentified
 from stageout.cli import status
 from stageout.cli.history import details, entry
+from stageout.cli.main import main
 from stageout.cli.render import job_details
 from stageout.cli.rows import as_json, explained, merge
 from stageout.cli.why import Why, why
 from stageout.core.classads import ClassAd
-from stageout.core.synchronous import CAUSES, FAILED, NO_REASON, NOT_SAID, NotTaken, Reason, sentence_of
+from stageout.core.errors import ErrorClass
+from stageout.core.reasons import CAUSES, FAILURES, REFUSALS, Actor, named, sentence_of
+from stageout.core.synchronous import FAILED, NO_REASON, NOT_SAID, NotTaken, Reason
 from stageout.handoff.links import CannotOffer
 from stageout.wire.custody import RefusalReport, Report
 from stageout.wire.handoff import refusal, refused_code
 from tests.unit.test_cli_jobs import job
 
 ROOT = Path(__file__).parents[2]
-CODES = {cause.code for cause in CAUSES}
+CODES = set(REFUSALS)
 _PLACES = ("sandbox_manager/**/*.py", "stageout/handoff/*.py", "stageout/plugin/*.py")
 #: Calls that refuse a hand-off -> position of the code among their arguments.
 _REFUSING = {
@@ -96,7 +100,7 @@ def test_the_code_of_a_managers_answer(message: dict[str, Any], code: str) -> No
 
 
 def test_codes_are_names_of_attributes_and_differ() -> None:
-    codes = [cause.code for cause in CAUSES]
+    codes = [cause.name for cause in CAUSES if cause.kind is None]
     assert len(set(codes)) == len(codes)
     assert all(re.fullmatch("[A-Z][A-Za-z]+", code) for code in codes)
 
@@ -106,7 +110,7 @@ def test_every_code_of_the_transform_is_in_the_table_and_on_the_page() -> None:
     (line,) = (line for line in text.splitlines() if "EVALSET StageOutSynchronousCode" in line)
     assert all(map(sentence_of, re.findall('"([A-Za-z]+)"', line)))
     page = (ROOT / "docs/user/synchronous.md").read_text().partition("## Codes")[2]
-    assert Counter(re.findall(r"^\| `(\w+)` \|", page, re.M)) == Counter(cause.code for cause in CAUSES)
+    assert Counter(re.findall(r"^\| `(\w+)` \|", page, re.M)) == Counter(list(REFUSALS))
 
 
 def record(*reasons: tuple[str, str] | None, run: int = 1) -> ClassAd:
@@ -202,3 +206,97 @@ def test_records_are_read_once_while_one_watches() -> None:
         rows = status.look(queue, SimpleNamespace(), [jobs[0].id], None, causes).rows  # type: ignore[arg-type]
         assert [row.synchronous_code for row in rows] == ["Stopping", "Stopping", ""]
     assert asked == ["12"]
+
+
+def _trees(*places: str) -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(path for place in places for path in ROOT.glob(place)):
+        yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+
+
+def test_every_row_of_the_table_is_used() -> None:
+    """A refusal's code stands where somebody refuses, an error class where somebody fails."""
+    names, kinds = set(), set()
+    for name, tree in _trees("stageout/**/*.py", "sandbox_manager/**/*.py", "schedd_agent/*.py"):
+        if name in ("stageout/core/reasons.py", "stageout/core/errors.py"):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names.add(node.value)
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "ErrorClass":
+                kinds.add(node.attr)
+    line = (ROOT / "condor_config.d/20-stageout-ap.conf").read_text().partition("EVALSET StageOutSynchronousCode")[2]
+    names |= set(re.findall('"([A-Za-z]+)"', line.partition("\n")[0]))
+    assert [code for code in REFUSALS if code not in names] == []
+    assert [kind.name for kind in ErrorClass if kind.name not in kinds] == []
+
+
+def test_every_row_says_who_can_act_and_what_to_do() -> None:
+    assert set(FAILURES) == set(ErrorClass)
+    assert len({cause.name.lower() for cause in CAUSES}) == len(CAUSES)
+    for cause in CAUSES:
+        assert cause.happened and cause.steps, cause.name
+        assert cause.steps.startswith("nothing:") == (cause.actor is Actor.NOBODY), cause.name
+
+
+#: Modules that refuse a hand-off after its peer is known -> codes. The rest is policy, and only admission asks it.
+_BEYOND_POLICY = {
+    "sandbox_manager/intake/listener.py": {
+        "Version",
+        "TooMany",
+        "Overrun.code",
+        "Disk",
+        "ManagerSlow",
+        "OtherFilesystem",
+    },
+    "sandbox_manager/intake/acceptance.py": {"OtherRun"},
+}
+#: Modules that answer a question of admission with a reason.
+_ASKED = {
+    "sandbox_manager/intake/admission.py", "sandbox_manager/intake/pilot_end.py", "sandbox_manager/report/trust.py",
+    "sandbox_manager/custody/redirects.py",
+}  # fmt: skip
+_IDENTITY = {f"sandbox_manager/intake/{name}.py" for name in ("identity", "peers", "startd")}
+
+
+def test_policy_refuses_in_admission_only() -> None:
+    refused: dict[str, set[str]] = {}
+    reasons, strangers = set(), set()
+    for name, tree in _trees("sandbox_manager/**/*.py"):
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            if node.func.id == "Refused" and name in _BEYOND_POLICY:
+                codes = [ast.unparse(code).strip("'") for code in node.args[1:2]]
+                refused.setdefault(name, set()).update(codes)
+            elif node.func.id == "Refused":
+                refused[name] = {"?"}
+            elif node.func.id == "Reason":
+                reasons.add(name)
+            elif node.func.id == "NotIdentified":
+                strangers.add(name)
+    assert refused == _BEYOND_POLICY
+    assert reasons == _ASKED
+    assert strangers == _IDENTITY
+
+
+def test_the_pipeline_says_where_the_rest_refuses() -> None:
+    said = ast.get_docstring(ast.parse((ROOT / "sandbox_manager/pipeline.py").read_text())) or ""
+    for name in ("admission", "listener", "identity", "acceptance"):
+        assert f"intake/{name}.py" in said or f"``{name}.py``" in said, name
+
+
+@pytest.mark.parametrize("text", ["CONNECT_FAILED", "connect_failed", "20020", "20"])
+def test_explain_prints_a_row_of_the_table(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    cause = named(text)
+    assert cause is FAILURES[ErrorClass.CONNECT_FAILED]
+    assert main(["explain", cause.name]) == 0
+    shown = capsys.readouterr().out
+    assert all(one in shown for one in ("20020", cause.actor.value, cause.happened, cause.action))
+
+
+def test_explain_prints_a_refusal_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--json", "slotfull"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["code"], shown["who"], "hold_subcode" in shown) == ("SlotFull", Actor.NODE.value, False)
+    assert shown["what_to_do"] == REFUSALS["SlotFull"].action
+    assert named("NoSuchCode") is None
