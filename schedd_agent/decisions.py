@@ -457,8 +457,6 @@ def _redirect_refusal(asked: OwnerRequest, own: Sandboxes, managers: Sequence[st
         return "the request is not 'redirect run=RUN ID URL FILE'"
     if len(own) > 1 or len(managers) > 1:
         return "the output is in several sandboxes, and their files could get the same URL"
-    if own and not own[0].redirects:
-        return f"{own[0].manager_name} has an earlier version, which cannot redirect output"
     return ""
 
 

@@ -306,13 +306,12 @@ class RunRecord:
 class ReportedSandbox:
     """A sandbox in a manager's report.
 
-    :param key: public key that verified the report. :param redirects: the manager knows the order REDIRECT.
+    :param key: public key that verified the report.
     """
 
     manager_name: str
     key: str
     sandbox: SandboxReport
-    redirects: bool = False
 
     @property
     def manager(self) -> str:

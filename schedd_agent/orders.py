@@ -133,7 +133,7 @@ class OrderOutbox:
     def allow_again(self, job: JobKey) -> None:
         """Allow new orders for the owner's requests, after the last request was cleared.
 
-        An open redirect is dropped: a manager that was set back to an earlier version could read no sheet with it.
+        An open redirect is dropped: its request is gone, and the next one may name another URL.
         """
         requests = {Action(verb.value) for verb in Verb}
         self._done[job] = {key: at for key, at in self._done.get(job, {}).items() if key.action not in requests}

@@ -218,7 +218,7 @@ class ReportTable:
         for report in self._reports.values():
             for sandbox in report.sandboxes:
                 if is_job_name(sandbox.job) and sandbox.run.schedd == self.schedd:
-                    item = ReportedSandbox(report.manager, report.key, sandbox, bool(report.redirects))
+                    item = ReportedSandbox(report.manager, report.key, sandbox)
                     found.setdefault(sandbox.run.key, []).append(item)
         return found
 

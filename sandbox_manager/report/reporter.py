@@ -340,7 +340,7 @@ class Reporter:
             dict(pipeline.store.acknowledged), pipeline.store.registry.bytes_at_risk, (),
             tuple(pipeline.scheduler.breakers.troubles()[:SERVERS_SHOWN]), leases.unleased(), leases.ends_in_s,
             tuple(flow_reports(pipeline)), pipeline.rules.limits.cpus, self._places, pipeline.admission.used_bytes,
-            pipeline.admission.quota_bytes, 1, tuple(self._refusals), math.ceil(self._next_in_s()),
+            pipeline.admission.quota_bytes, tuple(self._refusals), math.ceil(self._next_in_s()),
             lease_s, __version__, figures.get("StageOutHandoffs", 0),
             figures.get("StageOutSynchronous", {}),
             self._full_since,

@@ -345,7 +345,6 @@ class Report:
     :param flows: servers with output that waits or moves, at most SERVERS_SHOWN, those with the most bytes first.
     :param cpu_slots: CPUs of the node. :param data_slots: sandboxes that its data slots take.
     :param spool_bytes: of the quota that are taken. :param spool_limit_bytes: the quota.
-    :param redirects: 1 when the manager knows REDIRECT. Another manager cannot read an order sheet with that action.
     :param refusals: the last REFUSALS_SHOWN refused hand-offs since the manager's start.
     :param interval_s: seconds until the next report at the latest; 0: from an earlier version.
     :param lease_s: the manager sends nothing later than so many seconds after it made the last report that the access
@@ -370,7 +369,6 @@ class Report:
     data_slots: int = 0
     spool_bytes: int = 0
     spool_limit_bytes: int = 0
-    redirects: int = 0
     refusals: tuple[RefusalReport, ...] = ()
     interval_s: int = 0
     lease_s: int = 0

@@ -66,11 +66,6 @@ def seen(
     return ReportedSandbox(manager, "", box(state, run, tickets, **more))
 
 
-def knows(state: State, **more: Any) -> ReportedSandbox:
-    """A sandbox at a manager that can carry out a redirect."""
-    return replace(seen(state, **more), redirects=True)
-
-
 def job(status: int = Status.COMPLETED, run: int = 1, **more: Any) -> Job:
     return Job(NAME, 7, 0, status, run, USER, **{"handed_off": 2, "completions": 1, **more})
 
@@ -429,28 +424,23 @@ TABLE: list[tuple[str, DecisionInput, list[str]]] = [
     ("given up", situation(job(), seen(State.CANCELLED)), ["UpdateAdState", "LeaveQueue"]),
     ("giving up", situation(job(request="cancel"), seen(State.ACCEPTED)), ["cancel", "UpdateAdState"]),
     (
-        "redirects, at an earlier version",
-        situation(job(request=REDIRECT), seen(State.RETRY_WAIT)),
-        ["ClearRequest", "UpdateAdState"],
-    ),
-    (
         "redirects without a URL",
-        situation(job(request="redirect"), knows(State.MOVING)),
+        situation(job(request="redirect"), seen(State.MOVING)),
         ["ClearRequest", "UpdateAdState"],
     ),
-    ("redirects what failed", situation(held(request=REDIRECT), knows(State.FAILED)), ["redirect", "UpdateAdState"]),
+    ("redirects what failed", situation(held(request=REDIRECT), seen(State.FAILED)), ["redirect", "UpdateAdState"]),
     (
         "redirects, hold not written",
-        situation(job(request=REDIRECT), knows(State.FAILED)),
+        situation(job(request=REDIRECT), seen(State.FAILED)),
         ["redirect", "UpdateAdState"],
     ),
-    ("redirects too early", situation(job(request=REDIRECT), knows(State.ACCEPTED), done=DONE), ["UpdateAdState"]),
+    ("redirects too early", situation(job(request=REDIRECT), seen(State.ACCEPTED), done=DONE), ["UpdateAdState"]),
     ("redirects what is not heard of", situation(job(request=REDIRECT), done=DONE), ["UpdateAdState"]),
     (
         "redirected",
         situation(
             held(request=REDIRECT),
-            knows(State.CONFIRMED),
+            seen(State.CONFIRMED),
             requests_done=frozenset({("m1", 1, "r1")}),
         ),
         ["ClearRequest", "UpdateAdState"],
@@ -459,7 +449,7 @@ TABLE: list[tuple[str, DecisionInput, list[str]]] = [
         "redirects once more",
         situation(
             held(request="redirect r2 https://other/d/"),
-            knows(State.CONFIRMED),
+            seen(State.CONFIRMED),
             requests_done=frozenset({("m1", 1, "r1")}),
         ),
         ["redirect", "UpdateAdState"],
@@ -542,7 +532,7 @@ TABLE: list[tuple[str, DecisionInput, list[str]]] = [
     ),
     (
         "a part failed, redirect asked",
-        situation(broken(request=REDIRECT), knows(State.FAILED)),
+        situation(broken(request=REDIRECT), seen(State.FAILED)),
         ["redirect", "UpdateAdState"],
     ),
     (
@@ -1018,7 +1008,7 @@ def test_every_decision_keeps_all_promises() -> None:
 
 
 def test_a_redirect_has_the_owner_s_words() -> None:
-    given = situation(job(request="redirect r1 https://new/d/x a file"), knows(State.RETRY_WAIT))
+    given = situation(job(request="redirect r1 https://new/d/x a file"), seen(State.RETRY_WAIT))
     (order,) = [effect for effect in decide(given, LIMITS) if isinstance(effect, SendOrder)]
     assert (order.action, order.request, order.new_url, order.only_file) == (
         Action.REDIRECT, "r1", "https://new/d/x", "a file",
@@ -1028,37 +1018,36 @@ def test_a_redirect_has_the_owner_s_words() -> None:
 @pytest.mark.parametrize(
     ("given", "refused"),
     [
-        (situation(job(request=REDIRECT), seen(State.RETRY_WAIT)), "r1 m1 has an earlier version, which"),
-        (situation(job(request="redirect r1"), knows(State.RETRY_WAIT)), "r1 the request is not"),
-        (situation(job(request="redirect  https://x/"), knows(State.RETRY_WAIT)), ""),
+        (situation(job(request="redirect r1"), seen(State.RETRY_WAIT)), "r1 the request is not"),
+        (situation(job(request="redirect  https://x/"), seen(State.RETRY_WAIT)), ""),
         (situation(job(Status.RUNNING, run=2, request=REDIRECT), seen(State.FAILED)), "r1 the job runs again"),
-        (situation(job(request=REDIRECT + "x" * 8000), knows(State.RETRY_WAIT)), "r1 the request is not"),
+        (situation(job(request=REDIRECT + "x" * 8000), seen(State.RETRY_WAIT)), "r1 the request is not"),
         (
             situation(
-                job(request=REDIRECT), knows(State.FAILED), knows(State.FAILED, tickets=("t2",)),
+                job(request=REDIRECT), seen(State.FAILED), seen(State.FAILED, tickets=("t2",)),
                 record=RunRecord((ticket(), ticket("t2"))),
             ),
             "r1 the output is in several sandboxes",
         ),
         (
             situation(
-                job(request=REDIRECT), knows(State.RETRY_WAIT),
+                job(request=REDIRECT), seen(State.RETRY_WAIT),
                 record=RunRecord((ticket(), ticket("t2", "m2"))),
             ),
             "r1 the output is in several sandboxes",
         ),
         (
             situation(
-                job(request=REDIRECT), knows(State.RETRY_WAIT, refused="a: being sent now"),
+                job(request=REDIRECT), seen(State.RETRY_WAIT, refused="a: being sent now"),
                 requests_done=frozenset({("m1", 1, "r1")}),
             ),
             "r1 a: being sent now",
         ),
         (
-            situation(job(request=REDIRECT, ad_state=JobAdState("Delivered", 1)), knows(State.RELEASED)),
+            situation(job(request=REDIRECT, ad_state=JobAdState("Delivered", 1)), seen(State.RELEASED)),
             "r1 its output is delivered",
         ),
-        (situation(job(request="retry", ad_state=JobAdState("Delivered", 1)), knows(State.RELEASED)), ""),
+        (situation(job(request="retry", ad_state=JobAdState("Delivered", 1)), seen(State.RELEASED)), ""),
         (situation(job(Status.RUNNING, request="retry run=1"), seen(State.FAILED)), "retry run=1 the job runs again"),
         (situation(job(Status.RUNNING, request="retry"), seen(State.FAILED)), ""),
     ],
@@ -1086,7 +1075,7 @@ _AHEAD = "this request was for run 3, the last run is 2"
 )
 def test_a_request_for_another_run_is_refused(request_text: str, refused: str, status: Status) -> None:
     of = replace(job(run=2), status=status, hold_code=12, hold_subcode=20072)
-    given = situation(replace(of, request=request_text), knows(State.RETRY_WAIT, run=2), recorded_run=2)
+    given = situation(replace(of, request=request_text), seen(State.RETRY_WAIT, run=2), recorded_run=2)
     clear, *others = decide(given, LIMITS)
     assert clear == ClearRequest(refused)
     assert others == decide(replace(given, job=of), LIMITS), "the rest is as if nobody had asked"

@@ -226,7 +226,7 @@ def test_a_redirect_with_another_id_is_another_order(tmp_path: Path) -> None:
     book.allow_again(JOB_KEY)
     assert not book.requests_done(JOB_KEY)
     (sheet,) = book.due(0.0, 50.0, {}, set())
-    assert sheet.orders == (), "a manager that was set back to an earlier version could not read it"
+    assert sheet.orders == (), "its request is gone"
 
 
 def test_sheets_are_repeated_until_acknowledged(tmp_path: Path) -> None:
