@@ -26,6 +26,8 @@ from overlay_router.delivery.leases import Leases
 from overlay_router.delivery.lessee import Lessee
 from overlay_router.delivery.outflow import Means
 from overlay_router.ends import Ends
+from overlay_router.http_access import HttpAccess, read_token_issuers
+from overlay_router.http_desk import SENDER
 from overlay_router.local.destination import Destination
 from overlay_router.local.makers import Makers
 from overlay_router.local.place import reason_against
@@ -53,6 +55,7 @@ from stageout.core.metrics import Readings
 from stageout.core.units import MB
 from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
 from stageout.overlay.channel import Gateway
+from stageout.overlay.http.rights import ANY
 from stageout.overlay.uplink import Uplink, uplink_at
 from stageout.overlay.wire.egress import BadEgress, read_targets
 from stageout.overlay.wire.fields import MAX_LINKS
@@ -169,18 +172,36 @@ def address_of(settings: Settings, node: str, port: int) -> str:
         raise ConfigError(f"STAGEOUT_ROUTER_ADDRESS: {problem}") from None
 
 
+def names_of(settings: Settings, node: str) -> frozenset[str]:
+    """The names by which tokens know this router: its host, with and without the port.
+
+    :raises ConfigError: its address is none.
+    """
+    here = settings.text("STAGEOUT_ROUTER_ADDRESS") or node
+    try:
+        return frozenset({address(here)[0], written(*address(here))})
+    except BadRoute as problem:
+        raise ConfigError(f"STAGEOUT_ROUTER_ADDRESS: {problem}") from None
+
+
+def http_of(settings: Settings, node: str) -> HttpAccess:
+    """Read the issuers of tokens for HTTP. :raises StageoutError: the issuers cannot be used."""
+    names, issuers = names_of(settings, node), settings.text("STAGEOUT_ROUTER_TOKEN_ISSUERS")
+    audiences = names | {f"https://{name}" for name in names}
+    return HttpAccess(
+        audiences | (frozenset(ANY) if settings.flag("STAGEOUT_ROUTER_TOKEN_ANY_AUDIENCE") else frozenset()),
+        settings.flag("STAGEOUT_ROUTER_HTTP_PLAIN"),
+        read_token_issuers(Path(issuers)) if issuers else {},
+    )
+
+
 def keys_of(settings: Settings, node: str) -> Keys:
     """The keys that may connect. :raises StageoutError: they cannot be used, or it is not known whose tokens count.
 
     A token with ``aud`` is for this router when that is its address, with or without the port.
     """
     path, issuer = Path(settings.text("STAGEOUT_ROUTER_KEYS")), settings.condor("TRUST_DOMAIN").strip()
-    here = settings.text("STAGEOUT_ROUTER_ADDRESS") or node
-    try:
-        names = frozenset({address(here)[0], written(*address(here))})
-    except BadRoute as problem:
-        raise ConfigError(f"STAGEOUT_ROUTER_ADDRESS: {problem}") from None
-    keys = read_keys(path, Service(issuer, names))
+    keys = read_keys(path, Service(issuer, names_of(settings, node)))
     if keys.takes_tokens and not issuer:
         raise BadKeys(
             f"{path} has a line for tokens, and their issuer is not known: set TRUST_DOMAIN to that of the pool"
@@ -297,7 +318,9 @@ class Daemon:
         keys, neighbours = keys_of(settings, _node(settings)), neighbours_of(settings, own)
         credential = credential_of(settings)
         rights, cover = rights_of(settings), cover_of(settings)
+        http = http_of(settings, _node(settings))
         if self._router is not None:
+            self._router.http = http
             self._router.have_keys(keys)
             self._router.cover = cover
             self._router.rights.become(rights)
@@ -332,6 +355,8 @@ class Daemon:
             ends, rights = Ends(destination, custodian, egress, copies), rights_of(settings)
             rights.address = links.address
             brought = _brought(settings, stack) if ends else None
+            if destination is not None:
+                destination.drop_of(SENDER)
             rights.remember(ends.transfers())
             router = self._router = Router(
                 node, ends, keys, settings.count("STAGEOUT_ROUTER_WORKERS"), neighbours, links, rights,
@@ -341,6 +366,7 @@ class Daemon:
                 means_of(settings, links.address, own) if egress else None,
                 Leases(home_of(settings) / "lessor", boot_clock_s()),
                 brought,
+                http_of(settings, node),
             )  # fmt: skip
             self._home = home_of(settings)
             started(port=port, root=place.root if place else "")

@@ -32,6 +32,8 @@ from overlay_router.data.pool import Pool
 from overlay_router.delivery.leases import Leases
 from overlay_router.delivery.outflow import Means
 from overlay_router.ends import Ends
+from overlay_router.http_access import HttpAccess
+from overlay_router.http_desk import HttpDesk
 from overlay_router.incoming import Receiving, listen_on
 from overlay_router.line import Line, answered, closed
 from overlay_router.local.destination import Destination
@@ -41,7 +43,7 @@ from overlay_router.local.tree import no_room
 from overlay_router.outgoing import Outgoing
 from overlay_router.peers.brought import Brought
 from overlay_router.peers.circuits import Neighbours, onward
-from overlay_router.peers.cover import Cover, Wire, begins_with_tls, covered
+from overlay_router.peers.cover import Cover, HttpBegins, Wire, begins_with_tls, covered
 from overlay_router.peers.greeting import Peer, Unwelcome, connect, greet, refuse
 from overlay_router.peers.keys import Keys
 from overlay_router.peers.limits import Complaints, Limits, TooMany, plain
@@ -90,6 +92,7 @@ class Router:
     :param forwarding: with a custodian only. :param means: with names that plugins deliver only.
     :param leases: that it gives to gateways which share a target.
     :param brought: signed operations by who brought them; with ends only.
+    :param http: whose tokens requests in HTTP may show.
     """
 
     def __init__(
@@ -108,7 +111,9 @@ class Router:
         means: Means | None = None,
         leases: Leases | None = None,
         brought: Brought | None = None,
+        http: HttpAccess | None = None,
     ) -> None:
+        self.http = http or HttpAccess()
         self._node, self._ends, self.keys, self.neighbours = node, ends, keys, neighbours
         self.links, self.rights, self.cover, self._brought = links, rights, cover, brought
         self._configured, self._found = neighbours, frozenset[str]()
@@ -131,6 +136,7 @@ class Router:
         self._recording = Recording(ends, self._on_disk, self._deliver, self._end_lines, self._outgoing, self._pool)
         copier, outflow = self._outgoing.copier, self._outgoing.outflow
         fetching = outflow.fetching if outflow else None
+        self._desk = HttpDesk(ends, rights, self.limits, self._on_disk, self._deliver)
         self._questions = Questions(node, ends, rights, self._on_disk, leases, copier, fetching)
 
     def have_keys(self, keys: Keys) -> None:
@@ -141,6 +147,7 @@ class Router:
                 log.event("key-withdrawn", key=name)
                 self.limits.end(name)
                 self._start(self._pool.end_of(name))
+        self._start(self._pool.admit(self.http.encoded(keys)))
 
     def have_neighbours(self, neighbours: Neighbours) -> None:
         """From now on these are configured."""
@@ -161,6 +168,7 @@ class Router:
         self._start(self._expire())
         self._start(self.links.run())
         self._start(self._terms.run())
+        self._start(self._pool.admit(self.http.encoded(self.keys)))
         self._start(self._packs.run(self._execute_packs, self._ends.apart))
         self._start(self._changes.run(self._change_names))
         for work in self._outgoing.works():
@@ -217,6 +225,8 @@ class Router:
                 end = _end_of_this_task()
                 with self._terms.of(peer.key, end), self.limits.of(peer, end), told_to(peer.checksum):
                     await self._serve(wire.sock, peer, first)
+            except HttpBegins as http:
+                await self._serve_http(http, host)
             except TooMany as reason:
                 self.complaints.warn("limit-reached", host, reason=reason)
             except Unwelcome as reason:
@@ -228,6 +238,14 @@ class Router:
                     await refuse(wire.sock, Unwelcome(problem.told))
             except (OSError, asyncio.TimeoutError) as problem:
                 log.event("peer-disconnected", peer=host, problem=problem or "silent")
+
+    async def _serve_http(self, http: HttpBegins, host: str) -> None:
+        try:
+            await self._desk.serve(http.channel, http.raw, host, _end_of_this_task())
+        except TooMany as reason:
+            self.complaints.warn("limit-reached", host, reason=reason)
+        except OSError as problem:
+            log.event("peer-disconnected", peer=host, problem=problem)
 
     async def _greeted(self, wire: Wire, proved: Callable[[str], None]) -> tuple[Peer, Message]:
         peer, first = await self._greeted_once(wire, proved)

@@ -64,7 +64,7 @@ COMMAND_GROUPS: dict[tuple[str, ...], str] = {
     ("plugin",): "plugin/write.md",
     ("completion", "help"): "user/commands.md",
     ("put", "get", "ls", "stat", "rm", "mkdir", "mv", "copy", "ask", "lot"): "overlay/commands.md",
-    ("routes", "capability"): "overlay/commands.md",
+    ("routes", "capability", "token"): "overlay/commands.md",
 }
 _OVERLAY_KEY = (
     "/etc/condor/stageout-overlay.key",
@@ -384,6 +384,8 @@ EVENTS: dict[str, str] = {
     # Router: connections and links.
     "peer-refused": "A connection was refused for the reason in the line.",
     "peer-disconnected": "A peer ended its connection before it was accepted.",
+    "http-request-failed": "A request in HTTP failed at the disk, or by a fault of the router. Its client got 503, or lost"
+    " its connection.",
     "protocol-violated": "A peer does not speak the protocol of routers.",
     "path-refused": "A key asked for a path that is not its own. Correct its prefix in the keys file, or the sender's URL.",
     "key-expired": "A token ended, and with it the connections that had proved it.",

@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -86,6 +87,13 @@ class Worker:
     def share(self, link: socket.socket) -> None:
         """Have it share with a carrier what it receives. :param link: the worker's end; the caller closes its own."""
         socket.send_fds(self._socket, [json.dumps(asdict(Job("share"))).encode()], [link.fileno()])
+
+    def admit(self, access: bytes) -> None:
+        """As of the pool. :raises OSError: it cannot be told now."""
+        with tempfile.TemporaryFile() as file:
+            file.write(access)
+            file.flush()
+            socket.send_fds(self._socket, [json.dumps(asdict(Job("access"))).encode()], [file.fileno()])
 
     def ask_to_close(self, tid: int) -> asyncio.Future[list[Report]]:
         """Done when this process writes nothing more of a transfer, or has ended; what it wrote just before.
@@ -166,6 +174,7 @@ class Pool:
     def __init__(self, count: int, on_report: Callable[[Report], None], on_again: OnAgain) -> None:
         self._on_report, self._on_again = on_report, on_again
         self._carrier: socket.socket | None = None
+        self._access = b""
         self._workers = [self._start() for _ in range(count)]
 
     def give(self, job: Job, connection: socket.socket, file: int, digests: bytes = b"") -> None:
@@ -188,6 +197,11 @@ class Pool:
         self._carrier = carrier
         for worker in self._workers:
             self._share(worker, carrier)
+
+    async def admit(self, access: bytes) -> None:
+        """All workers take requests in HTTP by these keys from now on. :param access: as their service reads it."""
+        self._access = access
+        await self._tell_all(lambda worker: worker.admit(access))
 
     def _share(self, worker: Worker, carrier: socket.socket) -> None:
         """Where that cannot be, what comes goes on by the disk."""
@@ -225,10 +239,13 @@ class Pool:
 
         :param ends: those alone whose tokens have ended by that time; 0: all.
         """
+        await self._tell_all(lambda worker: worker.end_of(peer, ends))
+
+    async def _tell_all(self, tell: Callable[[Worker], None]) -> None:
         untold = list(self._workers)
         while untold:
             with contextlib.suppress(OSError):
-                untold[0].end_of(peer, ends)
+                tell(untold[0])
                 untold.pop(0)
                 continue
             if untold[0] not in self._workers:  # it has died, with all its connections
@@ -248,5 +265,8 @@ class Pool:
     def _replace(self, dead: Worker) -> None:
         log.error("worker-died", pid=dead.pid)
         fresh = self._workers[self._workers.index(dead)] = self._start()
+        if self._access:
+            with contextlib.suppress(OSError):  # without keys it takes nobody's token
+                fresh.admit(self._access)
         if self._carrier is not None:
             self._share(fresh, self._carrier)

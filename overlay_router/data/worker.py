@@ -27,11 +27,14 @@ from overlay_router.data.ring import Shelf
 from overlay_router.data.sending import Sending, ordered
 from overlay_router.data.splice import Circuit
 from overlay_router.data.tunnels import cover
+from overlay_router.http.serving import Connection, Service
+from overlay_router.http.stream import Stream, TlsStream
 from stageout.core import log
 from stageout.core.errors import ErrorClass
 from stageout.core.threads import NoThread, started
 from stageout.overlay.links import Claim, links
 from stageout.overlay.tcp import acked_bytes, fill, wait_at_most
+from stageout.overlay.tls import Tunnel
 from stageout.overlay.wire import frames, packs
 from stageout.overlay.wire.frames import BadFrame
 from stageout.overlay.wire.messages import Refuse, encode
@@ -45,6 +48,7 @@ _MOST_WAITING = 256
 _WORDS = 1000
 #: Kinds of jobs whose peers take a REFUSE: at both ends of the others something else is under way.
 _TOLD = ("receive", "send", "send-pack")
+_http = Service()
 _waiting = threading.BoundedSemaphore(_MOST_WAITING)
 #: The interpreter's lock changes hands sooner, so that a thread that has data does not wait for one that computes.
 _SWITCH_INTERVAL_S = 0.0002
@@ -124,9 +128,12 @@ def serve(
                 except NoThread as problem:
                     report(Report(0, problem=str(problem)))
         return b""
+    if job.kind == "http":
+        Connection(_http, Stream(connection), socket.socket(fileno=file)).run()
+        return b""
     if job.kind == "tls":
-        told = partial(_problem, report)
-        cover(connection, socket.socket(fileno=file), job.cert, job.cert_key, job.host, told)
+        told, plain = partial(_problem, report), socket.socket(fileno=file)
+        cover(connection, plain, job.cert, job.cert_key, job.host, told, partial(_serve_http, plain))
         return b""
     try:
         try:
@@ -215,6 +222,12 @@ def _refuse(job: Job, connection: socket.socket, problem: NoThread) -> None:
         connection.send(encode(words, frames.checksums()[job.checksum]), socket.MSG_DONTWAIT)
 
 
+def _serve_http(channel: socket.socket, tunnel: Tunnel, first: bytes) -> None:
+    """Serve HTTP in TLS. The daemon takes the letter for a request, and goes on with questions."""
+    channel.sendall(b"H")
+    Connection(_http, TlsStream(*tunnel.taken(), first), channel).run()
+
+
 def _problem(report: Reporter, problem: str) -> None:
     report(Report(0, problem=problem))
 
@@ -251,6 +264,12 @@ def main(argv: list[str]) -> None:
             continue
         if job.kind == "end":
             gates.end_of(job.peer, job.ends)
+            continue
+        if job.kind == "access":
+            for descriptor in descriptors:
+                with open(descriptor, "rb") as facts:
+                    facts.seek(0)
+                    _http.become(facts.read())
             continue
         if job.kind == "share":
             for descriptor in descriptors:

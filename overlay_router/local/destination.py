@@ -188,6 +188,41 @@ class Destination:
         """Descriptor of the tree's root, which is the caller's to close; may be called in any thread."""
         return self._tree.open_root()
 
+    def directory(self, path: str) -> int:
+        """Descriptor of a directory, "" is the root; the caller closes it. :raises OSError: there is none."""
+        with self._tree.directory(checked(path) if path else "") as found:
+            return os.dup(found)
+
+    def etag(self, path: str) -> str:
+        """The entity tag of what a name points to, "" for nothing. :raises OSError: nobody can say now."""
+        try:
+            return self.tag_of(path, self._tree.status(checked(path) if path else ""))
+        except (FileNotFoundError, NotADirectoryError, BadPath):
+            self._tree.place.check()
+            return ""
+
+    def tag_of(self, path: str, status: os.stat_result) -> str:
+        """The same of a file that was opened by that name: never the same for two versions of it."""
+        facts = self.epoch[:8], self._store.generation(path), status.st_ino, status.st_size, status.st_ctime_ns
+        return '"{}-{:x}-{:x}-{:x}-{:x}"'.format(*facts)
+
+    def sized(self, tid: int, size_bytes: int) -> None:
+        """The size of a transfer is known: it was opened before all of it had come."""
+        self._store.resize(tid, size_bytes)
+
+    def drop(self, tid: int) -> None:
+        """The data of a transfer do not come any more."""
+        transfer = self._store.transfer(tid)
+        if transfer is not None:
+            self._store.abandon(transfer)
+            self._tree.discard(tid)
+
+    def drop_of(self, senders: str) -> None:
+        """Drop the transfers of all senders whose names begin so: those of a run before this one never go on."""
+        for transfer in self._store.transfers():
+            if transfer.sender.startswith(senders):
+                self.drop(transfer.tid)
+
     def look_up(self, ask: messages.Stat) -> Answer:
         """The kind of a name, and its generation."""
         found = replace(lookups.entry(self._tree, ask.path), store=self.epoch)

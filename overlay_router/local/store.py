@@ -227,6 +227,11 @@ class Store:
     def _granted(self, ask: Open, sender: str) -> Transfer:
         return next(self._transfers("origin = ? AND seq = ? AND sender = ?", (ask.origin, ask.seq, sender)))
 
+    def resize(self, tid: int, size_bytes: int) -> None:
+        """The size of a transfer's file is known now."""
+        with self._transaction("overlay-resize"):
+            self._connection.execute("UPDATE transfers SET size = ? WHERE tid = ?", (size_bytes, tid))
+
     def transfer(self, tid: int) -> Transfer | None:
         """A live transfer; None for a number that was closed or never granted here."""
         return next(self._transfers("tid = ?", (tid,)), None)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from dataclasses import dataclass
 
 from overlay_router.data.jobs import Job
 from overlay_router.data.pool import Pool
-from overlay_router.peers.greeting import HttpRequest, Unwelcome
+from overlay_router.peers.greeting import Unwelcome
 from stageout.overlay.tls import CLIENT_HELLO
 from stageout.wire.address import split_address
 
@@ -32,6 +33,14 @@ class Cover:
     insists: bool = False
 
 
+class HttpBegins(Exception):
+    """An HTTP request came: a worker answers it. :param channel: for its questions. :param raw: the connection."""
+
+    def __init__(self, channel: socket.socket, raw: socket.socket) -> None:
+        super().__init__("HTTP")
+        self.channel, self.raw = channel, raw
+
+
 class Wire:
     """A connection as it is to be read now: the socket that was accepted, or the plain one behind TLS.
 
@@ -45,25 +54,42 @@ class Wire:
     async def uncover(self, cover: Cover, pool: Pool) -> None:
         """Look whether TLS begins here; what was before does not count.
 
-        :raises Unwelcome: there is no certificate. :raises HttpRequest: an HTTP request begins here, or inside TLS.
+        :raises Unwelcome: there is no certificate. :raises HttpBegins: an HTTP request begins here, or inside TLS.
         """
         self.covered = False
         first = await _first_byte(self.sock)
         if first == _TLS:
-            self._take_off(cover, pool)
-            first = await _first_byte(self.sock)
-        if first.isupper():
-            raise HttpRequest
+            with self._take_off(cover, pool) as raw:
+                first = await _first_byte(self.sock)
+                if first.isupper():  # by the worker, which goes on with the request
+                    self.sock.recv(1)
+                    raise HttpBegins(self.sock, self._owned.enter_context(_same(raw)))
+        elif first.isupper():
+            mine, other = self._pair()
+            with other:
+                pool.give(Job("http", peer=_NOBODY), self.sock, other.fileno())
+            raise HttpBegins(mine, self.sock)
 
-    def _take_off(self, cover: Cover, pool: Pool) -> None:
+    def _take_off(self, cover: Cover, pool: Pool) -> socket.socket:
+        """Have a worker take off TLS; the connection itself."""
         if not cover.cert:
             raise Unwelcome("this router has no certificate: connect without TLS, or ask for STAGEOUT_ROUTER_CERT")
-        mine, other = socket.socketpair()
-        self._owned.enter_context(mine)
-        mine.setblocking(False)
-        with other, self.sock as raw:
+        mine, other = self._pair()
+        raw = self.sock
+        with other:
             pool.give(Job("tls", peer=_NOBODY, cert=cover.cert, cert_key=cover.cert_key), raw, other.fileno())
         self.sock, self.covered = mine, True
+        return raw
+
+    def _pair(self) -> tuple[socket.socket, socket.socket]:
+        mine, other = socket.socketpair()
+        self._owned.enter_context(mine).setblocking(False)
+        return mine, other
+
+
+def _same(raw: socket.socket) -> socket.socket:
+    """The same connection. ``dup`` would make it one that does not wait, for the worker as well."""
+    return socket.socket(fileno=os.dup(raw.fileno()))
 
 
 async def begins_with_tls(sock: socket.socket) -> bool:

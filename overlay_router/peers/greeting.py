@@ -63,22 +63,6 @@ class Unwelcome(Exception):
         return messages.encode(message, frames.checksums()[self.checksum])
 
 
-class HttpRequest(Unwelcome):
-    """The peer sent an HTTP request; the answer is HTTP, too."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "this port belongs to a stageout router, which does not speak HTTP: "
-            "docs/overlay/standard-tools.md of stageout shows how to get files in and out with curl and other tools."
-        )
-
-    def encoded(self) -> bytes:
-        """Return an HTTP answer that brings the reason."""
-        text = f"{self.reason[0].upper()}{self.reason[1:]}\n".encode()
-        head = f"Content-Type: text/plain\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n".encode()
-        return b"HTTP/1.1 400 Bad Request\r\n" + head + text
-
-
 async def greet(
     sock: socket.socket,
     node: str,

@@ -1,5 +1,7 @@
 """The peers that may connect: shared keys from a file, one ``NAME SECRET PREFIX [router]`` a line.
 
+A line ``NAME ed25519:KEY PREFIX`` has a public key: who has the private one makes tokens for HTTP with it.
+
 A line ``token:IDENTITY FILE PREFIX [router]`` is for who has a token of HTCondor for that identity (``*`` stands for
 any part of it), signed by the key in FILE. Of several lines for one token the first counts.
 """
@@ -22,6 +24,8 @@ from stageout.overlay.wire.token import MARK, BadToken, Service
 
 _LEAST_LENGTH = 16
 _NONE = Service()
+#: Beginning of a public key, and its length as text.
+_PUBLIC, _PUBLIC_CHARS = "ed25519:", 51
 _PATTERN = re.compile(r"[A-Za-z0-9._@+*-]{1,64}")
 _NAME = re.compile(r"[A-Za-z0-9._@+-]{1,64}")
 
@@ -75,16 +79,32 @@ class Signed:
         return Key(f"{MARK}{self.key}:{identity}", secret, self.prefix, self.is_router, ends)
 
 
+@dataclass(frozen=True)
+class PublicKey:
+    """A line of a user who signs tokens for HTTP. :param public: as ``ed25519:`` text. :param prefix: as of a key."""
+
+    name: str
+    public: str
+    prefix: str
+
+
 class Keys(Mapping[str, Key]):
     """The keys by the name that HELLO says: that of a shared key, or ``token:`` and what a token says.
 
     A token is found only while it holds. All tokens of an identity that one key has signed are the same key.
 
-    :param service: that tokens must be for.
+    :param service: that tokens must be for. :ivar public: keys for HTTP, by name.
     """
 
-    def __init__(self, shared: Mapping[str, Key], signed: Sequence[Signed] = (), service: Service = _NONE) -> None:
+    def __init__(
+        self,
+        shared: Mapping[str, Key],
+        signed: Sequence[Signed] = (),
+        service: Service = _NONE,
+        public: Mapping[str, PublicKey] | None = None,
+    ) -> None:
         self._shared, self._signed, self._service = shared, signed, service
+        self.public = dict(public or {})
 
     def __getitem__(self, name: str) -> Key:
         if not name.startswith(MARK):
@@ -163,9 +183,11 @@ def read_keys(path: Path, service: Service = _NONE) -> Keys:
     if not kept:
         raise BadKeys(f"{path} has no key: write one 'NAME SECRET PREFIX' a line (PREFIX / for the whole root), or have"
                       " 'stageout-router --new-key NAME PREFIX' make it")  # fmt: skip
-    shared = [_key(found, place) for found, place in kept if not found[0].startswith(MARK)]
-    signed = [_line(found, place) for found, place in kept if found[0].startswith(MARK)]
-    return Keys({key.name: key for key in shared}, signed, service)
+    public = [_public(found, place) for found, place in kept if found[1:] and found[1].startswith(_PUBLIC)]
+    others = [(found, place) for found, place in kept if not (found[1:] and found[1].startswith(_PUBLIC))]
+    shared = [_key(found, place) for found, place in others if not found[0].startswith(MARK)]
+    signed = [_line(found, place) for found, place in others if found[0].startswith(MARK)]
+    return Keys({key.name: key for key in shared}, signed, service, {key.name: key for key in public})
 
 
 def add_key(path: Path, words: Sequence[str]) -> str:
@@ -249,6 +271,12 @@ def _key(words: list[str], place: str) -> Key:
     if len(words[1]) < _LEAST_LENGTH:
         raise BadKeys(f"{place}: the key is shorter than {_LEAST_LENGTH} characters; try 'openssl rand -hex 24'")
     return Key(words[0], words[1].encode(), words[2].strip("/"), len(words) == 4)
+
+
+def _public(words: list[str], place: str) -> PublicKey:
+    if len(words) != 3 or not _NAME.fullmatch(words[0]) or len(words[1]) != _PUBLIC_CHARS:
+        raise BadKeys(f"{place}: write 'NAME ed25519:KEY PREFIX' (PREFIX / for the whole root)")
+    return PublicKey(words[0], words[1], words[2].strip("/"))
 
 
 def _line(words: list[str], place: str) -> Signed:

@@ -48,6 +48,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lot": ("stageout.overlay.cli.lot", "reserve space at a router of the overlay"),
     "routes": ("stageout.overlay.cli.routes", "show links and routes between routers of the overlay"),
     "capability": ("stageout.overlay.cli.capability", "make a capability for the overlay"),
+    "token": ("stageout.overlay.cli.token", "make a token for HTTP requests at a router"),
     "completion": ("stageout.cli.completion", "print the completion script for a shell"),
 }
 

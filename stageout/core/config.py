@@ -858,6 +858,27 @@ KNOBS: dict[str, Knob] = {
             "The operator of a router sets it when all senders have TLS",
         ),
         Knob(
+            "STAGEOUT_ROUTER_HTTP_PLAIN",
+            False,
+            "router",
+            "true: the router answers HTTP without TLS too, and tokens travel in the clear",
+            "The operator of a router sets it on one machine, or for a benchmark",
+        ),
+        PathKnob(
+            "STAGEOUT_ROUTER_TOKEN_ISSUERS",
+            "",
+            "router",
+            "File of token issuers for HTTP, one 'ISSUER PREFIX JWKS-FILE' a line; empty: none",
+            "The operator of a router sets it when users have SciTokens or WLCG tokens",
+        ),
+        Knob(
+            "STAGEOUT_ROUTER_TOKEN_ANY_AUDIENCE",
+            False,
+            "router",
+            "true: the router takes tokens for every service (aud https://wlcg.cern.ch/jwt/v1/any)",
+            "The operator of a router sets it when users have only such tokens",
+        ),
+        Knob(
             "STAGEOUT_ROUTER_PEER_TRANSFERS",
             1024,
             "router",

@@ -72,6 +72,22 @@ class Tunnel:
             self._incoming.write(data)
         self._flush()
 
+    def first(self, timeout_s: float) -> bytes:
+        """Return the first bytes that come behind the handshake. :raises OSError: none come."""
+        self._raw.settimeout(timeout_s)
+        while True:
+            try:
+                return self._tls.read(_FIRST_BYTES)
+            except ssl.SSLWantReadError:
+                data = self._raw.recv(_FIRST_BYTES)
+                if not data:
+                    raise ConnectionResetError("the other side said nothing in TLS") from None
+                self._incoming.write(data)
+
+    def taken(self) -> tuple[socket.socket, ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
+        """Return the connection and its TLS, for who goes on without a tunnel."""
+        return self._raw, self._tls, self._incoming, self._outgoing
+
     def run(self) -> None:
         """Pass bytes on until both directions have ended; then both sockets are closed.
 

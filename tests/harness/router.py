@@ -179,6 +179,10 @@ class RouterProcess:
         """kill -9 of the daemon; its workers notice and end."""
         self._end(signal.SIGKILL)
 
+    def reload(self) -> None:
+        """Have it read its keys and settings again."""
+        os.kill(self.pid, signal.SIGHUP)
+
     def stop(self) -> None:
         """End it as an administrator does."""
         self._end(signal.SIGTERM)

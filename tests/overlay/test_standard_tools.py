@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tests.harness.router import RouterProcess, relay
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAMS = {"stageout": "stageout.cli.main", "stageout-router": "overlay_router.daemon"}
-_PORTS = ("9631", "9681", "9682")
+_PORT = "9631"
 _PATIENCE_S = 150
 _DOC = "docs/overlay/standard-tools.md"
 
@@ -49,20 +50,19 @@ def _is_told(answer: str, status: str = "400") -> None:
     assert (_ROOT / _DOC).is_file()
 
 
-def test_curl_is_told_what_this_port_is(router: RouterProcess, tmp_path: Path) -> None:
+def test_curl_without_tls_is_told_what_this_port_is(router: RouterProcess, tmp_path: Path) -> None:
     large = tmp_path / "large"
     large.write_bytes(bytes(3 << 20))
     url = f"http://{router.address}/alice/f"
     for options in ([], ["--request", "PROPFIND"], ["--upload-file", str(large)]):
         _is_told(_curl(*options, url))
-    _is_told(_curl("--cacert", str(router.home / "ca.pem"), f"https://{router.address}/alice/f"))
+    assert _curl("--cacert", str(router.home / "ca.pem"), f"https://{router.address}/alice/f").startswith("{")
     assert list(router.root.glob("alice*")) == []
-    assert "reason=" in router.log and _DOC in router.log
 
 
 def test_the_shortest_request_is_answered_at_once(router: RouterProcess) -> None:
     with socket.create_connection(("127.0.0.1", router.port), timeout=5) as sock:
-        sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         answer = b"".join(iter(lambda: sock.recv(65536), b"")).decode()
     head, body = answer.split("\r\n\r\n")
     _is_told(answer)
@@ -76,17 +76,9 @@ def test_a_relay_says_the_same(router: RouterProcess, tmp_path: Path) -> None:
 
 
 def _script() -> str:
-    """Return the commands of the page and a look at what nginx hides, with free ports.
-
-    nginx's workers stay root where the tests are.
-    """
-    ports = {shown: str(free) for shown, free in zip(_PORTS, free_ports(len(_PORTS)))}
-    script = "".join(re.findall(r"^```\n(.*?)^```$", (_ROOT / _DOC).read_text(), re.S | re.M))
-    script = script.replace(
-        "kill $router", "curl --silent --head http://127.0.0.1:9681/.stageout/ > hidden\nkill $router"
-    )
-    script = re.sub("|".join(_PORTS), lambda found: ports[found[0]], script)
-    return script.replace("daemon off;", "daemon off; user root;") if os.geteuid() == 0 else script
+    """Return the commands of the page, with a free port."""
+    (free,) = free_ports(1)
+    return "".join(re.findall(r"^```\n(.*?)^```$", (_ROOT / _DOC).read_text(), re.S | re.M)).replace(_PORT, str(free))
 
 
 def _programs(folder: Path) -> Path:
@@ -119,12 +111,9 @@ def _run(script: str, folder: Path) -> str:
 def test_the_commands_of_the_page_work(tmp_path: Path) -> None:
     said = _run(_script(), tmp_path)
     assert "FAILED: " not in said, said
-    assert said.count("docs/overlay/standard-tools.md") == 1, said
-    content = (tmp_path / "tools/results.tar").read_bytes()
-    for name in ("files/run7", "storage/in", "storage/out"):
-        assert (tmp_path / "tools" / name / "results.tar").read_bytes() == content
-    for name in ("whole", "part", "fetched", "delivered"):
-        assert (tmp_path / f"tools/{name}.tar").read_bytes() == content
-    listed = (tmp_path / "tools/list.html").read_text()
-    assert "Index of /" in listed and ".stageout" not in listed
-    assert " 404 " in (tmp_path / "tools/hidden").read_text()
+    tools = tmp_path / "tools"
+    content = (tools / "results.tar").read_bytes()
+    for name in ("files/run7/results.tar", "whole.tar", "part.tar", "copy/results.tar"):
+        assert (tools / name).read_bytes() == content
+    assert '"name": "run7/results.tar", "kind": "file", "size": 5242880' in (tools / "list.json").read_text()
+    assert f"adler32={zlib.adler32(content):08x}" in said

@@ -1,0 +1,226 @@
+"""A client's connection in a worker, plain or in TLS, that never waits for a client for ever."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import ssl
+import time
+
+from stageout.overlay.http.heads import Refused, end_of_head
+from stageout.overlay.tcp import SHORTER, wait_at_most
+
+_READ_BYTES = 256 * 1024
+#: A body, or its reader, moves so many bytes in each of these times, while this side is ready.
+_WINDOW_S, _LEAST_BYTES = 60.0, 60 * 1024
+_LINE_BYTES = 4096
+_NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+
+
+class TooSlow(ConnectionError):
+    """The client sends or reads too little."""
+
+
+class Stream:
+    """A plain connection. :param raw: belongs to the stream from now on."""
+
+    is_secure = False
+
+    def __init__(self, raw: socket.socket) -> None:
+        self.raw, self._carry = raw, bytearray()
+        self._waited_s, self._moved = 0.0, 0
+        wait_at_most(raw, _WINDOW_S)
+
+    def head(self, first_s: float, whole_s: float) -> bytes:
+        """Read a whole head, b"" when the client has ended or asks for nothing.
+
+        :param first_s: for its first byte. :param whole_s: for the rest of it.
+        :raises Refused: it is none, or does not come whole in time.
+        """
+        until_s, begun = time.monotonic() + first_s, bool(self._carry)
+        if begun:
+            until_s = time.monotonic() + whole_s
+        while not (size := end_of_head(self._carry)):
+            left_s = until_s - time.monotonic()
+            came = self._within(left_s) if left_s > 0 else None
+            if came is None:
+                if not begun:
+                    return b""
+                raise Refused(408, f"the head did not come within {whole_s:.0f} s")
+            if not came:
+                return b""
+            self._carry += came
+            if not begun:
+                begun, until_s = True, time.monotonic() + whole_s
+        wait_at_most(self.raw, _WINDOW_S)
+        head = bytes(self._carry[:size])
+        del self._carry[:size]
+        return head
+
+    def line(self) -> bytes:
+        """Read a line without its CR LF. :raises Refused: it is too long. :raises OSError: the connection is lost."""
+        while (end := self._carry.find(b"\r\n")) < 0:
+            if len(self._carry) > _LINE_BYTES:
+                raise Refused(400, "a line of the body is too long")
+            self._carry += self._some()
+        line = bytes(self._carry[:end])
+        del self._carry[: end + 2]
+        if len(line) > _LINE_BYTES or b"\r" in line or b"\n" in line:
+            raise Refused(400, "a line of the body is malformed")
+        return line
+
+    def read_into(self, view: memoryview) -> int:
+        """Read some bytes of a body. :raises OSError: the connection has ended, or brings too little."""
+        if self._carry:
+            count = min(len(view), len(self._carry))
+            view[:count] = self._carry[:count]
+            del self._carry[:count]
+            return count
+        began_s = time.monotonic()
+        count = self._receive(view)
+        if not count:
+            raise ConnectionResetError("the client ended in a body")
+        self._paced(count, began_s)
+        return count
+
+    def send(self, data: bytes | memoryview) -> None:
+        """Send all of it. :raises OSError: the connection is lost, or too little is read."""
+        left = memoryview(data)
+        while left:
+            began_s = time.monotonic()
+            count = self._push(left)
+            left = left[count:]
+            self._paced(count, began_s)
+
+    def send_file(self, file: int, offset: int, size_bytes: int) -> None:
+        """Send a part of a file. :raises OSError: the connection is lost, or the file became shorter."""
+        end = offset + size_bytes
+        while offset < end:
+            began_s = time.monotonic()
+            try:
+                count = os.sendfile(self.raw.fileno(), file, offset, end - offset)
+            except OSError as problem:
+                if problem.errno not in _NO_SENDFILE:
+                    raise
+                return self._send_read(file, offset, end)
+            if not count:
+                raise OSError(errno.ENODATA, SHORTER)
+            offset += count
+            self._paced(count, began_s)
+        return None
+
+    def end(self, drains_s: float = 0) -> None:
+        """Say no more. :param drains_s: so long what the client still sends is read: else it never sees the answer."""
+        try:
+            self.raw.shutdown(socket.SHUT_WR)
+            until_s, memory = time.monotonic() + drains_s, bytearray(_READ_BYTES)
+            while (left_s := until_s - time.monotonic()) > 0:
+                wait_at_most(self.raw, left_s)
+                if not self.raw.recv_into(memory):
+                    break
+        except OSError:
+            pass
+
+    def has_more(self) -> bool:
+        """Tell whether bytes of the client wait here, or the client has ended: so nothing may be sent unread."""
+        poll = select.poll()
+        poll.register(self.raw, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+        return bool(poll.poll(0))
+
+    @property
+    def waiting(self) -> bytes:
+        """Take the bytes that came behind the head."""
+        carry, self._carry = bytes(self._carry), bytearray()
+        return carry
+
+    def _send_read(self, file: int, offset: int, end: int) -> None:
+        while offset < end:
+            data = os.pread(file, min(1 << 20, end - offset), offset)
+            if not data:
+                raise OSError(errno.ENODATA, SHORTER)
+            self.send(data)
+            offset += len(data)
+
+    def _within(self, seconds: float) -> bytes | None:
+        """Return some bytes, b"" at the end, None when nothing came."""
+        wait_at_most(self.raw, max(0.001, seconds))
+        memory = bytearray(_READ_BYTES >> 3)
+        try:
+            count = self._receive(memoryview(memory))
+        except BlockingIOError:
+            return None
+        except ssl.SSLError:
+            return b""
+        return bytes(memory[:count])
+
+    def _some(self) -> bytes:
+        memory = bytearray(_LINE_BYTES)
+        began_s = time.monotonic()
+        count = self._receive(memoryview(memory))
+        if not count:
+            raise ConnectionResetError("the client ended in a body")
+        self._paced(count, began_s)
+        return bytes(memory[:count])
+
+    def _receive(self, view: memoryview) -> int:
+        return self.raw.recv_into(view)
+
+    def _push(self, data: memoryview) -> int:
+        return self.raw.send(data)
+
+    def _paced(self, count: int, began_s: float) -> None:
+        self._waited_s += time.monotonic() - began_s
+        self._moved += count
+        if self._waited_s >= _WINDOW_S:
+            if self._moved < _LEAST_BYTES:
+                raise TooSlow(f"less than {_LEAST_BYTES} bytes in {_WINDOW_S:.0f} s")
+            self._waited_s, self._moved = 0.0, 0
+
+
+class TlsStream(Stream):
+    """The same in TLS: one call of the kernel brings many records.
+
+    :param tls: after its handshake, with what it reads from and writes to.
+    """
+
+    is_secure = True
+
+    def __init__(
+        self, raw: socket.socket, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, first: bytes
+    ) -> None:
+        super().__init__(raw)
+        self._tls, self._incoming, self._outgoing = tls, incoming, outgoing
+        self._sealed = memoryview(bytearray(_READ_BYTES))
+        self._carry += first
+
+    def send_file(self, file: int, offset: int, size_bytes: int) -> None:
+        """As of a plain one: what is read is encrypted here."""
+        self._send_read(file, offset, offset + size_bytes)
+
+    def _receive(self, view: memoryview) -> int:
+        while True:
+            try:
+                return self._tls.read(len(view), view)  # type: ignore[call-arg, arg-type, return-value, unused-ignore]
+            except ssl.SSLWantReadError:
+                self._flush()
+                count = self.raw.recv_into(self._sealed)
+                if not count:
+                    return 0
+                self._incoming.write(self._sealed[:count])
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                return 0
+
+    def _push(self, data: memoryview) -> int:
+        count = self._tls.write(data[:_READ_BYTES])
+        self._flush()
+        return count
+
+    def _flush(self) -> None:
+        left = memoryview(self._outgoing.read())
+        while left:
+            began_s = time.monotonic()
+            count = self.raw.send(left)
+            left = left[count:]
+            self._paced(0, began_s)

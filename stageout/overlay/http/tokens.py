@@ -1,0 +1,121 @@
+"""Tokens of requests (JWT, RFC 7519): who signed one, and for whom. Times are looked at for each head."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from stageout.overlay.http.rights import BadClaims, Issuer, Subject, judge
+
+#: The one algorithm of each kind of key. Nothing symmetric: who verifies such a token can make one.
+_ALGORITHMS = {("OKP", "Ed25519"): "EdDSA", ("EC", "P-256"): "ES256", ("RSA", ""): "RS256"}
+_MOST_CHARS = 12 * 1024
+_MOST_KEPT = 4096
+_LEAST_RSA_BITS = 2048
+
+
+class Access:
+    """The issuers of one router, and the tokens that were verified.
+
+    :param audiences: one of which a token is for. :param own: users' keys by their names, with their prefixes.
+    :param issuers: by ``iss``: prefix and JSON Web Key Set.
+    """
+
+    def __init__(
+        self, audiences: frozenset[str], own: Mapping[str, tuple[str, str]], issuers: Mapping[str, tuple[str, Any]]
+    ) -> None:
+        self.audiences, self._own, self._issuers = audiences, dict(own), dict(issuers)
+        self._known: dict[bytes, Subject] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._own or self._issuers)
+
+    def subject(self, token: str) -> Subject:
+        """Return whose token it is; its times are not looked at. :raises BadClaims: it gives no right here."""
+        place = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+        known = self._known.get(place)
+        if known is None:
+            known = self._verified(token)
+            if len(self._known) >= _MOST_KEPT:
+                self._known.clear()
+            self._known[place] = known
+        return known
+
+    def takes(self, subject: Subject, other: Access) -> bool:
+        """Tell whether the issuer of a subject that ``other`` has verified is the same here."""
+        name = subject.issuer
+        mine, before = self._own.get(name) or self._issuers.get(name), other._own.get(name) or other._issuers.get(name)
+        return mine is not None and mine == before
+
+    def _verified(self, token: str) -> Subject:
+        import jwt  # as of h11
+
+        if len(token) > _MOST_CHARS:
+            raise BadClaims("the token is too long")
+        try:
+            header = jwt.get_unverified_header(token)
+            said = jwt.decode(token, options={"verify_signature": False})
+            issuer, key, algorithm = self._key(header, said)
+            claims = jwt.decode(
+                token, key, algorithms=[algorithm],
+                options={
+                    "verify_aud": False, "verify_exp": False, "verify_nbf": False, "verify_iat": False,
+                    "verify_iss": False, "verify_sub": False, "verify_jti": False,
+                    "require": ["iss", "sub", "aud", "exp", "nbf", "iat"],
+                },
+            )  # fmt: skip
+        except (jwt.InvalidTokenError, jwt.PyJWTError) as problem:
+            raise BadClaims(f"the token cannot be used: {str(problem)[:200]}") from None
+        except (ValueError, TypeError, RecursionError, KeyError):
+            raise BadClaims("the token cannot be used") from None
+        return judge(claims, issuer, self.audiences)
+
+    def _key(self, header: Mapping[str, Any], said: Mapping[str, Any]) -> tuple[Issuer, Any, str]:
+        """Return who claims to have signed a token, and the key with its algorithm. :raises BadClaims: nobody known."""
+        name, algorithm = said.get("iss"), str(header.get("alg"))
+        if "crit" in header or algorithm not in _ALGORITHMS.values():
+            raise BadClaims("a token is signed with EdDSA, ES256 or RS256")
+        if isinstance(name, str) and name in self._issuers:
+            prefix, keys = self._issuers[name]
+            for one in _candidates(keys, header.get("kid")):
+                kind = str(one.get("kty")), str(one.get("crv", ""))
+                if _ALGORITHMS.get(kind) == algorithm and one.get("alg", algorithm) == algorithm:
+                    return Issuer(name, prefix), _public(one, algorithm), algorithm
+            raise BadClaims("no key of the token's issuer that fits is known here")
+        if isinstance(name, str) and name in self._own and algorithm == "EdDSA":
+            public, prefix = self._own[name]
+            coordinate = public.partition(":")[2]
+            found = _public({"kty": "OKP", "crv": "Ed25519", "x": coordinate}, "EdDSA")
+            return Issuer(name, prefix, is_own=True), found, "EdDSA"
+        raise BadClaims("the issuer of the token is not known here")
+
+
+def _candidates(keys: Any, kid: object) -> list[dict[str, Any]]:
+    listed = [one for one in keys.get("keys", ()) if isinstance(one, dict) and one.get("use", "sig") == "sig"]
+    named = [one for one in listed if kid is not None and one.get("kid") == kid]
+    return named or ([listed[0]] if kid is None and len(listed) == 1 else [])
+
+
+def _public(key: dict[str, Any], algorithm: str) -> Any:
+    from jwt.api_jwk import PyJWK
+
+    found = PyJWK(key, algorithm).key
+    if getattr(found, "key_size", _LEAST_RSA_BITS) < _LEAST_RSA_BITS and algorithm == "RS256":
+        raise BadClaims(f"a key of less than {_LEAST_RSA_BITS} bits is not taken")
+    return found
+
+
+def token_of(authorization: str) -> str:
+    """Return the token of an Authorization field: of ``Bearer``, or the password of ``Basic``; "" for none."""
+    scheme, _, rest = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return rest.strip()
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(rest.strip(), validate=True).decode("ascii").partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
