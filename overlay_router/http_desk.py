@@ -189,7 +189,7 @@ class _Talk:
         sender, tid, path = f"{facts['share']}/{self._origin}", self._tid, facts["path"]
         operation = Operation(
             self._origin, self._seq, "publish", path, int(time.time()) + _EXPIRES_S, absent=facts["absent"], tid=tid,
-            size_bytes=facts["size"], blocks=facts["blocks"], manifest=facts["manifest"], parents=True,
+            size_bytes=facts["size"], blocks=facts["blocks"], manifest=facts["manifest"], parents=facts["parents"],
         )  # fmt: skip
 
         def published() -> tuple[list[Reply], int, str]:
@@ -219,6 +219,9 @@ class _Talk:
                 raise Refused(405, "there is something under that name already")
             if kind != "mkdir" and not there:
                 raise Refused(404, "there is no such name")
+            match = facts.get("match")
+            if match and not is_among(tree.etag(path), match):
+                raise Refused(412, "there is another version under that name")
             had = bool(target) and bool(tree.etag(target))
             if had and facts["absent"]:
                 raise Refused(412, "there is something under that name already")

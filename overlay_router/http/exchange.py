@@ -89,9 +89,9 @@ class Exchange:
         fields = {"Content-Type": "application/problem+json", "Cache-Control": "no-store", **_SAFE, **why.headers}
         self.answer(why.status, fields, why.problem(path if path.isascii() else ""))
 
-    def stream_out(self, fields: Mapping[str, str], pieces: Iterable[bytes]) -> None:
+    def stream_out(self, fields: Mapping[str, str], pieces: Iterable[bytes], status: int = 200) -> None:
         """Send an answer whose length is not known before."""
-        self.begin(200, {"Transfer-Encoding": "chunked", **_SAFE, **fields})
+        self.begin(status, {"Transfer-Encoding": "chunked", **_SAFE, **fields})
         if self.head.method == "HEAD":
             return
         for piece in pieces:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 
+from overlay_router.http import dav
 from overlay_router.http.asking import Desk, Lost
 from overlay_router.http.exchange import Exchange, Handler
 from overlay_router.http.reading import Digests, Reading
@@ -42,8 +43,10 @@ class Service:
         self._open: dict[Connection, socket.socket] = {}
         self._lock = threading.Lock()
         kept = Digests()
-        reading = Reading(kept)
-        self.handlers: Mapping[str, Handler] = {"GET": reading, "HEAD": reading, "PUT": Writing(kept)}
+        reading, writing = Reading(kept), Writing(kept)
+        self.handlers: Mapping[str, Handler] = {
+            "GET": reading, "HEAD": reading, "PUT": writing, **dav.handlers(writing)
+        }  # fmt: skip
 
     def become(self, facts: bytes) -> None:
         """Take other keys. Connections of subjects whose issuer is gone, or is another now, end."""

@@ -62,6 +62,7 @@ class Writing:
         size: int | None,
         promised: dict[str, bytes],
         replaces: bool = True,
+        parents: bool = True,
         moved: Callable[[int], None] = lambda count: None,
     ) -> tuple[int, str, int]:
         """Bring a file to a name. :param size: None: it is known at the end only. :param moved: called with each count.
@@ -73,7 +74,7 @@ class Writing:
         absent = not replaces or (one.head.method == "PUT" and one.head.get("if-none-match").strip() == "*")
         conditions = {
             "absent": absent, "match": match, "creates": not one.subject.may(Right.MODIFY, path), "path": path,
-            "share": one.subject.name,
+            "share": one.subject.name, "parents": parents,
         }  # fmt: skip
         facts, file = one.desk.ask("open", size=size or 0, **conditions)
         is_done = False
