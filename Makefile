@@ -14,6 +14,7 @@
 # make lock    requirements/*.txt anew, from the ranges in setup.cfg
 # make storm   misfortunes for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
 # make overlay-storm  routers die for SECONDS=60, bits flip, disks fill
+# make heads   malformed requests in HTTP at a router (HEADS=20000)
 # make mutants  changes the product in 200 places, one by one: each must make a test fail (WORDS="names")
 #              DRAWN=30: draws new ones (SEED=7 SINCE=commit MINUTES=60 WORDS="parts of paths"), says which share is found
 # make workflow  Snakemake, law, Parsl and Dask-jobqueue, installed by network, on a pool
@@ -25,7 +26,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: dist sign dist-test lock pilot demo reference docs test check pythons pools bench figures mutants crash planted seams sim storm chaos hostile cuts overlay-storm web clean workflow
+.PHONY: dist sign dist-test lock pilot demo reference docs test check pythons pools bench figures mutants crash planted seams sim storm chaos hostile heads cuts overlay-storm web clean workflow
 
 $(STAMP): setup.cfg pyproject.toml $(wildcard requirements/*.txt)
 	tools/install
@@ -91,6 +92,9 @@ storm: $(STAMP)
 
 chaos: $(STAMP)
 	$(PY) -m tests.pool.chaos --minutes $(or $(MINUTES),30)
+
+heads: $(STAMP)
+	HTTP_HEADS=$(or $(HEADS),20000) $(PY) -m pytest -q tests/overlay/test_http_hostile.py
 
 hostile: $(STAMP)
 	STAGEOUT_ALL_ATTACKS=1 $(PY) -m pytest -v tests/pool/test_hostile_user_pool.py tests/pool/test_hostile_access_points.py \

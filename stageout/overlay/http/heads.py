@@ -104,7 +104,9 @@ def read_head(data: bytes) -> Head:
         if name in fields and name in _ONCE:
             raise Refused(400, f"the field {name} may be there once")
         fields[name] = f"{fields[name]}, {value}" if name in fields else value
-    is_old = request.http_version != b"1.1"
+    if request.http_version not in (b"1.0", b"1.1"):
+        raise Refused(505, "this is no request of HTTP/1.1")
+    is_old = request.http_version == b"1.0"
     keeps = not is_old and "close" not in fields.get("connection", "").lower()
     body_bytes = _body_bytes(fields, data, is_old)
     return Head(request.method.decode("ascii"), request.target.decode("latin-1"), fields, body_bytes, keeps)

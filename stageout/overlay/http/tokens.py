@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 from collections.abc import Mapping
 from typing import Any
@@ -117,5 +116,5 @@ def token_of(authorization: str) -> str:
         return ""
     try:
         return base64.b64decode(rest.strip(), validate=True).decode("ascii").partition(":")[2]
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # of base64, or of characters
         return ""
