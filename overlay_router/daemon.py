@@ -192,6 +192,7 @@ def http_of(settings: Settings, node: str) -> HttpAccess:
         audiences | (frozenset(ANY) if settings.flag("STAGEOUT_ROUTER_TOKEN_ANY_AUDIENCE") else frozenset()),
         settings.flag("STAGEOUT_ROUTER_HTTP_PLAIN"),
         read_token_issuers(Path(issuers)) if issuers else {},
+        tuple(settings.text("STAGEOUT_ROUTER_COPY_HOSTS").lower().replace(",", " ").split()),
     )
 
 

@@ -17,16 +17,19 @@ class HttpAccess:
 
     :param audiences: names of this router, one of which a token has to be for.
     :param plain: requests are taken without TLS, too. :param issuers: prefix and key set by ``iss``.
+    :param copy_hosts: patterns of servers that a COPY may be from and to.
     """
 
     audiences: frozenset[str] = frozenset()
     plain: bool = False
     issuers: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    copy_hosts: tuple[str, ...] = ()
 
     def encoded(self, keys: Keys) -> bytes:
         """Return what a worker is told. :param keys: whose public keys count."""
         told = {
             "audiences": sorted(self.audiences), "plain": self.plain, "issuers": dict(self.issuers),
+            "copy_hosts": self.copy_hosts,
             "keys": {name: (key.public, key.prefix) for name, key in keys.public.items()},
         }  # fmt: skip
         return json.dumps(told).encode()

@@ -6,7 +6,6 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from email.utils import formatdate
-from functools import partial
 from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
@@ -135,19 +134,6 @@ def destination(one: Exchange) -> str:
     return decoded(is_here(url, one.head.get("host")))
 
 
-def handlers(writing: Writing) -> Mapping[str, Handler]:
-    """Return the methods of WebDAV. :param writing: brings files that are copied to their names."""
-    return {
-        "OPTIONS": options,
-        "PROPFIND": propfind,
-        "PROPPATCH": proppatch,
-        "MKCOL": mkcol,
-        "DELETE": delete,
-        "MOVE": move,
-        "COPY": partial(copy_here, writing),
-    }
-
-
 def _overwrites(one: Exchange, target: str) -> dict[str, bool]:
     said = one.head.get("overwrite").strip().upper()
     if said not in ("", "T", "F"):
@@ -220,3 +206,9 @@ def _response(path: str, status: os.stat_result, wanted: list[tuple[str, str]] |
         told = "".join(f"<x:{name} xmlns:x={quoteattr(space)}/>" if space else f"<{name}/>" for space, name in lack)
         text += f"<D:propstat><D:prop>{told}</D:prop><D:status>HTTP/1.1 404 Not Found</D:status></D:propstat>"
     return text + "</D:response>\n"
+
+
+#: The methods of WebDAV, but for COPY.
+HANDLERS: Mapping[str, Handler] = {
+    "OPTIONS": options, "PROPFIND": propfind, "PROPPATCH": proppatch, "MKCOL": mkcol, "DELETE": delete, "MOVE": move,
+}  # fmt: skip

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 
 from overlay_router.http import dav
 from overlay_router.http.asking import Desk, Lost
+from overlay_router.http.copying import Copying
 from overlay_router.http.exchange import Exchange, Handler
 from overlay_router.http.reading import Digests, Reading
 from overlay_router.http.stream import Stream
@@ -39,19 +40,21 @@ class Service:
     """HTTP in one worker: who may ask, and the connections that are open."""
 
     def __init__(self) -> None:
-        self.access, self.takes_plain, self.names = Access(frozenset(), {}, {}), False, frozenset[str]()
+        self.access, self.takes_plain = Access(frozenset(), {}, {}), False
+        self.copy_hosts: tuple[str, ...] = ()
         self._open: dict[Connection, socket.socket] = {}
         self._lock = threading.Lock()
         kept = Digests()
         reading, writing = Reading(kept), Writing(kept)
         self.handlers: Mapping[str, Handler] = {
-            "GET": reading, "HEAD": reading, "PUT": writing, **dav.handlers(writing)
+            "GET": reading, "HEAD": reading, "PUT": writing, **dav.HANDLERS,
+            "COPY": Copying(writing, lambda: self.copy_hosts),
         }  # fmt: skip
 
     def become(self, facts: bytes) -> None:
         """Take other keys. Connections of subjects whose issuer is gone, or is another now, end."""
         told = json.loads(facts)
-        before, self.takes_plain = self.access, told["plain"]
+        before, self.takes_plain, self.copy_hosts = self.access, told["plain"], tuple(told["copy_hosts"])
         own = {name: (public, prefix) for name, (public, prefix) in told["keys"].items()}
         issuers = {name: (prefix, keys) for name, (prefix, keys) in told["issuers"].items()}
         self.access = Access(frozenset(told["audiences"]), own, issuers)

@@ -123,8 +123,8 @@ class Stream:
         except OSError:
             pass
 
-    def has_more(self) -> bool:
-        """Tell whether bytes of the client wait here, or the client has ended: so nothing may be sent unread."""
+    def has_ended(self) -> bool:
+        """Tell whether the client has ended the connection."""
         poll = select.poll()
         poll.register(self.raw, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
         return bool(poll.poll(0))

@@ -879,6 +879,13 @@ KNOBS: dict[str, Knob] = {
             "The operator of a router sets it when users have only such tokens",
         ),
         Knob(
+            "STAGEOUT_ROUTER_COPY_HOSTS",
+            "",
+            "router",
+            "Servers that the router copies from and to (COPY of HTTP), with * as a pattern; empty: none",
+            "The operator of a router sets it for third-party copies, such as those of FTS",
+        ),
+        Knob(
             "STAGEOUT_ROUTER_PEER_TRANSFERS",
             1024,
             "router",

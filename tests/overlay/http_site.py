@@ -63,12 +63,15 @@ class Site:
 
 @contextmanager
 def site(
-    home: Path, settings: Mapping[str, str] | None = None, users: Mapping[str, str] | None = None
+    home: Path,
+    settings: Mapping[str, str] | None = None,
+    users: Mapping[str, str] | None = None,
+    authority: trustme.CA | None = None,
 ) -> Iterator[Site]:
     """A router for these users, each with its prefix."""
     prefixes = users or {"alice": "/", "bob": "/bob"}
     home.mkdir(parents=True, exist_ok=True)
-    authority = trustme.CA()
+    authority = authority or trustme.CA()
     authority.cert_pem.write_to_path(str(home / "ca.pem"))
     authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(home / "cert.pem"))
     keys = {name: new_key() for name in prefixes}
