@@ -235,7 +235,7 @@ def _cpus(settings: Settings) -> int:
 
 
 def _number(text: str, default: float) -> float:
-    """A parameter of HTCondor's own; it may be an expression, and then the default serves."""
+    """Return a parameter of HTCondor itself, or the default if it is an expression."""
     try:
         return float(text)
     except ValueError:

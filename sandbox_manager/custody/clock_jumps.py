@@ -40,10 +40,10 @@ class ClockSeen:
         return f"{self.boot or '-'} {self.ahead_s} {self.wall}"
 
     def jump_s(self, now: ClockSeen) -> int:
-        """By how much the wall clock was set between this and ``now``; negative: back. 0 for a minute.
+        """Return the wall clock's jump in seconds until ``now``. Negative means backwards. Less than a minute is 0.
 
-        Over a start of the machine nobody knows. Back is certain; of time that passed a day is believed: what is kept
-        for its owner for a week was kept while somebody could have asked for it.
+        Over a boot of the machine a jump back is certain, and the time that passed is unknown. At most a day of it
+        counts as age, because output that is kept for a week must be available to its owner for a week.
         """
         if self.boot == now.boot and self.boot not in ("", "-"):
             by_s = now.ahead_s - self.ahead_s
@@ -54,7 +54,7 @@ class ClockSeen:
 
 
 def read_clock(text: str) -> ClockSeen | None:
-    """Return the content that a ledger has kept; None when it has kept nothing."""
+    """Return the clocks that a ledger has kept, None for none."""
     words = text.split(" ")
     try:
         return ClockSeen(words[0], int(words[1]), int(words[2]))
@@ -74,20 +74,23 @@ class WallWatch:
 
     @property
     def seen(self) -> ClockSeen:
-        """For the next start: what ages are counted by."""
+        """Return both clocks, by which the next start counts ages."""
         return self.seen_after(0)
 
     def seen_after(self, jump_s: int) -> ClockSeen:
-        """The same once that jump is :meth:`handled`."""
+        """Return :attr:`seen` as it is once that jump is :meth:`handled`."""
         return ClockSeen(self._boot, round(self._offset_s) + jump_s, int(self._clock.wall_s()))
 
     def since(self, before: ClockSeen) -> None:
-        """Count from what an earlier start has seen: :meth:`jump_s` is then also what the clock was set by since."""
+        """Count from the clocks of an earlier start: :meth:`jump_s` then includes jumps since that start."""
         self._offset_s = self._clock.wall_s() - self._clock.monotonic_s()
         self._offset_s -= before.jump_s(self.seen)
 
     def jump_s(self) -> int:
-        """By so much since the last call, or the last jump that was :meth:`handled`; negative: back. 0 for a minute."""
+        """Return the clock's jump in seconds since the last call. Negative means backwards. Less than a minute is 0.
+
+        A jump is returned again until it is :meth:`handled`.
+        """
         by_s = self._clock.wall_s() - self._clock.monotonic_s() - self._offset_s
         if abs(by_s) > _SET_S:
             return int(by_s)
@@ -100,7 +103,7 @@ class WallWatch:
 
 
 class ClockJumpGuard:
-    """Ages of one ledger's rows. Call :meth:`load` before anything is judged by its age.
+    """Correction of the ages of one ledger's rows. Call :meth:`load` before any decision by age.
 
     :param boot: id of the kernel's boot. :param longest_s: no file waits much longer for its next attempt.
     """
@@ -112,14 +115,14 @@ class ClockJumpGuard:
         self._kept_s = float("-inf")
 
     async def load(self) -> None:
-        """Mind what the clock was set by since an earlier start saw it. On return that is on the disk."""
+        """Correct ages for jumps of the clock since an earlier start. On return the correction is on the disk."""
         before = read_clock(await self._store.ledger.read(lambda db: get_meta(db, _META)))
         if before is not None:
             self._watch.since(before)
         await self.check()
 
     async def check(self) -> None:
-        """A wall clock that was set makes nothing older. On return that is on the disk; else the next call does it."""
+        """Correct ages for a jump of the clock. On return that is on the disk, else the next call repeats it."""
         async with self._lock:
             jump_s = self._watch.jump_s()
             if jump_s:
@@ -132,7 +135,7 @@ class ClockJumpGuard:
                 await self._keep()
 
     async def _keep(self) -> None:
-        """For the next start. An older one serves as well while the machine is not started anew."""
+        """Keep both clocks for the next start. Within one boot of the machine an older record is as good."""
         try:
             await self._store.ledger.write(lambda db: set_meta(db, _META, str(self._watch.seen)))
         except (OSError, Error) as problem:
@@ -140,5 +143,5 @@ class ClockJumpGuard:
 
     def _set(self, db: Connection, jump_s: int) -> Iterable[int]:
         now = int(self._clock.wall_s())
-        set_meta(db, _META, str(self._watch.seen_after(jump_s)))  # together: a jump is handled once
+        set_meta(db, _META, str(self._watch.seen_after(jump_s)))  # in the same transaction: a jump is handled once
         return updates.keep_ages(db, jump_s, now) | updates.shorten_waits(db, now, self._longest_s())

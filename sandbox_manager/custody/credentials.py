@@ -71,7 +71,7 @@ class StoredCredentials:
         return min((item.expires_at for item in self.credentials if item.expires_at), default=0)
 
     def expired(self, now: float) -> Credential | None:
-        """The credential that is past its end, if one is."""
+        """Return a credential that has expired, None if none has."""
         return next((item for item in self.credentials if 0 < item.expires_at <= now), None)
 
 
@@ -111,7 +111,7 @@ class Safe:
         durable.write_file("credential-replace", place, content, 0o600)
 
     def examined(self, held: StoredCredentials) -> tuple[Credential, ...]:
-        """The credentials of a ticket as their files are now.
+        """Return the credentials of a ticket as their files are now.
 
         :raises BadCredential: one cannot be used. :raises OSError: one cannot be read.
         """

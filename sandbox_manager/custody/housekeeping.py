@@ -1,4 +1,4 @@
-"""The care for custody that no order and no batch asks for: recovery at the start, deadlines, records that are old."""
+"""Upkeep of custody that no order and no batch causes: recovery at the start, deadlines, and old records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEEP_AWAY = "its jobs run again. Find who deletes files there, or whether the d
 
 
 class Housekeeping:
-    """The care for one spool and its ledger.
+    """The upkeep of one spool and its ledger.
 
     :param busy: returns the sandboxes with files in a mover or about to be.
     """
@@ -47,7 +47,7 @@ class Housekeeping:
         await self._custody.orphans.set_aside()
         await self._custody.state.load()
         boxes = self._store.registry.by_id
-        self._store.observe(self._custody.releases.on_change)  # not before: only now it is known what the spool holds
+        self._store.observe(self._custody.releases.on_change)  # only now the manager knows what the spool holds
         self._custody.releases.consider([box for box in boxes.values() if box.state in FREED])
         log.event("spool-recovered", sandboxes=len(boxes), unsynced=len(self._unsynced))
 
@@ -80,7 +80,7 @@ class Housekeeping:
         return unsynced
 
     async def run_housekeeping(self) -> None:
-        """Let deadlines pass that nothing else looks at: unconfirmed, given up, kept long enough."""
+        """Carry out deadlines: output that stays unconfirmed, is given up, or was kept for the retention time."""
         try:
             await self._store.ledger.keep_reserve()
         except OSError as problem:
@@ -122,7 +122,7 @@ class Housekeeping:
             log.error("spool-deleted", tickets=len(gone), first=gone[0], directory=self._spool.root, advice=_KEEP_AWAY)
 
     async def forget_old_jobs(self) -> None:
-        """Forget jobs without output here that no message named for the retention time, and collect orphans."""
+        """Forget jobs without output here and without a message for the retention time, and collect orphans."""
         await self._custody.clock_guard.check()
         await self._custody.on_disk(self._spool.withdraw_again)
         await self._custody.orphans.collect()
@@ -152,7 +152,7 @@ def may_be_due(box: Sandbox, rules: Rules, now: int) -> bool:
 def pass_deadlines(
     db: sqlite3.Connection, boxes: Iterable[int], rules: Rules, now: int, fallback: FallbackRules
 ) -> Iterable[int]:
-    """Change those of these sandboxes that have waited long enough. Returns the ones touched."""
+    """Change the sandboxes that have waited long enough. Return the sandboxes touched."""
     touched = set()
     for box in boxes:
         state = updates.state_of(db, box)
@@ -177,7 +177,7 @@ def _unconfirmed(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bo
 
 
 def _waiting(db: sqlite3.Connection, box: int, rules: Rules, now: int, fallback: FallbackRules) -> bool:
-    """Give up files that were tried, or paused, for too long. Files whose turn has not come go on waiting."""
+    """Give up files that were tried, or paused, for too long. Files that were never tried continue to wait."""
     known = queries.sandbox(db, box)
     if known is not None and redirects.use_if_due(db, known, fallback, now):
         return True
@@ -213,7 +213,7 @@ def _failed(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
 
 
 def _ended(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
-    """The record of an end goes when the access point has not asked for it any more for so long."""
+    """Let the record of an end go after the retention time without a request of the access point."""
     times = updates.times(db, box)
     if now - times.ended_at <= rules.retention_s or times.forgettable:
         return False

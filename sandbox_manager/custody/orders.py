@@ -74,7 +74,7 @@ def record_handoff(db: sqlite3.Connection, new: NewHandoff, now: int) -> Iterabl
 def apply_orders(
     db: sqlite3.Connection, sheet: OrderSheet, now: int, find_plugin: FindPlugin = redirects.no_plugin
 ) -> set[int]:
-    """Carry out the orders of a sheet that are not done yet, in their order. Returns the sandboxes touched.
+    """Carry out the orders of a sheet that are not done yet, in their order. Return the sandboxes touched.
 
     :param find_plugin: for the scheme of another URL.
     """
@@ -121,7 +121,7 @@ def confirm_late(db: sqlite3.Connection, box: int, now: int) -> None:
 
 
 def _nothing_of_it(db: sqlite3.Connection, order: Order, now: int) -> int:
-    """A completed run says that it left output here, and there is none: its owner must know."""
+    """Record the loss of output that a completed run left here according to its record. Its owner must know."""
     nobody = updates.NewSandbox(order.run, "", -1, -1, False, SlotKey("", 0, 0), "", order.priority)
     box = updates.add_sandbox(db, nobody, now)
     updates.name_tickets(db, box, order.tickets, order.files, order.priority)
@@ -136,7 +136,7 @@ def _no_record(kept: Sequence[str]) -> str:
 
 
 def supersede_older(db: sqlite3.Connection, run: Run, now: int) -> list[int]:
-    """End what older runs of the same job left here. Returns the sandboxes touched."""
+    """End the output of older runs of the same job. Return the sandboxes touched."""
     return _end_all(db, _before(run), State.SUPERSEDED, now, _NEWER.format(run.number))
 
 
@@ -218,7 +218,7 @@ def _set_paused(db: sqlite3.Connection, order: Order, paused: bool, now: int) ->
 
 
 def _forget(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
-    """The record goes as soon as the bytes are gone; a failed sandbox's bytes go now: the AP has let go of them."""
+    """Let records go as soon as the bytes are freed. Free the bytes of failed output, which the agent gave up."""
     touched = []
     for box, _, state in updates.sandboxes_of(db, order.run):
         if state is State.FAILED:
@@ -232,8 +232,10 @@ def _forget(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
 
 
 def _named(db: sqlite3.Connection, order: Order) -> tuple[int, State] | None:
-    """The sandbox with the tickets of an order. The run's number here may be lower than at its access point: a restart
-    there raises it while the run goes on."""
+    """Find the sandbox with the tickets of an order.
+
+    The number of the run may be lower here than at its access point, where a restart raises it during the run.
+    """
     for box, _, state in updates.sandboxes_of(db, order.run):
         if set(order.tickets) & set(updates.tickets_of(db, box)):
             return box, state

@@ -39,7 +39,7 @@ def text_of(data: bytes) -> str:
 
 class _States(dict[int, State]):
     def __missing__(self, code: object) -> State:
-        """A number that no version has written stands in a damaged row: its output cannot be relied upon."""
+        """Return LOST for an unknown number: the row is damaged, so its output cannot be relied upon."""
         return State.LOST
 
 
@@ -91,13 +91,13 @@ class _Sums:
 
 
 def sandbox(db: sqlite3.Connection, sandbox_id: int) -> Sandbox | None:
-    """One sandbox with its sums."""
+    """Read one sandbox with its sums."""
     row = db.execute(f"SELECT {_SANDBOX_COLUMNS} FROM sandboxes WHERE id = ?", (sandbox_id,)).fetchone()
     return _sandbox(db, row) if row else None
 
 
 def all_sandboxes(db: sqlite3.Connection) -> list[Sandbox]:
-    """Every sandbox (at start)."""
+    """Read every sandbox (at start)."""
     rows = db.execute(f"SELECT {_SANDBOX_COLUMNS} FROM sandboxes ORDER BY id").fetchall()
     return [_sandbox(db, row) for row in rows]
 
@@ -134,16 +134,16 @@ def _sandbox(db: sqlite3.Connection, row: Sequence[Any]) -> Sandbox:
 
 
 def begun_hand_over(db: sqlite3.Connection) -> list[StoredFile]:
-    """Files that a custodian may have, recorded or not: those with a receipt (:mod:`stageout.wire.deposits`).
+    """Select files with a receipt (:mod:`stageout.wire.deposits`): a custodian may have them, recorded or not.
 
-    The digest of one that was delivered is its plugin's word, whatever it looks like.
+    The digest of a delivered file comes from its plugin, even if it looks like a receipt.
     """
     query = f"SELECT {FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.state != ? AND "
     return list(map(stored_file, db.execute(f"{query} f.digest GLOB '* * *-* *'", (FileState.DELIVERED,))))
 
 
 def left_files(db: sqlite3.Connection, sandbox_id: int) -> list[tuple[int, int]]:
-    """Ticket and position of each file of a sandbox that is left."""
+    """Select ticket and position of each file of a sandbox that still has to be delivered."""
     return db.execute(f"SELECT ticket, position FROM files WHERE sandbox = ? AND {IS_LEFT}", (sandbox_id,)).fetchall()
 
 
@@ -172,13 +172,13 @@ def _ready_at(db: sqlite3.Connection, sandbox_id: int, destination: int) -> int:
 
 
 def destinations(db: sqlite3.Connection) -> dict[int, Destination]:
-    """All destinations by id."""
+    """Read all destinations by id."""
     rows = db.execute("SELECT id, plugin, scheme, host, surroundings FROM destinations")
     return {row[0]: Destination(*row[1:]) for row in rows}
 
 
 def fences(db: sqlite3.Connection) -> dict[JobKey, int]:
-    """Highest run number heard of, by job."""
+    """Read the highest run number of each job."""
     return {JobKey(job, owner): number for job, owner, number in db.execute("SELECT job, owner, number FROM fences")}
 
 
@@ -186,7 +186,7 @@ _FILES = f"SELECT {FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket 
 
 
 def all_files(db: sqlite3.Connection, sandbox_id: int) -> Iterator[StoredFile]:
-    """Files of a sandbox that are part of its run, in the order of their hand-off."""
+    """Yield the files of a sandbox that are part of its run, in the order of their hand-off."""
     query = f"{_FILES} f.state != ? ORDER BY f.ticket, f.position"
     return map(stored_file, db.execute(query, (sandbox_id, FileState.DROPPED)))
 
@@ -194,9 +194,9 @@ def all_files(db: sqlite3.Connection, sandbox_id: int) -> Iterator[StoredFile]:
 def files_in_trouble_first(
     db: sqlite3.Connection, sandbox_id: int, limit: int, with_dropped: bool = False
 ) -> list[StoredFile]:
-    """At most so many files of a sandbox: failed ones, those to be tried again, then those that are being sent.
+    """Select files of a sandbox: first failed files, then files to be tried again, then files that are being sent.
 
-    :param with_dropped: before them those that were given up.
+    :param limit: largest number of files. :param with_dropped: begin with files that were given up.
     """
     found: list[StoredFile] = []
     troubled, untroubled = "AND f.error_code != 0", "AND f.error_code = 0"
@@ -217,7 +217,7 @@ def files_in_trouble_first(
 
 
 def left_first_time(db: sqlite3.Connection, sandbox_id: int) -> list[StoredFile]:
-    """Files of a sandbox that wait or have failed, and have never been sent to its fallback."""
+    """Select files of a sandbox that wait or have failed, and have never been sent to its fallback."""
     return list(map(stored_file, db.execute(f"{_FILES} f.{IS_STILL} AND f.fell_back = 0", (sandbox_id,))))
 
 
@@ -237,7 +237,7 @@ def delivered_by_scheme(db: sqlite3.Connection, sandbox_id: int) -> dict[str, in
 
 
 def first_error(db: sqlite3.Connection, sandbox_id: int, of_destination: bool = False) -> StoredFile | None:
-    """The file whose failure says most about a sandbox: one that failed for good, else one that was tried.
+    """Return the file whose failure explains a sandbox best: one that failed for good, else one that was tried.
 
     :param of_destination: look only at files whose last failure was their destination's.
     """
@@ -250,7 +250,7 @@ def first_error(db: sqlite3.Connection, sandbox_id: int, of_destination: bool = 
 
 
 def held_files(db: sqlite3.Connection) -> Iterator[tuple[str, str, list[tuple[int, int]]]]:
-    """Ticket, owner, and (inode, size in bytes) of each file, of all tickets whose bytes are in the spool."""
+    """Yield ticket, owner, and (inode, size in bytes) of each file, for all tickets whose bytes are in the spool."""
     rows = db.execute(
         "SELECT t.id, t.ticket, s.owner FROM tickets t JOIN sandboxes s ON s.id = t.sandbox WHERE t.freed = 0"
     )
@@ -260,13 +260,13 @@ def held_files(db: sqlite3.Connection) -> Iterator[tuple[str, str, list[tuple[in
 
 
 def sandbox_of(db: sqlite3.Connection, ticket: str) -> int | None:
-    """The sandbox of a ticket whose bytes are in the spool."""
+    """Return the sandbox of a ticket whose bytes are in the spool, None for none."""
     row = db.execute("SELECT sandbox FROM tickets WHERE ticket = ? AND freed = 0", (ticket,)).fetchone()
     return int(row[0]) if row else None
 
 
 def kept_tickets(db: sqlite3.Connection) -> dict[str, tuple[int, SyncState, str]]:
-    """Tickets whose bytes are in the spool: sandbox, state of the sync, boot id."""
+    """Read sandbox, state of the sync and boot id of each ticket whose bytes are in the spool."""
     rows = db.execute("SELECT ticket, sandbox, synced, boot FROM tickets WHERE freed = 0")
     return {row[0]: (row[1], SyncState(row[2]), row[3]) for row in rows}
 
@@ -281,13 +281,13 @@ def stored_credentials(db: sqlite3.Connection, ticket: str) -> StoredCredentials
 
 
 def held(db: sqlite3.Connection, ticket: str) -> StoredCredentials | None:
-    """The same of a ticket that may be gone from the spool."""
+    """Return the credentials of a ticket, None if its bytes are no longer in the spool."""
     row = db.execute("SELECT 1 FROM tickets WHERE ticket = ? AND freed = 0", (ticket,)).fetchone()
     return stored_credentials(db, ticket) if row else None
 
 
 def tickets_with_credentials(db: sqlite3.Connection, sandbox_id: int | None = None) -> list[StoredCredentials]:
-    """Yield the stored credentials of tickets in the spool that have credentials: of one sandbox, or all."""
+    """Read the stored credentials of tickets in the spool: of one sandbox, or all."""
     rows = db.execute(
         "SELECT ticket FROM tickets t WHERE freed = 0 AND (? IS NULL OR sandbox = ?) "
         "AND EXISTS (SELECT 1 FROM credentials c WHERE c.ticket = t.id)",

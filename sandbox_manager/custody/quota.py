@@ -46,7 +46,7 @@ class Space:
         self._inode_owners: dict[int, list[str]] = {}
 
     def add(self, ticket: str, owner: str, files: Iterable[tuple[int, int]]) -> None:
-        """A ticket's files are in the spool: (inode, size in bytes) of each. The first to bring an inode is charged."""
+        """Count the files of a ticket: (inode, size in bytes) of each. An inode is charged to its first owner."""
         inodes, sizes = array("Q"), array("Q")
         for inode, size_bytes in files:
             inodes.append(inode)
@@ -59,12 +59,12 @@ class Space:
         self._tickets[ticket] = _Ticket(owner, inodes, sizes)
 
     def fill(self, held: Iterable[tuple[str, str, Iterable[tuple[int, int]]]]) -> None:
-        """Tickets that are in the spool at the start: name, owner, and files as for :meth:`add`."""
+        """Count the tickets in the spool at the start: name, owner, and files as for :meth:`add`."""
         for ticket, owner, files in held:
             self.add(ticket, owner, files)
 
     def drop(self, ticket: str) -> None:
-        """A ticket's files are gone; one that is not known is no error."""
+        """Stop counting the files of a ticket. An unknown ticket is no error."""
         known = self._tickets.pop(ticket, None)
         if known is None:
             return
@@ -76,7 +76,7 @@ class Space:
                 self._charge(known.owner, -size_bytes)
 
     def _pass_on(self, inode: int, owner: str, size_bytes: int) -> None:
-        """One of several names of a file is gone: somebody who still has one is charged."""
+        """Charge a file that lost one of several names to an owner of another name."""
         owners = self._inode_owners[inode]
         if owner in owners:
             owners.remove(owner)
@@ -108,9 +108,9 @@ class PluginState:
         self._root = root
 
     def place_of(self, uid: int, gid: int, group: int | None) -> Path:
-        """The directory of a user, made when it is missing.
+        """Return the directory of a user. Create it if it is missing.
 
-        :param group: that only movers of this user have; None: there is none. :raises OSError: it cannot be made.
+        :param group: that only movers of this user have, None for no such group. :raises OSError: it cannot be made.
         """
         place = self._root / str(uid)
         with contextlib.suppress(FileExistsError):
@@ -184,8 +184,7 @@ class StateQuota:
             del self.bytes_by_uid[uid]
 
     async def account_freed(self, uid: int) -> None:
-        """Remove what plugins keep for an account of the manager's own that has no output any more: the next owner may
-        have it then."""
+        """Remove the state of plugins for an account of the manager without output. Another owner may use it then."""
         has_output = any(uid == holder for holder, _ in self._registry.holders)
         if has_output or all(uid != account.uid for account in self._rules().accounts):
             return

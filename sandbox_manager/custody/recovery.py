@@ -28,7 +28,7 @@ _NEEDS_BYTES = frozenset(State) - FREED - {State.OFFERED}
 
 
 def end_movers(spool: Spool) -> None:
-    """No plugin of an earlier manager may still send when this one starts."""
+    """End the plugins of an earlier manager: none may still send when this manager starts."""
     ended = end_leftovers(spool.root / "movers")
     if ended:
         log.warn("orphan-movers-ended", processes=ended)
@@ -74,7 +74,7 @@ def settle_ledger(
 
 
 def lose_tickets(db: sqlite3.Connection, lost: Mapping[str, str], now: int) -> Iterable[int]:
-    """The disk has lost the data of these tickets. :param lost: why, by ticket. :returns: sandboxes touched."""
+    """Mark sandboxes LOST whose data the disk has lost. :param lost: why, by ticket. :returns: sandboxes touched."""
     touched = []
     for ticket, reason in lost.items():
         box = queries.sandbox_of(db, ticket)

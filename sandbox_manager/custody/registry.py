@@ -42,7 +42,7 @@ _T = TypeVar("_T", _Key, tuple[float, _Key], tuple[int, int])
 
 
 def order(box: Sandbox) -> _Key:
-    """Order in a queue: job priority, what is begun before what is not, small before large, age."""
+    """Order a queue by job priority, begun before not begun, small before large, and age."""
     return (-box.priority, box.state not in ACTIVE, box.bytes_left, box.accepted_at, box.id)
 
 
@@ -76,7 +76,7 @@ class BatchQueue:
         bisect.insort(self._later, (part.ready_at, box.id))
 
     def drop(self, sandbox: int) -> None:
-        """Take a sandbox's files away."""
+        """Remove a sandbox's files."""
         box, part, deadline = self._parts.pop(sandbox)
         self.files -= part.files
         self.size_bytes -= part.size_bytes
@@ -85,7 +85,7 @@ class BatchQueue:
             _take(self._deadlines, (deadline, order(box)))
 
     def wake(self, now: float) -> None:
-        """Let those take part whose time has come. :param now: wall clock."""
+        """Make files ready that are due. :param now: wall clock."""
         due = bisect.bisect_right(self._later, (int(now), 1 << 62))
         woken = [self._parts[sandbox] for _, sandbox in self._later[:due]]
         del self._later[:due]
@@ -97,15 +97,15 @@ class BatchQueue:
 
     @property
     def first(self) -> _Key | None:
-        """Place in the order of the best one that is due, None when none is."""
+        """Return the order of the first sandbox that is due, None for none."""
         return self._ready[0] if self._ready else None
 
     def earliest_deadline(self) -> float:
-        """Wall clock of the earliest deadline of those that are due; infinite without one."""
+        """Return the earliest deadline of sandboxes that are due (wall clock), infinity for none."""
         return self._deadlines[0][0] if self._deadlines else float("inf")
 
     def files_due(self, most: int) -> int:
-        """Files that are due, counted no further than ``most``."""
+        """Count files that are due. Stop counting at ``most``."""
         files = 0
         for key in self._ready:
             if files >= most:
@@ -114,7 +114,7 @@ class BatchQueue:
         return files
 
     def wakes_at(self) -> float:
-        """Wall clock at which the next one is due; infinite when none waits for a time."""
+        """Return the wall clock at which the next sandbox is due, infinity if none waits for a time."""
         return self._later[0][0] if self._later else float("inf")
 
     def due(self, urgent_before: float) -> Iterator[tuple[Sandbox, Waiting]]:
@@ -142,7 +142,7 @@ class Backlog:
         self.queues: dict[QueueKey, BatchQueue] = {}
 
     def put(self, box: Sandbox) -> None:
-        """Replace what is known of a sandbox."""
+        """Add a sandbox, or replace its record."""
         self.drop(box.id)
         if box.state not in SENDABLE or box.paused or not box.waiting:
             return
@@ -163,11 +163,11 @@ class Backlog:
                 del self.queues[key]
 
     def wakes_at(self) -> float:
-        """Wall clock at which something that waits for a time is due next."""
+        """Return the wall clock at which the next sandbox is due that waits for a time."""
         return min((queue.wakes_at() for queue in self.queues.values()), default=float("inf"))
 
     def waiting_for(self, destinations: frozenset[int]) -> list[int]:
-        """Sandboxes with files that wait for one of these destinations."""
+        """Return the sandboxes with files that wait for any of the destinations."""
         return sorted({box for key, queue in self.queues.items() if key.destination in destinations for box in queue})
 
 
@@ -180,7 +180,7 @@ def _take(ordered: list[_T], item: _T) -> bool:
     return False
 
 
-#: Highest known run number of each job.
+#: Highest run number of each job.
 Fences = Mapping[JobKey, int]
 
 
@@ -207,7 +207,7 @@ class Registry:
         self._occupying: dict[tuple[str, int], Counter[Occupant]] = {}
 
     def load(self, boxes: Iterable[Sandbox], destinations: Mapping[int, Destination], fences: Fences) -> None:
-        """Take over what the ledger has (at start)."""
+        """Fill the registry with the content of the ledger (at start)."""
         self.destinations = dict(destinations)
         self.fences.update(fences)
         for box in boxes:
@@ -218,7 +218,7 @@ class Registry:
         self.destinations, self.fences = dict(destinations), dict(fences)
 
     def put(self, sandbox: Sandbox) -> None:
-        """Replace what is known of a sandbox."""
+        """Add a sandbox, or replace its record."""
         self._unlist(sandbox.id)
         self.by_id[sandbox.id] = sandbox
         self._by_run[sandbox.run] = sandbox.id
@@ -227,12 +227,12 @@ class Registry:
         self.backlog.put(sandbox)
 
     def job_of(self, sandbox_id: int) -> str:
-        """GlobalJobId, "" when the sandbox is not known any more."""
+        """Return the GlobalJobId, "" if the sandbox is no longer here."""
         known = self.by_id.get(sandbox_id)
         return known.run.job if known else ""
 
     def due_since(self, sandbox_id: int) -> float:
-        """Wall clock from which the time to give up counts; infinite when the sandbox is not known any more."""
+        """Return the wall clock from which the time to give up counts, infinity if the sandbox is no longer here."""
         known = self.by_id.get(sandbox_id)
         return known.due_since if known else float("inf")
 
@@ -254,7 +254,7 @@ class Registry:
         return files
 
     def drop(self, sandbox_id: int) -> None:
-        """Forget a sandbox whose record is gone."""
+        """Forget a sandbox whose record is removed."""
         self._unlist(sandbox_id)
         known = self.by_id.pop(sandbox_id, None)
         if known is not None:
@@ -285,7 +285,7 @@ class Registry:
                 del alike[one]
 
     def order_anew(self, deadline: Deadline) -> None:
-        """Deadlines are reckoned in another way from now on."""
+        """Order all queues by another deadline from now on."""
         self.backlog = Backlog(deadline)
         for box in self.by_id.values():
             self.backlog.put(box)
@@ -297,11 +297,11 @@ class Registry:
         return [item for alike in self._occupying.values() for item in alike.items()]
 
     def fence(self, run: Run) -> None:
-        """Remember that this run of its job exists."""
+        """Record that this run of its job exists."""
         self.fences[run.key] = max(run.number, self.fences.get(run.key, 0))
 
     def of_run(self, run: Run) -> Sandbox | None:
-        """The sandbox of a run."""
+        """Return the sandbox of a run, None for none."""
         return self.by_id.get(self._by_run.get(run, self._by_run.get(Run(run.job, run.number, ANY_OWNER), -1)))
 
     def newest_run(self, job: JobKey) -> int:

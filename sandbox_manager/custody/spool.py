@@ -155,7 +155,7 @@ class Spool:
                 )
 
     def _may_have_private_groups(self) -> bool:
-        """False in a container that maps only some numbers of groups."""
+        """Return False in a container that maps only some numbers of groups."""
         try:
             durable.disk.chown(self._intake, -1, _FIRST_GROUP)
             durable.disk.chown(self._intake, -1, 0)
@@ -168,11 +168,11 @@ class Spool:
 
     @staticmethod
     def private_group(uid: int) -> int | None:
-        """The group that only movers of this user have; None for accounts with very large numbers."""
+        """Return the group that only movers of this user have, None for accounts with very large numbers."""
         return _FIRST_GROUP + uid if 0 <= uid < _GROUPS else None
 
     def group_of(self, uid: int, gid: int) -> int:
-        """The group that may pass through the directories of a user's output. :param gid: the user's own."""
+        """Return the group that may pass through the directories of a user's output. :param gid: the user's own."""
         private = self.private_group(uid) if self._private_groups else None
         return gid if private is None else private
 
@@ -187,7 +187,7 @@ class Spool:
         durable.disk.chmod(path, mode if self._root_mode else 0o700)
 
     def state_of(self, uid: int, gid: int) -> Path:
-        """A directory for what plugins of this user must find again. :raises OSError: it cannot be made."""
+        """Return the directory for the state of this user's plugins. :raises OSError: it cannot be made."""
         return self.state.place_of(uid, gid, self.private_group(uid) if self._private_groups else None)
 
     # ---- one hand-off ------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ class Spool:
         return StoredFile(position, offered.url, name, found.st_size, found.st_mtime_ns, found.st_ino, ticket)
 
     def shown_name(self, local_path: str) -> str:
-        """A file's path inside the scratch directory, in printable characters."""
+        """Return a file's path inside the scratch directory, in printable characters."""
         with contextlib.suppress(ValueError):
             parts = Path(local_path).relative_to(self.execute).parts
             scratch = 2 if len(parts) > 2 and parts[1] == "scratch" else 1
@@ -375,7 +375,7 @@ class Spool:
             durable.disk.fsync(directory)
 
     def unchanged(self, held: StoredFile) -> bool:
-        """True while the file is the one that was accepted, with the content that it had then (by size and mtime).
+        """Return whether a file is the accepted one with its content unchanged (by size and mtime).
 
         :raises FileNotFoundError: it is gone. :raises OSError: nobody can say: the spool cannot be read, or is away.
         """
@@ -387,7 +387,7 @@ class Spool:
         return (found.st_size, found.st_mtime_ns, found.st_ino) == (held.size_bytes, held.mtime_ns, held.inode)
 
     def _check_there(self) -> None:
-        """A filesystem that is not mounted says nothing about files. :raises OSError: the spool is not there."""
+        """Check that the spool's filesystem is mounted. :raises OSError: it is not."""
         try:
             found = _identity(self._sandboxes)
         except FileNotFoundError:
@@ -418,7 +418,7 @@ class Spool:
         return _identity(self.root) == self._own_root
 
     def change_mark(self, ticket: str, position: int) -> tuple[int, int]:
-        """The file's ctime, which no owner can set back, and how many names it has.
+        """Return the file's ctime, which no owner can set back, and its number of names.
 
         The same before and after reading proves unchanged content. With another number of names the ctime proves
         nothing: HTCondor removes a name with the scratch directory, and that changes the ctime too.
@@ -543,7 +543,7 @@ def _check_bounds(directory: int, offered: Sequence[OfferedFile], credentials: S
 
 
 def _identity(place: Path) -> tuple[int, int]:
-    """The device and the inode by which a directory is known."""
+    """Return device and inode, which identify a directory."""
     found = durable.disk.lstat(place)
     return found.st_dev, found.st_ino
 
@@ -592,7 +592,7 @@ def _fdatasync(descriptor: int) -> None:
 
 
 def _or_refused(sync: Callable[[int], None], descriptor: int) -> None:
-    """:raises _Refused: the kernel tells a failure now, and will not tell it again."""
+    """Sync a descriptor. :raises _Refused: the kernel reports a failure, which it will not report again."""
     try:
         with durable.step("spool-data"):
             sync(descriptor)

@@ -38,7 +38,7 @@ class SyncRecords:
         self._store, self._clock = store, clock
 
     async def begin(self, tickets: Sequence[str]) -> None:
-        """Record that the data of these tickets are about to be synced."""
+        """Record that the sync of these tickets begins."""
         await self._store.ledger.write(lambda db: updates.mark_syncing(db, tickets), "record-syncing")
 
     async def record(self, synced: Synced) -> None:
@@ -49,7 +49,7 @@ class SyncRecords:
 
 
 class Syncs:
-    """Tickets whose data may not be on the disk yet.
+    """The sync of tickets whose data may not be on the disk yet.
 
     :param executor: one thread: a sync lasts as long as the disk needs for the bytes.
     :ivar durations: of syncs.
@@ -66,7 +66,7 @@ class Syncs:
         self._stopping = asyncio.Event()
 
     def add(self, ticket: str, size_bytes: int = 0) -> None:
-        """A ticket's files are in the spool."""
+        """Sync the files of a ticket, which are in the spool, in the background."""
         self._waiting.append((ticket, size_bytes))
         if not self._is_running:
             self._is_running = True
@@ -95,7 +95,7 @@ class Syncs:
         return tickets
 
     async def _sync(self, tickets: Sequence[str]) -> None:
-        """Have the bytes written first: what has begun without an end when the manager dies is LOST."""
+        """Sync tickets. Write back first, to keep the sync short: output in a sync is LOST if the manager dies."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, self._spool.write_back, tickets)
         if self._stopping.is_set() or not await self._written(lambda: self._records.begin(tickets)):
@@ -113,7 +113,7 @@ class Syncs:
             await self._written(lambda: self._records.record(synced))
 
     async def _written(self, write: Callable[[], Awaitable[None]]) -> bool:
-        """Write to the ledger until it takes it. False when the manager stops before that."""
+        """Write to the ledger until it succeeds. Return False if the manager stops before."""
         while True:
             try:
                 await write()

@@ -1,4 +1,4 @@
-"""The changes of the ledger: plain SQL on a connection. Every change of a state is checked here."""
+"""Changes of the ledger: plain SQL on a connection. Every change of a state is checked here."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def add_ticket(
     db: sqlite3.Connection, owner: NewSandbox, ticket: str, plugin: str, files: Sequence[StoredFile], boot: str,
     now: int, credentials_digest: str = "",
 ) -> int:  # fmt: skip
-    """Record a hand-off; its run's sandbox is made when it is the first. Returns the sandbox's id.
+    """Record a hand-off. Create the sandbox for the first hand-off of a run. Return the sandbox's id.
 
     :param credentials_digest: as of :class:`Destination`.
     """
@@ -87,9 +87,9 @@ def _signed(value: int) -> int:
 
 
 def add_sandbox(db: sqlite3.Connection, new: NewSandbox, now: int) -> int:
-    """Record a new sandbox without tickets. Returns its id.
+    """Record a new sandbox without tickets. Return its id.
 
-    Its changes are counted from the wall clock on: agents know a record that was lost with its ledger as older.
+    Its first change has the number of the wall clock, so agents see it as newer than a record of a lost ledger.
     """
     cursor = db.execute(
         "INSERT INTO sandboxes (job, number, owner, user, uid, gid, shared_uid, startd, slot_id, dslot_id, slot_name, "
@@ -113,7 +113,7 @@ def _destination_id(db: sqlite3.Connection, target: Destination) -> int:
 
 
 def keep_credentials(db: sqlite3.Connection, held: StoredCredentials) -> None:
-    """Record what a ticket's files are sent with."""
+    """Record the credentials of a ticket's files."""
     (number,) = db.execute("SELECT id FROM tickets WHERE ticket = ?", (held.ticket,)).fetchone()
     db.execute(
         "UPDATE tickets SET job_ad = ?, plugin_data = ?, credential_ends_at = ? WHERE id = ?",
@@ -126,9 +126,9 @@ def keep_credentials(db: sqlite3.Connection, held: StoredCredentials) -> None:
 
 
 def renew(db: sqlite3.Connection, held: StoredCredentials, now: int) -> int | None:
-    """A ticket's credentials are others now: its files wait under the new ones, those that waited for them are due.
+    """Replace the credentials of a ticket. Its files wait for the destination with the new ones, or are due now.
 
-    Returns the sandbox, None while one of the ticket's files is in a mover (with the old ones) or when it is gone.
+    Return the sandbox, None while a file of the ticket is in a mover (with the old ones) or when the ticket is freed.
     """
     row = db.execute("SELECT id, sandbox FROM tickets WHERE ticket = ? AND freed = 0", (held.ticket,)).fetchone()
     if row is None or db.execute(
@@ -155,7 +155,7 @@ def renew(db: sqlite3.Connection, held: StoredCredentials, now: int) -> int | No
 
 
 def raise_fence(db: sqlite3.Connection, run: Run, now: int) -> None:
-    """Remember that this run exists: nothing of an older one is taken any more."""
+    """Record that this run exists, so that hand-offs of older runs are refused."""
     db.execute(
         "INSERT INTO fences (job, owner, number, at) VALUES (?, ?, ?, ?) "
         "ON CONFLICT (job, owner) DO UPDATE SET number = max(number, excluded.number), at = excluded.at",
@@ -171,12 +171,12 @@ def newest_run(db: sqlite3.Connection, job: JobKey) -> int:
 
 
 def mark_syncing(db: sqlite3.Connection, tickets: Iterable[str]) -> None:
-    """The sync of these tickets begins: should its answer get lost, their data cannot be believed any more."""
+    """Record that the sync of tickets begins. Without a recorded end their data cannot be relied upon."""
     _mark(db, tickets, SyncState.BEGUN)
 
 
 def mark_synced(db: sqlite3.Connection, tickets: Iterable[str]) -> None:
-    """The data of these tickets is on the disk."""
+    """Record that the data of tickets is on the disk."""
     _mark(db, tickets, SyncState.DONE)
 
 
@@ -202,12 +202,12 @@ def set_state(
 
 
 def state_of(db: sqlite3.Connection, sandbox: int) -> State:
-    """State of one sandbox as this transaction sees it."""
+    """Return the state of one sandbox in this transaction."""
     return STATE_OF[db.execute("SELECT state FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()[0]]
 
 
 def state_of_run(db: sqlite3.Connection, run: Run) -> State | None:
-    """State of the sandbox of a run; None when there is none."""
+    """Return the state of a run's sandbox, None for none."""
     row = db.execute(f"SELECT state FROM sandboxes WHERE {_OF_JOB} AND number = :number", vars(run)).fetchone()
     return STATE_OF[row[0]] if row else None
 
@@ -225,7 +225,7 @@ class Times(NamedTuple):
 
 
 def times(db: sqlite3.Connection, sandbox: int) -> Times:
-    """Times of one sandbox."""
+    """Read the times of one sandbox."""
     columns = "accepted_at, retried_at, ended_at, reason, error_code, paused, forgettable"
     return Times(*db.execute(f"SELECT {columns} FROM sandboxes WHERE id = ?", (sandbox,)).fetchone())
 
@@ -242,7 +242,7 @@ def was_confirmed(db: sqlite3.Connection, sandbox: int) -> bool:
 
 
 def set_reason(db: sqlite3.Connection, sandbox: int, reason: str) -> None:
-    """Change only the words that people read."""
+    """Change only the reason, which people read."""
     db.execute("UPDATE sandboxes SET reason = ?, change = change + 1 WHERE id = ?", (reason, sandbox))
 
 
@@ -284,7 +284,7 @@ def ignore_fallback(db: sqlite3.Connection, sandbox: int, problem: str) -> None:
 
 
 def set_paused(db: sqlite3.Connection, sandbox: int, paused: bool) -> None:
-    """The owner's wish that nothing is sent for now, or no longer."""
+    """Record that the owner paused or resumed the delivery."""
     db.execute("UPDATE sandboxes SET paused = ?, change = change + 1 WHERE id = ?", (paused, sandbox))
 
 
@@ -296,7 +296,7 @@ def end(db: sqlite3.Connection, sandbox: int, new: State, now: int, reason: str 
 
 
 def name_tickets(db: sqlite3.Connection, sandbox: int, tickets: Sequence[str], files: int, priority: int) -> None:
-    """Keep what the completed run's OUTPUT record says."""
+    """Record the content of the completed run's OUTPUT record."""
     db.execute(
         "UPDATE sandboxes SET named_tickets = ?, named_files = ?, priority = ? WHERE id = ?",
         (" ".join(sorted(tickets)), files, priority, sandbox),
@@ -304,12 +304,12 @@ def name_tickets(db: sqlite3.Connection, sandbox: int, tickets: Sequence[str], f
 
 
 def tickets_of(db: sqlite3.Connection, sandbox: int) -> list[str]:
-    """Tickets of a sandbox."""
+    """Select the tickets of a sandbox."""
     return [row[0] for row in db.execute("SELECT ticket FROM tickets WHERE sandbox = ?", (sandbox,))]
 
 
 def names_others(db: sqlite3.Connection, sandbox: int, tickets: Sequence[str]) -> bool:
-    """Tell whether it was confirmed with tickets of which none is among these."""
+    """Return whether the sandbox was confirmed with tickets, none of which is in ``tickets``."""
     row = db.execute("SELECT named_tickets, confirmed_at FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()
     return bool(row[1]) and not set(row[0].split()) & set(tickets)
 
@@ -345,7 +345,7 @@ def confirm(db: sqlite3.Connection, sandbox: int, now: int) -> str:
 
 
 def _drop_repeated(db: sqlite3.Connection, sandbox: int) -> None:
-    """Of files with the same URL the last one counts, as where a plugin sends HTCondor's list in its order."""
+    """Drop all but the last of files with the same URL, as a plugin does that sends HTCondor's list in its order."""
     last = (
         "SELECT ticket, position, max((ticket << 32) + position) FROM files "
         f"WHERE sandbox = ? AND state = {_WAITING} GROUP BY url"
@@ -382,9 +382,9 @@ def move_files(
 def take_files(
     db: sqlite3.Connection, sandbox: int, destination: int, now: int, most_files: int, most_bytes: int
 ) -> list[StoredFile]:
-    """Mark waiting files of a sandbox as moving, an attempt more, and return them as they are now.
+    """Mark waiting files of a sandbox as moving, with one more attempt. Return them as they are now.
 
-    The first is taken whatever its size, further ones up to the bounds.
+    The first file may have any size, further files only up to the bounds.
     """
     cursor = db.execute(
         f"SELECT {FILE_COLUMNS} FROM files f JOIN tickets t ON t.id = f.ticket WHERE f.sandbox = ? AND f.state = ? "
@@ -406,14 +406,14 @@ def take_files(
 
 
 def keep_receipts(db: sqlite3.Connection, begun: Iterable[tuple[str, int, int]]) -> None:
-    """Files are about to be given to a custodian. :param begun: receipt, ticket and position of each."""
+    """Record files that will be given to a custodian. :param begun: receipt, ticket and position of each."""
     db.executemany("UPDATE files SET digest = ? WHERE ticket = ? AND position = ?", begun)
 
 
 def record_results(db: sqlite3.Connection, results: Iterable[StoredFile]) -> None:
-    """Write what became of the files of a batch. Files that were dropped meanwhile stay dropped.
+    """Record the results of a batch. Files that were dropped meanwhile stay dropped.
 
-    A file whose place is unknown keeps its receipt, by which a custodian that may have the file can be asked.
+    A file that a custodian may have keeps its receipt, by which the custodian can be asked.
 
     :param results: the files as they are now.
     """
@@ -439,7 +439,7 @@ def record_results(db: sqlite3.Connection, results: Iterable[StoredFile]) -> Non
 
 
 def note_failures(db: sqlite3.Connection, sandbox: int, now: int) -> None:
-    """Keep since when the last attempt of some file of a sandbox that is left has failed."""
+    """Record the time since which the last attempt of some undelivered file of a sandbox has failed."""
     fails = f"SELECT 1 FROM files WHERE sandbox = :sandbox AND {IS_LEFT} AND error_code != 0"
     db.execute(
         f"UPDATE sandboxes SET failing_since = CASE WHEN NOT EXISTS ({fails}) THEN 0 "
@@ -449,9 +449,9 @@ def note_failures(db: sqlite3.Connection, sandbox: int, now: int) -> None:
 
 
 def keep_attempts(db: sqlite3.Connection, sandbox: int, attempts: int, excused: int) -> None:
-    """A file of this sandbox has come to so many attempts, of which so many do not count.
+    """Record the attempts of a file in its sandbox. :param excused: attempts that do not count.
 
-    The difference of both columns is the largest number of attempts of any file that count.
+    The difference of both columns is the largest number of counted attempts of any file.
     """
     db.execute(
         "UPDATE sandboxes SET attempts = max(attempts, :all), "
@@ -463,7 +463,7 @@ def keep_attempts(db: sqlite3.Connection, sandbox: int, attempts: int, excused: 
 def wake(
     db: sqlite3.Connection, sandboxes: Iterable[int], destinations: Iterable[int], codes: Iterable[ErrorClass], now: int
 ) -> set[int]:
-    """Make waiting files due now whose last failure was one of these (a server has come back)."""
+    """Make files due now that wait after a failure with any of the codes, because their server is back."""
     marks = ",".join(str(kind.code) for kind in codes)
     places = ",".join(str(int(place)) for place in destinations)
     woken = set()
@@ -480,9 +480,9 @@ def wake(
 
 
 def shorten_waits(db: sqlite3.Connection, now: int, longest_s: float) -> set[int]:
-    """Make files due now that would wait much longer than ``longest_s``: the clock was set back. Returns sandboxes.
+    """Make files due now that wait much longer than ``longest_s``, because the clock was set back. Return sandboxes.
 
-    Twice as long is let pass: waits are spread at random, and some servers ask for longer ones.
+    Up to twice as long is normal: waits have a random part, and some servers ask for longer waits.
     """
     late, waiting = now + int(2 * longest_s), f"error_code != 0 AND state = {_WAITING} AND next_attempt > ?"
     rows = db.execute(f"SELECT DISTINCT sandbox FROM files WHERE {waiting}", (late,)).fetchall()
@@ -493,9 +493,9 @@ def shorten_waits(db: sqlite3.Connection, now: int, longest_s: float) -> set[int
 
 
 def keep_ages(db: sqlite3.Connection, jump_s: int, now: int) -> set[int]:
-    """The clock was set: what is kept for a time is kept no shorter for that. Returns sandboxes.
+    """Adjust retention times after a jump of the clock, so that nothing is deleted early. Return the sandboxes.
 
-    :param jump_s: forward: times from before are set by the same. Negative, back: times that are to come are now.
+    :param jump_s: forward: earlier times move by the same. Negative, backwards: times in the future become now.
     :param now: by the clock as it is.
     """
     moved = "CASE WHEN {0} BETWEEN 1 AND :before THEN {0} + :jump ELSE {0} END" if jump_s > 0 else "min({0}, :now)"
@@ -508,7 +508,7 @@ def keep_ages(db: sqlite3.Connection, jump_s: int, now: int) -> set[int]:
 
 
 def touch(db: sqlite3.Connection, sandbox: int) -> None:
-    """Something of this sandbox changed that reports show."""
+    """Count a change of this sandbox that reports show."""
     db.execute("UPDATE sandboxes SET change = change + 1 WHERE id = ?", (sandbox,))
 
 
@@ -528,7 +528,7 @@ def fresh_attempts(db: sqlite3.Connection, sandbox: int, now: int) -> None:
 
 
 def due_now(db: sqlite3.Connection, sandboxes: Iterable[int], now: int) -> set[int]:
-    """Waiting files of these sandboxes are due; their attempts are kept. Returns the sandboxes touched."""
+    """Make waiting files of sandboxes due now, with their attempts unchanged. Return the sandboxes touched."""
     woken = set()
     for sandbox in sandboxes:
         sql = f"UPDATE files SET next_attempt = ? WHERE sandbox = ? AND state = {_WAITING} AND next_attempt > ?"
@@ -539,7 +539,7 @@ def due_now(db: sqlite3.Connection, sandboxes: Iterable[int], now: int) -> set[i
 
 
 def moving_back(db: sqlite3.Connection, sandbox: int, destination: int | None = None) -> int:
-    """Files that were in a mover and were not judged wait again: the attempt does not count. Returns how many."""
+    """Let files wait again that were in a mover without a result. The attempt does not count. Return their number."""
     which, also = "sandbox = ? AND (? IS NULL OR destination = ?)", "attempts = max(0, attempts - 1),"
     facts = [(sandbox, destination, destination)]
     return move_files(db, {FileState.MOVING}, FileState.WAITING, which, facts, also)
@@ -554,7 +554,7 @@ def lease(db: sqlite3.Connection, sandboxes: Iterable[int], now: int) -> list[in
 
 
 def unlease(db: sqlite3.Connection, sandbox: int, now: int) -> bool:
-    """Give back a lease under which nothing was sent. False when there is none."""
+    """End a lease under which nothing was sent. Return False if there is none."""
     if state_of(db, sandbox) is not State.LEASED:
         return False
     set_state(db, sandbox, State.CONFIRMED, now)
@@ -562,14 +562,14 @@ def unlease(db: sqlite3.Connection, sandbox: int, now: int) -> bool:
 
 
 def fail_waiting(db: sqlite3.Connection, sandbox: int) -> int:
-    """Give up all files that wait. Return how many."""
+    """Give up all files that wait. Return their number."""
     return move_files(db, {FileState.WAITING}, FileState.FAILED, "sandbox = ?", [(sandbox,)])
 
 
 def fail_tried(db: sqlite3.Connection, sandbox: int, unreachable: Iterable[ErrorClass]) -> int:
-    """Give up the waiting files that were tried. Return how many.
+    """Give up the waiting files that were tried. Return their number.
 
-    Where a server was not reached with one file, that counts as a try of all the sandbox's files that go to it.
+    An attempt that did not reach a server counts for all files of the sandbox with this destination.
     """
     codes = ",".join(str(kind.code) for kind in unreachable)
     away = f"SELECT destination FROM files WHERE sandbox = ? AND {IS_STILL} AND error_code IN ({codes})"
@@ -587,13 +587,13 @@ def has_waiting(db: sqlite3.Connection, sandbox: int) -> bool:
 
 
 def mark_freed(db: sqlite3.Connection, ticket: str) -> None:
-    """The bytes of this ticket, its credentials among them, are gone from the spool."""
+    """Record that the bytes of a ticket, with its credentials, are freed."""
     db.execute("UPDATE tickets SET freed = 1 WHERE ticket = ?", (ticket,))
     db.execute("DELETE FROM credentials WHERE ticket = (SELECT id FROM tickets WHERE ticket = ?)", (ticket,))
 
 
 def released(db: sqlite3.Connection, sandbox: int, tickets: Iterable[str], now: int) -> list[int]:
-    """The bytes of these tickets are gone: DELIVERED becomes RELEASED, a record that may go goes."""
+    """Record that the bytes of tickets are freed. DELIVERED becomes RELEASED. Remove the record if it may go."""
     for ticket in tickets:
         mark_freed(db, ticket)
     row = db.execute("SELECT state, forgettable FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()
@@ -620,7 +620,7 @@ def is_wanted(db: sqlite3.Connection, ticket: str) -> bool:
 
 
 def dropped_tickets(db: sqlite3.Connection, sandbox: int) -> list[str]:
-    """Tickets of a sandbox none of whose files are wanted any more and whose bytes are still there."""
+    """Select tickets of a sandbox whose bytes are in the spool although no file is needed any more."""
     rows = db.execute(
         "SELECT ticket FROM tickets t WHERE sandbox = ? AND freed = 0 AND NOT EXISTS "
         f"(SELECT 1 FROM files WHERE files.ticket = t.id AND {IS_LEFT})",
@@ -630,7 +630,7 @@ def dropped_tickets(db: sqlite3.Connection, sandbox: int) -> list[str]:
 
 
 def may_forget(db: sqlite3.Connection, sandbox: int) -> None:
-    """The access point has recorded the end: the record may go once the bytes are gone."""
+    """Let the record go once the bytes are freed, because the access point has recorded the end."""
     db.execute("UPDATE sandboxes SET forgettable = 1, change = change + 1 WHERE id = ?", (sandbox,))
 
 
@@ -644,9 +644,9 @@ def forget(db: sqlite3.Connection, sandbox: int) -> None:
 
 
 def drop_old_fences(db: sqlite3.Connection, before: int) -> None:
-    """Forget the runs of jobs without output here that no message named since this wall clock.
+    """Forget the runs of jobs without output here and without a message since this wall clock.
 
-    Destinations that were reached with credentials nobody has any more go too.
+    Remove destinations with credentials that no file uses any more, too.
     """
     db.execute("DELETE FROM destinations WHERE surroundings != '' AND id NOT IN (SELECT destination FROM sums)")
     here = "SELECT 1 FROM sandboxes WHERE sandboxes.job = fences.job"
@@ -657,7 +657,7 @@ def drop_old_fences(db: sqlite3.Connection, before: int) -> None:
 
 
 def keep_unknown(db: sqlite3.Connection, found: Iterable[str], now: int, retention_s: float) -> list[str]:
-    """Record the tickets that are set aside now. Returns those that have been for longer than the retention time."""
+    """Record the tickets that are set aside now. Return the tickets set aside before the retention time."""
     known = {row[0] for row in db.execute("SELECT ticket FROM unknown")}
     here = set(found)
     db.executemany("DELETE FROM unknown WHERE ticket = ?", ((ticket,) for ticket in known - here))
@@ -683,7 +683,7 @@ def count_anew(db: sqlite3.Connection, now: int) -> None:
 
 
 def acknowledged(db: sqlite3.Connection) -> dict[str, int]:
-    """Number of the last order that was carried out, by agent."""
+    """Read the number of the last order that was carried out, by agent."""
     return dict(db.execute("SELECT agent, number FROM orders_done").fetchall())
 
 
@@ -693,6 +693,6 @@ def acknowledge(db: sqlite3.Connection, agent: str, number: int) -> None:
 
 
 def sandboxes_of(db: sqlite3.Connection, last: Run) -> list[tuple[int, int, State]]:
-    """(id, run number, state) of the sandboxes of a job's runs up to this one."""
+    """Select (id, run number, state) of the sandboxes of a job's runs up to this run."""
     rows = db.execute(f"SELECT id, number, state FROM sandboxes WHERE {_OF_JOB} AND number <= :number", vars(last))
     return [(row[0], row[1], STATE_OF[row[2]]) for row in rows]

@@ -110,7 +110,7 @@ class Breakers:
         return min(waits, default=float("inf"))
 
     def started(self, server: str) -> None:
-        """A batch goes to this server; to one with an open breaker it is the probe."""
+        """Record a batch to this server. With an open breaker the batch is the probe."""
         breaker = self._known.get(server)
         if breaker is not None:
             breaker.turn(Circuit.HALF_OPEN)
@@ -134,20 +134,20 @@ class Breakers:
         return True
 
     def reached(self, server: str) -> bool:
-        """The server answered. True when its breaker was not closed before."""
+        """Record an answer of the server. Return whether its breaker was not closed before."""
         breaker = self._known.pop(server, None)
         if breaker is not None:
             breaker.turn(Circuit.CLOSED)
         return breaker is not None
 
     def stopped(self, server: str) -> None:
-        """A batch ended without telling anything about the server: a probe is due again."""
+        """Record a batch that showed nothing about the server. A probe is due again."""
         breaker = self._known.get(server)
         if breaker is not None and breaker.circuit is Circuit.HALF_OPEN:
             breaker.turn(Circuit.OPEN)
 
     def troubles(self) -> list[ServerReport]:
-        """The breakers that are not closed, by server."""
+        """Return the breakers that are not closed, by server."""
         now_s, now = self.clock.monotonic_s(), self.clock.wall_s()
         return [
             ServerReport(

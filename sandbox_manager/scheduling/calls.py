@@ -138,7 +138,7 @@ class Calls:
         return transfer
 
     def active(self, server: str) -> int:
-        """Calls to a server that have begun and not ended."""
+        """Count calls to a server that have begun and not ended."""
         return len(self._at(server).transfers)
 
     def _level(self, calls: _ServerCalls, choice: Choice, in_flight: int) -> int:

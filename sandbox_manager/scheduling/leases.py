@@ -81,19 +81,19 @@ class Leases:
         return min(lease_s, self._promised_s or lease_s)
 
     def want(self, db: sqlite3.Connection, schedd: str, lease_s: float) -> None:
-        """Remember it, before anything that it confirms is sent."""
+        """Record the lease that an agent wants, before output that it confirms is sent."""
         if get_meta(db, _META + schedd, "0.0") != str(lease_s):
             set_meta(db, _META + schedd, str(lease_s))
 
     def heard(self, schedd: str, number: int, lease_s: float) -> None:
-        """The agent has read this report, and what it had to say to it has been carried out."""
+        """Record that the agent has read this report, and that its orders are carried out."""
         self._lease_s[schedd] = lease_s
         made_s = self._made_s.get(number)
         if made_s is not None:
             self._until_s[schedd] = max(made_s + self._bounded(lease_s), self._until_s.get(schedd, float("-inf")))
 
     def end_in(self, limit_s: float) -> None:
-        """Nothing is sent after so long, whoever hears this manager: access points have its word for that."""
+        """Stop sending after this time, with or without a lease. Access points rely on it."""
         self._ends_s = self._now_s() + limit_s
 
     @property

@@ -18,14 +18,14 @@ from sandbox_manager.scheduling.breaker import Flow
 from sandbox_manager.scheduling.slots import SlotUsage, most_of_one
 from stageout.model.sandbox import Destination, Sandbox
 
-#: A file costs about as much as so many bytes: a request, an answer and a look at what arrived.
+#: Cost of a file in bytes: a request, an answer and a check of the arrived file.
 FILE_BYTES = 1024 * 1024
-#: After so long (s) half of what was given is forgotten.
+#: Seconds after which half of the use is forgotten.
 HALF_LIFE_S = 600.0
 
 
 def cost_bytes(files: int, size_bytes: int) -> int:
-    """Return the cost of so many files of this size together, in bytes."""
+    """Return the cost of files with this total size, in bytes."""
     return size_bytes + files * FILE_BYTES
 
 
@@ -102,12 +102,12 @@ class Load:
     running: set[tuple[int, int]] = field(default_factory=set)
 
     def start(self, batch: BatchPlan) -> None:
-        """A batch runs from now on."""
+        """Count a batch that runs from now on."""
         self._count(batch, 1)
         self.running |= {(part.sandbox, batch.destination) for part in batch.parts}
 
     def end(self, batch: BatchPlan) -> None:
-        """A batch has ended."""
+        """Stop counting a batch that has ended."""
         self._count(batch, -1)
         self.running -= {(part.sandbox, batch.destination) for part in batch.parts}
 
@@ -182,7 +182,7 @@ def _may_start(queue: BatchQueue, inputs: PlanInput) -> bool:
 
 
 def _batch(queue: BatchQueue, inputs: PlanInput) -> BatchPlan | None:
-    """The next batch of a queue, None when all of its sandboxes wait for a place in their data slots."""
+    """Return the next batch of a queue, None if all of its sandboxes wait for a place in their data slots."""
     key, limits = queue.key, inputs.limits
     place = inputs.destinations[key.destination]
     is_probe = inputs.flow(place.server) is Flow.ONE

@@ -72,7 +72,7 @@ def places_free(slot: SlotKey, owner: str, taken: Iterable[tuple[SlotKey, str, i
 
 
 def is_stuck(one: Occupant, destinations: Mapping[int, Destination], flow: Callable[[str], Flow]) -> bool:
-    """True for a sandbox that waits for its owner, or only for servers which are away or silent: it holds no place.
+    """Return whether a sandbox has no place, because it waits for its owner or only for unreachable or silent servers.
 
     A server whose probe is due is still away.
     """

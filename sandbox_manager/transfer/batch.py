@@ -180,7 +180,7 @@ class BatchRun(RunningBatch):
             return -1, -1
 
     def _if_unchanged(self, item: StoredFile, before: tuple[int, int], answer: Answer) -> Answer:
-        """The plugin's answer, if what it sent is what was accepted; in doubt the file is sent again."""
+        """Return the plugin's answer if it sent the accepted content. In doubt the file is sent again."""
         after = self._change_mark(item)
         problem = self._problem(item)
         if problem is not None:
@@ -203,7 +203,7 @@ def job_names(jobs: Iterable[str]) -> str:
 
 
 def utc(wall_s: float) -> str:
-    """A wall clock for people."""
+    """Format a wall clock for people."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(wall_s))
 
 

@@ -176,7 +176,7 @@ class Delivery:
         return self._registry.destinations[self._batch.destination]
 
     def _custodian(self) -> DrainTarget | None:
-        """The custodian that these files are given to now."""
+        """Return the custodian that gets these files now, None for none."""
         to = self._runner.hand_over_to
         return to if to is not None and to.takes(self._destination) else None
 
