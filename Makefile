@@ -26,7 +26,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: dist sign dist-test lock pilot demo reference docs test check pythons pools bench figures mutants crash planted seams sim storm chaos hostile heads cuts overlay-storm web clean workflow
+.PHONY: dist sign dist-test lock pilot demo reference docs test style check computed pythons pools bench figures mutants crash planted seams sim storm chaos hostile heads cuts overlay-storm web clean workflow
 
 $(STAMP): setup.cfg pyproject.toml $(wildcard requirements/*.txt)
 	tools/install
@@ -39,10 +39,12 @@ $(STAMP): setup.cfg pyproject.toml $(wildcard requirements/*.txt)
 demo: $(if $(wildcard $(STAMP)),$(STAMP),.venv/.demo)
 	$(PY) -m tests.harness.demo
 
-# three at once on two cores: tests also wait for processes and for disks
-check: $(STAMP)
+style: $(STAMP)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+
+# three at once on two cores: tests also wait for processes and for disks
+check: style
 	.venv/bin/mypy
 	tools/run-tests -n 3 tests/unit
 
@@ -58,12 +60,17 @@ docs: $(STAMP)
 pythons: $(STAMP)
 	ALL=$(ALL) tools/pythons
 
-# six at once on two cores: pools mostly wait
+# eight at once on two cores: pools mostly wait
 pools: $(STAMP)
-	tools/run-tests -n 6 --dist loadfile --no-loadscope-reorder --durations=25 tests --ignore tests/unit
+	tools/run-tests -n 8 --dist loadfile --no-loadscope-reorder --durations=25 tests --ignore tests/unit
 
-test: check
-	$(MAKE) --no-print-directory -j 2 pythons pools
+# Programs that only compute get the time in which pools wait.
+computed: $(STAMP)
+	nice -n 5 $(MAKE) --no-print-directory check
+	nice -n 5 $(MAKE) --no-print-directory pythons
+
+test: style
+	$(MAKE) --no-print-directory -j 2 computed pools
 
 bench: $(STAMP)
 	$(PY) benchmarks/run_all.py $(if $(QUICK),--quick)

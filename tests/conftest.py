@@ -33,14 +33,21 @@ hypothesis.settings.load_profile("stageout")
 _LONGEST_FIRST = (
     "test_agent_pool",
     "test_crashes",
+    "test_cli_pool",
     "test_simulation",
+    "test_matrix",
+    "test_job_kinds",
+    "test_main_job",
     "test_dags_pool",
     "test_outage",
     "test_handover_pool",
-    "test_job_kinds",
-    "test_cli_pool",
-    "test_main_job",
+    "test_hostile_user_pool",
+    "test_hostile_access_points",
+    "test_web_services_pool",
+    "test_daemons_pool",
     "test_storm",
+    "test_custodian",
+    "test_build",
 )
 
 

@@ -1,4 +1,4 @@
-"""What a router says of its directories: all names but those of its own."""
+"""A router lists all names of a directory, but not its own directory below the root."""
 
 from __future__ import annotations
 
