@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import socket
 import stat
 from pathlib import Path
@@ -15,14 +15,10 @@ from stageout.core.sockets import connect_to, listen_at
 def _open_below(directory: Path) -> list[str]:
     """Return what this process holds open of a directory."""
     found = []
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{number}")
-        except FileNotFoundError:  # the descriptor of the listing itself
-            continue
-        if target.startswith(str(directory)):
-            found.append(target)
-    return found
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+            found.append(str(link.readlink()))
+    return [target for target in found if target.startswith(str(directory))]
 
 
 @pytest.mark.parametrize("deep", ["", "d" * 120])
@@ -34,7 +30,7 @@ def test_a_socket_is_reached_by_its_path_and_holds_no_directory(tmp_path: Path, 
         connect_to(client, path)
         listener.setblocking(True)
         listener.accept()[0].close()
-        assert os.listdir(path.parent) == ["control"]
+        assert [one.name for one in path.parent.iterdir()] == ["control"]
         assert _open_below(tmp_path) == []
 
 
