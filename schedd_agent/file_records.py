@@ -87,10 +87,10 @@ class FileRecorder:
 
     def _owner(self, item: ReportedSandbox) -> str | None:
         """Return the owner of output; None when no record of the access point names its manager."""
-        box = item.sandbox
+        sandbox = item.sandbox
         if not self.has_receipts:
-            return box.owner
-        record = self.receipts.record_with(box.run.key, item.manager_name, item.key, box.tickets)
+            return sandbox.owner
+        record = self.receipts.record_with(sandbox.run.key, item.manager_name, item.key, sandbox.tickets)
         return None if record is None else record.owner
 
     def _append(self, ads: Sequence[Mapping[str, Any]]) -> bool:
@@ -113,38 +113,38 @@ def records_of(item: ReportedSandbox, owner: str, now: int) -> list[dict[str, An
 
     :param now: wall clock, seconds.
     """
-    box = replace(item.sandbox, files=item.sandbox.files[:FILES_SHOWN])
-    item = replace(item, sandbox=box)
+    sandbox = replace(item.sandbox, files=item.sandbox.files[:FILES_SHOWN])
+    item = replace(item, sandbox=sandbox)
     common = _known(_sandbox_attributes(item, owner))
     files = [
-        {**common, "StageOutFileNumber": number, **_file_attributes(file, box), "RecordWriteDate": now}
-        for number, file in enumerate(box.files)
+        {**common, "StageOutFileNumber": number, **_file_attributes(file, sandbox), "RecordWriteDate": now}
+        for number, file in enumerate(sandbox.files)
     ]
-    return [*files, *({**common, **rest, "RecordWriteDate": now} for rest in _rest(box))]
+    return [*files, *({**common, **rest, "RecordWriteDate": now} for rest in _rest(sandbox))]
 
 
 def _sandbox_attributes(item: ReportedSandbox, owner: str) -> dict[str, Any]:
-    box = item.sandbox
-    cluster, proc = ids_of(box.job)
+    sandbox = item.sandbox
+    cluster, proc = ids_of(sandbox.job)
     return {
         "MyType": RECORD_TYPE,
-        "GlobalJobId": box.job,
+        "GlobalJobId": sandbox.job,
         "ClusterId": cluster,
         "ProcId": proc,
-        "NumShadowStarts": box.number,
+        "NumShadowStarts": sandbox.number,
         "Owner": owner,
-        "AcctGroup": box.group,
+        "AcctGroup": sandbox.group,
         "StageOutManager": item.manager_name,
         "StageOutManagerKey": item.key,
-        "StageOutTickets": ",".join(box.tickets),
-        "StageOutAcceptedAt": box.accepted_at,
-        "StageOutConfirmedAt": box.confirmed_at,
-        "StageOutEndedAt": box.ended_at,
+        "StageOutTickets": ",".join(sandbox.tickets),
+        "StageOutAcceptedAt": sandbox.accepted_at,
+        "StageOutConfirmedAt": sandbox.confirmed_at,
+        "StageOutEndedAt": sandbox.ended_at,
     }
 
 
-def _file_attributes(file: FileReport, box: SandboxReport) -> dict[str, Any]:
-    state = _end_of(file, box)
+def _file_attributes(file: FileReport, sandbox: SandboxReport) -> dict[str, Any]:
+    state = _end_of(file, sandbox)
     scheme, _, place = file.url.partition("://")
     rate = file.size_bytes * 1000 // file.transfer_ms if file.transfer_ms > 0 else 0
     return {
@@ -162,7 +162,7 @@ def _file_attributes(file: FileReport, box: SandboxReport) -> dict[str, Any]:
             "TransferError": file.error,
             "StageOutErrorCode": file.error_code,
             "StageOutErrorClass": ErrorClass.from_code(file.error_code).name if file.error_code else "",
-            "StageOutReason": box.reason if state != State.DELIVERED or _is_elsewhere(file, box) else "",
+            "StageOutReason": sandbox.reason if state != State.DELIVERED or _is_elsewhere(file, sandbox) else "",
             "StageOutAttempts": file.attempts,
             "StageOutPlugin": file.plugin,
             "StageOutVerified": file.verified,
@@ -174,39 +174,39 @@ def _file_attributes(file: FileReport, box: SandboxReport) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _is_elsewhere(file: FileReport, box: SandboxReport) -> bool:
+def _is_elsewhere(file: FileReport, sandbox: SandboxReport) -> bool:
     """Tell whether the reason of a delivered run is about this file: it is at the fallback, or on the node."""
     if file.url.partition("://")[0].rpartition("+")[2].lower() == "file":
         return True
-    return bool(box.fallback and box.fallback_note) and file.url.startswith(f"{box.fallback.rstrip('/')}/")
+    return bool(sandbox.fallback and sandbox.fallback_note) and file.url.startswith(f"{sandbox.fallback.rstrip('/')}/")
 
 
-def _end_of(file: FileReport, box: SandboxReport) -> str:
+def _end_of(file: FileReport, sandbox: SandboxReport) -> str:
     """Return the state in which a file ended. A file keeps its failure, whatever became of its sandbox afterwards."""
-    if box.state in GOOD_ENDS or file.state == State.DELIVERED:
+    if sandbox.state in GOOD_ENDS or file.state == State.DELIVERED:
         return State.DELIVERED.value
-    return file.state if file.state == State.FAILED else box.state
+    return file.state if file.state == State.FAILED else sandbox.state
 
 
-def _rest(box: SandboxReport) -> Iterator[dict[str, Any]]:
+def _rest(sandbox: SandboxReport) -> Iterator[dict[str, Any]]:
     """Yield the sums of the files that the report does not list: those delivered, and those not."""
-    listed = [(file.size_bytes, _end_of(file, box) == State.DELIVERED) for file in box.files]
-    files = box.files_total + box.files_dropped - len(listed)
-    size = box.bytes_total + box.bytes_dropped - sum(size for size, _ in listed)
+    listed = [(file.size_bytes, _end_of(file, sandbox) == State.DELIVERED) for file in sandbox.files]
+    files = sandbox.files_total + sandbox.files_dropped - len(listed)
+    size = sandbox.bytes_total + sandbox.bytes_dropped - sum(size for size, _ in listed)
     left = left_bytes = 0
-    if box.state not in GOOD_ENDS:
+    if sandbox.state not in GOOD_ENDS:
         listed_left = [size for size, delivered in listed if not delivered]
-        left = min(files, box.files_left + box.files_dropped - len(listed_left))
-        left_bytes = min(size, box.bytes_left + box.bytes_dropped - sum(listed_left))
+        left = min(files, sandbox.files_left + sandbox.files_dropped - len(listed_left))
+        left_bytes = min(size, sandbox.bytes_left + sandbox.bytes_dropped - sum(listed_left))
     delivered = State.DELIVERED.value
     for state, count, count_bytes in (
-        (delivered, files - left, size - left_bytes), (box.state, left, left_bytes)
+        (delivered, files - left, size - left_bytes), (sandbox.state, left, left_bytes)
     ):  # fmt: skip
         if count > 0:
             yield {
                 "StageOutFiles": count, "StageOutState": state, "TransferFileBytes": max(0, count_bytes),
                 "TransferSuccess": state == delivered,
-                **_known({"StageOutReason": "" if state == delivered else box.reason}),
+                **_known({"StageOutReason": "" if state == delivered else sandbox.reason}),
             }  # fmt: skip
 
 

@@ -121,8 +121,10 @@ def put_pool(found: Readings, reports: Iterable[Report], wall_s: float, silent: 
     nodes = Counter(dict.fromkeys(_NODE_STATES, 0))
     nodes.update("ending" if report.ends_in_s else "reporting" for report in reports)
     states = Counter({str(state): 0 for state in State})
-    states.update(box.state for report in reports for box in report.sandboxes if box.state in states)
-    waiting = (box.accepted_at for report in reports for box in report.sandboxes if box.state in _UNDELIVERED)
+    states.update(sandbox.state for report in reports for sandbox in report.sandboxes if sandbox.state in states)
+    waiting = (
+        sandbox.accepted_at for report in reports for sandbox in report.sandboxes if sandbox.state in _UNDELIVERED
+    )
     oldest_at = min(filter(None, waiting), default=wall_s)
     silent = {*silent, *(report.manager for report, age_s in zip(reports, ages_s) if is_silent(report, int(age_s)))}
     tried = sum(max(0, report.handoffs) for report in reports)
@@ -182,8 +184,8 @@ def _owners(reports: Iterable[Report]) -> dict[str, set[str]]:
     """Return the owners of output for each server."""
     owners: dict[str, set[str]] = {}
     for report in reports:
-        for box in report.sandboxes:
-            owners.setdefault(box.server, set()).add(box.owner)
+        for sandbox in report.sandboxes:
+            owners.setdefault(sandbox.server, set()).add(sandbox.owner)
     return owners
 
 

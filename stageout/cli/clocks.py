@@ -59,15 +59,15 @@ def shifted(report: Report, by_s: int) -> Report:
     )
 
 
-def _sandbox(box: SandboxReport, by_s: int) -> SandboxReport:
-    holdings = (replace(one, since=one.since + by_s) for one in read_holdings(box.holdings))
+def _sandbox(sandbox: SandboxReport, by_s: int) -> SandboxReport:
+    holdings = (replace(one, since=one.since + by_s) for one in read_holdings(sandbox.holdings))
     return replace(
-        box,
-        next_attempt_at=_later(box.next_attempt_at, by_s),
-        accepted_at=_later(box.accepted_at, by_s),
-        confirmed_at=_later(box.confirmed_at, by_s),
-        ended_at=_later(box.ended_at, by_s),
-        files=tuple(_file(one, by_s) for one in box.files),
+        sandbox,
+        next_attempt_at=_later(sandbox.next_attempt_at, by_s),
+        accepted_at=_later(sandbox.accepted_at, by_s),
+        confirmed_at=_later(sandbox.confirmed_at, by_s),
+        ended_at=_later(sandbox.ended_at, by_s),
+        files=tuple(_file(one, by_s) for one in sandbox.files),
         holdings=tuple(map(str, holdings)),
     )
 

@@ -31,7 +31,7 @@ def left_output(
     if pool.left_output(schedd) == {}:
         return [], []
     reports = [concerned for one in pool.reports() if (concerned := _of_schedd(one, schedd, known, owner)).sandboxes]
-    wanted = sorted({parse_job_id(box.run.job_id) for report in reports for box in report.sandboxes})
+    wanted = sorted({parse_job_id(sandbox.run.job_id) for report in reports for sandbox in report.sandboxes})
     here = {job.key for part in _parts(wanted) for job in queue.jobs(part)[0]}
     gone = [job for job in wanted if not any(key.job_id == str(job) for key in here)]
     past = {job.key: job for job in queue.history(gone[-_IN_HISTORY:])} if gone else {}
@@ -45,15 +45,15 @@ def _parts(jobs: list[JobId]) -> Iterator[list[JobId]]:
 
 def _of_schedd(report: Report, schedd: str, known: Collection[JobKey], owner: str | None) -> Report:
     """Return a report that contains only those sandboxes of a schedd's jobs that still have output on the node."""
-    boxes = (
-        box
-        for box in report.sandboxes
-        if box.state not in FREED
-        and is_name_of(box.job, schedd, box.run.job_id)
-        and owner in (None, box.owner.partition("@")[0])
-        and box.run.key not in known
+    sandboxes = (
+        sandbox
+        for sandbox in report.sandboxes
+        if sandbox.state not in FREED
+        and is_name_of(sandbox.job, schedd, sandbox.run.job_id)
+        and owner in (None, sandbox.owner.partition("@")[0])
+        and sandbox.run.key not in known
     )
-    return replace(report, sandboxes=tuple(boxes))
+    return replace(report, sandboxes=tuple(sandboxes))
 
 
 def left_rows(reports: Iterable[Report], here: Collection[JobKey], past: Mapping[JobKey, Job], now: float) -> list[Row]:
@@ -64,10 +64,10 @@ def left_rows(reports: Iterable[Report], here: Collection[JobKey], past: Mapping
     """
     rows = []
     for report in reports:
-        boxes = (box for box in report.sandboxes if box.run.key not in here)
-        counted = tuple(box for box in boxes if _counts(report, past.get(box.run.key)))
-        for box, row in zip(counted, rows_of_report(replace(report, sandboxes=counted), now)):
-            rows.append(_left(row, past.get(box.run.key)))
+        sandboxes = (sandbox for sandbox in report.sandboxes if sandbox.run.key not in here)
+        counted = tuple(sandbox for sandbox in sandboxes if _counts(report, past.get(sandbox.run.key)))
+        for sandbox, row in zip(counted, rows_of_report(replace(report, sandboxes=counted), now)):
+            rows.append(_left(row, past.get(sandbox.run.key)))
     return sorted(rows, key=lambda row: (parse_job_id(row.job), row.run))
 
 

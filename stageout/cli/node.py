@@ -79,23 +79,23 @@ def read_status(path: Path, now: float) -> LocalReport:
     :param now: wall clock time of the report in seconds.
     :raises OSError: nothing listens on the socket. :raises BadMessage: the answer is not of this version.
     """
-    boxes: list[SandboxReport] = []
+    sandboxes: list[SandboxReport] = []
     files: list[FileReport] = []
-    box: dict[str, Any] | None = None
+    sandbox: dict[str, Any] | None = None
     for frame in _ask(path, {"op": "status"}):
         if frame["op"] == "files":
             files += _list(FileReport, frame.get("files"))
             continue
-        if box is not None:
-            boxes.append(_sandbox(box, files))
+        if sandbox is not None:
+            sandboxes.append(_sandbox(sandbox, files))
         if frame["op"] == "end":
             servers, flows = _list(ServerReport, frame.get("servers")), _list(FlowReport, frame.get("flows"))
             name = str(frame.get("manager", ""))
-            report = Report(name, "", 0, int(now), {}, 0, tuple(boxes), tuple(servers), flows=tuple(flows))
+            report = Report(name, "", 0, int(now), {}, 0, tuple(sandboxes), tuple(servers), flows=tuple(flows))
             return LocalReport(report, os.geteuid() in (0, frame["peer_uid"]))
         if frame["op"] != "sandbox":
             raise BadMessage(f"unexpected {frame['op']!r}: {frame.get('reason', '')}")
-        box, files = frame.get("sandbox"), []
+        sandbox, files = frame.get("sandbox"), []
     raise BadMessage("the manager stopped in the middle of its answer")
 
 

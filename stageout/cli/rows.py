@@ -177,8 +177,8 @@ def merge(jobs: Iterable[Job], reports: Iterable[Report], now: float | None = No
     :param now: wall clock, seconds, for estimates of the remaining time; None: no estimates.
     """
     jobs = sorted(jobs, key=lambda job: job.id)
-    boxes = _newest_boxes(reports, {job.key: job.keys for job in jobs if job.keys})
-    said = [_box_of(job, boxes) for job in jobs]
+    sandboxes = _newest_sandboxes(reports, {job.key: job.keys for job in jobs if job.keys})
+    said = [_sandbox_of(job, sandboxes) for job in jobs]
     etas = {} if now is None else _etas([one for one in said if one], now)
     rows = [_expecting(_row(job, one), one, etas) for job, one in zip(jobs, said)]
     return rows if now is None else [_silent(row, one, now) for row, one in zip(rows, said)]
@@ -190,8 +190,8 @@ _Etas = Mapping[tuple[int, Run], Eta]
 def _etas(said: Iterable[_Said], now: float) -> _Etas:
     """Return the estimates for these sandboxes, by report and run."""
     wanted: dict[int, tuple[Report, set[Run]]] = {}
-    for box, report in said:
-        wanted.setdefault(id(report), (report, set()))[1].add(box.run)
+    for sandbox, report in said:
+        wanted.setdefault(id(report), (report, set()))[1].add(sandbox.run)
     return {
         (number, run): eta
         for number, (report, runs) in wanted.items()
@@ -220,32 +220,34 @@ def _silent(row: Row, said: _Said | None, now: float) -> Row:
     )
 
 
-def _newest_boxes(reports: Iterable[Report], keys: Mapping[JobKey, frozenset[str]]) -> dict[JobKey, dict[int, _Said]]:
+def _newest_sandboxes(
+    reports: Iterable[Report], keys: Mapping[JobKey, frozenset[str]]
+) -> dict[JobKey, dict[int, _Said]]:
     """Return the last report on each run of each job. :param keys: the accepted keys by job; other jobs accept
     any key.
     """
-    boxes: dict[JobKey, dict[int, _Said]] = {}
+    sandboxes: dict[JobKey, dict[int, _Said]] = {}
     for report in reports:
-        for box in report.sandboxes:
-            if report.key not in keys.get(box.run.key, (report.key,)):
+        for sandbox in report.sandboxes:
+            if report.key not in keys.get(sandbox.run.key, (report.key,)):
                 continue
-            runs = boxes.setdefault(box.run.key, {})
-            known = runs.get(box.number)
-            if known is None or known[0].change < box.change:
-                runs[box.number] = (box, report)
-    return boxes
+            runs = sandboxes.setdefault(sandbox.run.key, {})
+            known = runs.get(sandbox.number)
+            if known is None or known[0].change < sandbox.change:
+                runs[sandbox.number] = (sandbox, report)
+    return sandboxes
 
 
-def _box_of(job: Job, boxes: Mapping[JobKey, Mapping[int, _Said]]) -> _Said | None:
+def _sandbox_of(job: Job, sandboxes: Mapping[JobKey, Mapping[int, _Said]]) -> _Said | None:
     """Return the reports on the job's last run.
 
     After a restart of the access point, a job whose shadow reconnected has a higher run number there than at its
     execute point. Therefore the highest number that is not superseded counts as well.
     """
-    runs = {} if job.is_misnamed else boxes.get(job.key, {})
+    runs = {} if job.is_misnamed else sandboxes.get(job.key, {})
     if job.run in runs or not job.handed_off:
         return runs.get(job.run)
-    last = max((number for number, (box, _) in runs.items() if box.state != State.SUPERSEDED), default=0)
+    last = max((number for number, (sandbox, _) in runs.items() if sandbox.state != State.SUPERSEDED), default=0)
     return runs.get(last) if last <= job.run else None
 
 
@@ -294,55 +296,55 @@ def _bytes(custody: Iterable[Holding]) -> int:
     return sum(one.size_bytes for one in custody)
 
 
-def _custody(box: SandboxReport, ended: bool) -> tuple[Holding, ...]:
-    return () if ended or box.state in _ENDED else read_holdings(box.holdings)
+def _custody(sandbox: SandboxReport, ended: bool) -> tuple[Holding, ...]:
+    return () if ended or sandbox.state in _ENDED else read_holdings(sandbox.holdings)
 
 
 def _known(value: int | None, otherwise: int) -> int:
     return otherwise if value is None else value
 
 
-def _from_report(job: Job, box: SandboxReport, report: Report) -> dict[str, Any]:
+def _from_report(job: Job, sandbox: SandboxReport, report: Report) -> dict[str, Any]:
     ended = job.state in _ENDED and job.state_run in (None, job.run)
-    custody = _custody(box, ended)
+    custody = _custody(sandbox, ended)
     # The access point learns about output that a pilot has handed over from the custodians, and knows when the pilot
     # has ended.
     by_ad = ended or (job.state == State.HANDED_OVER and job.state_run in (None, job.run))
     return {
-        "state": job.state if by_ad else box.state,
-        "reason": (job.reason if by_ad else box.reason) or box.reason,
-        "files_total": box.files_total,
-        "files_left": box.files_left + _files(custody),
-        "bytes_total": box.bytes_total,
-        "bytes_left": box.bytes_left + _bytes(custody),
-        "attempts": box.attempts,
-        "attempts_limit": box.attempts_limit,
-        "excused": box.excused,
-        "paused": bool(box.paused),
-        "fallback": box.fallback,
-        "fallback_note": box.fallback_note,
+        "state": job.state if by_ad else sandbox.state,
+        "reason": (job.reason if by_ad else sandbox.reason) or sandbox.reason,
+        "files_total": sandbox.files_total,
+        "files_left": sandbox.files_left + _files(custody),
+        "bytes_total": sandbox.bytes_total,
+        "bytes_left": sandbox.bytes_left + _bytes(custody),
+        "attempts": sandbox.attempts,
+        "attempts_limit": sandbox.attempts_limit,
+        "excused": sandbox.excused,
+        "paused": bool(sandbox.paused),
+        "fallback": sandbox.fallback,
+        "fallback_note": sandbox.fallback_note,
         "manager": report.manager,
         "reported_at": report.sent_at,
         "custody": custody,
-        **_next_attempt(box, report),
+        **_next_attempt(sandbox, report),
     }
 
 
-def _next_attempt(box: SandboxReport, report: Report) -> dict[str, Any]:
+def _next_attempt(sandbox: SandboxReport, report: Report) -> dict[str, Any]:
     """Return the time of the next attempt, including those of single files. A server that does not answer is only
     probed.
     """
-    if box.paused:
-        return {"files": tuple(replace(file, next_attempt_at=0) for file in box.files), "next_attempt_at": 0}
+    if sandbox.paused:
+        return {"files": tuple(replace(file, next_attempt_at=0) for file in sandbox.files), "next_attempt_at": 0}
     probes = {one.server: one.probe_at for one in report.servers}
-    files = tuple(_after_probe(file, probes) if file.state in _WAITING else file for file in box.files)
+    files = tuple(_after_probe(file, probes) if file.state in _WAITING else file for file in sandbox.files)
     servers = {server_of(file.url) for file in files if file.state in _WAITING}
-    if box.state not in _WAITING or not servers or not servers <= probes.keys():
-        return {"files": files, "next_attempt_at": box.next_attempt_at}
+    if sandbox.state not in _WAITING or not servers or not servers <= probes.keys():
+        return {"files": files, "next_attempt_at": sandbox.next_attempt_at}
     first = min(servers, key=lambda server: probes[server])
     return {
         "files": files,
-        "next_attempt_at": max(box.next_attempt_at, probes[first]),
+        "next_attempt_at": max(sandbox.next_attempt_at, probes[first]),
         "waits_for_server": first,
     }
 
@@ -401,9 +403,9 @@ def as_json(
 
 def rows_of_report(report: Report, now: float | None = None) -> list[Row]:
     """Return the rows of a node's own sandboxes, from its manager's report only. :param now: as in :func:`merge`."""
-    said = [(box, report) for box in report.sandboxes]
+    said = [(sandbox, report) for sandbox in report.sandboxes]
     etas = {} if now is None else _etas(said, now)
-    rows = [_expecting(_row_of_box(*one), one, etas) for one in said]
+    rows = [_expecting(_row_of_sandbox(*one), one, etas) for one in said]
     return rows if now is None else [_silent(row, one, now) for row, one in zip(rows, said)]
 
 
@@ -412,30 +414,30 @@ def needs_node(row: Row) -> bool:
     return row.state not in _NOT_NEEDED
 
 
-def _row_of_box(box: SandboxReport, report: Report) -> Row:
-    custody = _custody(box, False)
+def _row_of_sandbox(sandbox: SandboxReport, report: Report) -> Row:
+    custody = _custody(sandbox, False)
     return Row(
-        job=box.run.job_id,
-        global_id=box.job,
-        owner=box.owner,
+        job=sandbox.run.job_id,
+        global_id=sandbox.job,
+        owner=sandbox.owner,
         job_status="Unknown",
-        run=box.number,
-        state=box.state,
+        run=sandbox.number,
+        state=sandbox.state,
         synchronous=False,
-        reason=box.reason or (_UNRECORDED if box.state in FREED else ""),
-        files_total=box.files_total,
-        files_left=box.files_left + _files(custody),
-        bytes_total=box.bytes_total,
-        bytes_left=box.bytes_left + _bytes(custody),
-        attempts=box.attempts,
-        attempts_limit=box.attempts_limit,
-        excused=box.excused,
-        paused=bool(box.paused),
-        fallback=box.fallback,
-        fallback_note=box.fallback_note,
+        reason=sandbox.reason or (_UNRECORDED if sandbox.state in FREED else ""),
+        files_total=sandbox.files_total,
+        files_left=sandbox.files_left + _files(custody),
+        bytes_total=sandbox.bytes_total,
+        bytes_left=sandbox.bytes_left + _bytes(custody),
+        attempts=sandbox.attempts,
+        attempts_limit=sandbox.attempts_limit,
+        excused=sandbox.excused,
+        paused=bool(sandbox.paused),
+        fallback=sandbox.fallback,
+        fallback_note=sandbox.fallback_note,
         manager=report.manager,
         reruns=0,
         reported_at=report.sent_at,
         custody=custody,
-        **_next_attempt(box, report),
+        **_next_attempt(sandbox, report),
     )

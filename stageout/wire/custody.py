@@ -32,15 +32,16 @@ AGENT_AD = "StageOutAgent"
 ORDERS_AD = "StageOutOrders"
 BUCKET_AD = "StageOutOrderBucket"
 AD_LIFETIME_S = 900
-#: Seconds between two reports at most while output waits at a manager.
+#: Maximum number of seconds between two reports while output waits at a manager.
 BUSY_REPORT_INTERVAL_S = 40.0
-#: Reports that are missing when a manager counts as silent, and seconds for managers that do not say when one is due.
+#: Missing reports after which a manager counts as silent, and the seconds for managers that do not announce an
+#: interval.
 _REPORTS_MISSED, _SILENT_AFTER_S = 3, 660
 #: Seconds for plugins that end, and for bytes under way: on a node without network its kernel repeats them for up to
 #: 205 s, even when the plugin is gone.
 _PLUGINS_END_S, _BYTES_UNDER_WAY_S = 30.0, 240.0
 FILES_SHOWN = 50
-#: Fields that are in each message although they have a default value; all others are left out while they have it.
+#: Fields that each message contains. All other fields are left out while they have their default value.
 _ALWAYS_SAID = frozenset(
     {
         "attempts", "data_slot", "error", "error_code", "extra", "files", "heard", "next_attempt_at", "orders", "owner",
@@ -55,24 +56,25 @@ _NO_SANDBOXES = '"sandboxes":[]'
 
 
 class Table(NamedTuple):
-    """A table of the collector. :param ad_type: of a query. :param update: command that puts an ad into it."""
+    """A table of the collector. :param ad_type: type for queries. :param update: command that puts an ad into it."""
 
     ad_type: str
     update: str
 
 
-#: Reports of managers; the agents read all of them.
+#: Reports of managers. The agents read all of them.
 REPORTS = Table("License", "UPDATE_LICENSE_AD")
-#: Notices of agents and buckets of order sheets; every manager looks into it every few seconds.
+#: Notices of agents and buckets of order sheets. Every manager queries it every few seconds.
 LETTERS = Table("HAD", "UPDATE_HAD_AD")
 #: The collector's key of an ad in the table of reports contains the host of this address.
 REPORT_ADDRESS = {"MyAddress": "<127.0.0.1:0>"}
-#: Each agent's order sheets are in so many ads, so that a manager's look costs the same in a pool of any size.
+#: Each agent distributes its order sheets over this number of ads, so that a manager's query costs the same in any
+#: pool.
 BUCKETS = 64
 
 
 class BadPayload(Exception):
-    """An ad whose payload cannot be read or whose signature is wrong; it is ignored and said so."""
+    """An ad whose payload is invalid or whose signature is wrong. It is ignored and logged."""
 
 
 #: Owner in an order of an agent of an earlier version, and in the records that such an order left.
@@ -80,9 +82,9 @@ ANY_OWNER = ""
 
 
 class JobKey(NamedTuple):
-    """A job of one user: everything about its output is found by this, never by the name alone.
+    """A job of one user. Output is always looked up by name and owner, never by the name alone.
 
-    Owners may write the name of another job into their own. So nothing is found with the name but with both.
+    Owners may write the name of another job into their own.
 
     :param name: GlobalJobId, ``schedd#cluster.proc#time``. :param owner: User of the job, ``alice@domain``.
     """
@@ -92,12 +94,12 @@ class JobKey(NamedTuple):
 
     @property
     def schedd(self) -> str:
-        """Name of the schedd whose queue holds the job."""
+        """Return the name of the schedd whose queue contains the job."""
         return schedd_of(self.name)
 
     @property
     def job_id(self) -> str:
-        """``cluster.proc``."""
+        """Return ``cluster.proc``."""
         return job_id_of(self.name)
 
 
@@ -116,17 +118,17 @@ class Run:
 
     @property
     def schedd(self) -> str:
-        """Name of the schedd whose queue holds the job."""
+        """Return the name of the schedd whose queue contains the job."""
         return schedd_of(self.job)
 
     @property
     def job_id(self) -> str:
-        """``cluster.proc``."""
+        """Return ``cluster.proc``."""
         return job_id_of(self.job)
 
     @property
     def key(self) -> JobKey:
-        """The job of the run."""
+        """Return the job of the run."""
         return JobKey(self.job, self.owner)
 
 
@@ -139,9 +141,9 @@ def is_job_name(name: str) -> bool:
 
 
 def is_name_of(name: str, schedd: str, job_id: str) -> bool:
-    """Tell whether a GlobalJobId is that of a job, whose owner may have written another one.
+    """Tell whether a GlobalJobId belongs to a job, whose owner may have written another one.
 
-    The time in it is the owner's, too. It only tells two queues of one schedd apart.
+    Owners can change its time as well, which only distinguishes two queues of one schedd.
 
     :param name: GlobalJobId. :param schedd: name of the job's schedd. :param job_id: ``cluster.proc`` of the job.
     """
@@ -207,7 +209,7 @@ class SandboxReport:
     :param files_only_here: left, and in none of these receipts.
     :param holdings: who has how much of these, and since when.
     :param group: accounting group of the job, "" without one.
-    :param confirmed_at: wall clock, seconds; 0: the run is not confirmed. :param ended_at: likewise, of the end.
+    :param confirmed_at: wall clock, seconds; 0: the run is not confirmed. :param ended_at: wall clock of the end.
     :param paused: 1 while its owner has paused it.
     :param files_dropped: given up with the sandbox, and not in ``files_total``; likewise ``bytes_dropped``.
     :param refused: reason why the last REDIRECT was not carried out, or not for all files; "" when it was.
@@ -259,17 +261,19 @@ class SandboxReport:
 
     @property
     def server(self) -> str:
-        """Host and port of its first URL, "" without one. User names and passwords do not stay."""
+        """Return host and port of its first URL, "" without one, and without user name and password."""
         return next((host_of(file.url) for file in self.files if file.url), "")
 
     @property
     def code(self) -> int:
-        """Code of its last failure, or of the first of its files that failed; 0 without one."""
+        """Return the code of its last failure, or of the first of its files that failed; 0 without one."""
         return self.error_code or next((file.error_code for file in self.files if file.error_code), 0)
 
     @property
     def trouble_since_at(self) -> int:
-        """Wall clock, seconds: end of failed or lost output, else since when it fails; 0 without trouble or paused."""
+        """Return since when it failed or was lost, or since when it fails, as wall clock seconds; 0 without trouble or
+        when paused.
+        """
         if self.state in (State.FAILED, State.LOST):
             return self.ended_at
         return 0 if self.paused else self.failing_since
@@ -277,10 +281,10 @@ class SandboxReport:
 
 @dataclass(frozen=True)
 class ServerReport:
-    """A destination's server that cannot be reached, and when it is tried again.
+    """A destination's server that cannot be reached, with the time of the next attempt.
 
     :param circuit: "open" or "half-open". :param failures: probes in a row without an answer.
-    :param since_at: wall clock, seconds. :param probe_at: likewise, of the next probe; 0 while one is under way.
+    :param since_at: wall clock, seconds. :param probe_at: time of the next probe; 0 while one is running.
     """
 
     server: str
@@ -296,12 +300,13 @@ class FlowReport:
     """Deliveries of one manager to one server.
 
     :param rate_bytes_per_s: of all transfers together, while some ran, over their last ten minutes; 0: not known.
-    :param work_bytes_per_s: likewise with :data:`stageout.core.eta.FILE_BYTES` for each file; while this manager has
+    :param work_bytes_per_s: the same rate with :data:`stageout.core.eta.FILE_BYTES` for each file; while this manager
+        has
         delivered nothing since its start, the usual rate of one plugin call. 0: not known.
     :param spread: mean deviation of the natural logarithm of a call's rate.
     :param streams: in use. :param limit: files at once that the tuner has chosen.
     :param tuning: state of the tuner: :class:`stageout.wire.control.Tuning`.
-    :param files_waiting: that may be sent, with ``bytes_waiting``. :param files_moving: likewise, being sent.
+    :param files_waiting: that may be sent, with ``bytes_waiting``. :param files_moving: files being sent.
     """
 
     server: str
@@ -347,7 +352,7 @@ class Report:
     :param spool_bytes: of the quota that are taken. :param spool_limit_bytes: the quota.
     :param refusals: the last REFUSALS_SHOWN refused hand-offs since the manager's start.
     :param interval_s: seconds until the next report at the latest; 0: from an earlier version.
-    :param lease_s: the manager sends nothing later than so many seconds after it made the last report that the access
+    :param lease_s: the manager sends nothing later than this many seconds after the last report that the access
         point has read, even if the access point allows more; 0: as long as the access point allows.
     :param version: of the manager. :param handoffs: tried within the last hour. :param handoffs_refused: of these, by
         code of the reason. :param full_since: wall clock, seconds: since then the node takes no new jobs because its
@@ -379,7 +384,7 @@ class Report:
 
     @property
     def silent_after_s(self) -> int:
-        """Age of this report, in seconds, from which its manager counts as silent."""
+        """Return the age in seconds at which this report's manager counts as silent."""
         return _REPORTS_MISSED * self.interval_s or _SILENT_AFTER_S
 
 
@@ -403,16 +408,16 @@ class Action(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Order:
-    """One order. Carrying it out twice is the same as once.
+    """One order. Applying it twice has the same effect as once.
 
     CONFIRM: the run completed, send its files (``tickets`` and ``files`` as in the OUTPUT record of the run).
-    SUPERSEDE: a run with a number above ``run_number`` exists: delete what that run and older ones handed over.
-    CANCEL: the job was removed. RETRY: try FAILED and waiting files now, with fresh attempts.
-    PAUSE/RESUME: the owner's wish. REDIRECT: send what waits or failed to another URL, with fresh attempts.
-    FORGET: the AP has recorded the end; the manager may drop the record.
+    SUPERSEDE: a run with a number above ``run_number`` exists: delete the output of that run and older ones. CANCEL:
+    the job was removed. RETRY: try FAILED and waiting files now, with fresh attempts. PAUSE/RESUME: the owner's
+    request. REDIRECT: send waiting and failed files to another URL, with fresh attempts. FORGET: the AP has recorded
+    the end; the manager may drop the record.
 
     :param number: grows with every order of this agent, over restarts too.
-    :param owner: User of the job; "" from an earlier version. Output of another user is none of this job.
+    :param owner: User of the job; "" from an earlier version. Output of another user does not belong to this job.
     :param request: of the owner, which tells two redirects apart. :param new_url: of a redirect.
     :param only_file: name of the only file to redirect; "" for all, below ``new_url``.
     """
@@ -431,7 +436,7 @@ class Order:
 
     @property
     def run(self) -> Run:
-        """The run that the order is about."""
+        """Return the run of the order."""
         return Run(self.job, self.run_number, self.owner)
 
 
@@ -439,10 +444,10 @@ class Order:
 class OrderSheet:
     """Orders of one agent for one manager that are not acknowledged yet, oldest first.
 
-    :param manager_key: public key of the manager that is meant: one that took another's name is not.
+    :param manager_key: public key of the intended manager; a manager with the same name and another key is not meant.
     :param series: of order numbers; an agent that lost its last number begins a new one.
-    :param heard: number of the manager's newest report that the agent has read; :param lease_s: for so long after that
-        report was made the manager may send (0: the agent never takes silence for loss).
+    :param heard: number of the manager's newest report that the agent has read. :param lease_s: seconds after the time
+        of that report during which the manager may send; 0: the agent never treats silence as loss.
     """
 
     agent: str
@@ -456,7 +461,7 @@ class OrderSheet:
 
     @property
     def numbering(self) -> str:
-        """The name under which order numbers are acknowledged."""
+        """Return the name under which order numbers are acknowledged."""
         return f"{self.agent}+{self.series}" if self.series else self.agent
 
 
@@ -479,15 +484,15 @@ class AgentNotice:
 
 
 class EncodedSandbox(NamedTuple):
-    """A sandbox as it stands in a report's payload. :param is_busy: its output is still somebody's concern."""
+    """A sandbox in the form of a report's payload. :param is_busy: its output still needs attention."""
 
     text: str
     is_busy: bool
 
 
-def encoded(box: SandboxReport) -> EncodedSandbox:
+def encoded(sandbox: SandboxReport) -> EncodedSandbox:
     """Encode a sandbox for :func:`report_ad`: one that has not changed need not be encoded again."""
-    return EncodedSandbox(_text(box), box.state not in (State.RELEASED, State.SUPERSEDED, State.CANCELLED))
+    return EncodedSandbox(_text(sandbox), sandbox.state not in (State.RELEASED, State.SUPERSEDED, State.CANCELLED))
 
 
 def report_ad(
@@ -497,21 +502,21 @@ def report_ad(
 
     :param key: signs it; None only where signing is not the matter. :param more: sandboxes beside those of the report.
     """
-    boxes = [*map(encoded, report.sandboxes), *more]
-    # No string of the rest can hold these bytes: within one the quotes would be escaped.
+    sandboxes = [*map(encoded, report.sandboxes), *more]
+    # No other string can contain these bytes: within a string the quotes would be escaped.
     rest, found, end = _text(replace(report, sandboxes=())).partition(_NO_SANDBOXES)
     assert found
-    text = f"{rest}{_NO_SANDBOXES[:-1]}{','.join(box.text for box in boxes)}]{end}"
+    text = f"{rest}{_NO_SANDBOXES[:-1]}{','.join(sandbox.text for sandbox in sandboxes)}]{end}"
     return {
         **_envelope(MANAGER_AD, report.manager, text, report.sent_at, key),
         "StageOutManager": report.manager,
-        "StageOutSandboxes": sum(box.is_busy for box in boxes),
+        "StageOutSandboxes": sum(sandbox.is_busy for sandbox in sandboxes),
         "StageOutBytesAtRisk": report.bytes_at_risk,
     }
 
 
 def orders_ad(sheet: OrderSheet, key: SigningKey | None = None) -> dict[str, Any]:
-    """Make the ad with an agent's orders for a manager, named after its key too: others can take a name, not a key."""
+    """Make the ad with an agent's orders for a manager. Its name contains the manager's key, which nobody can copy."""
     name = "/".join(part for part in (sheet.agent, sheet.manager, sheet.manager_key) if part)
     return {**_envelope(ORDERS_AD, name, _text(sheet), sheet.sent_at, key), "StageOutManager": sheet.manager}
 
@@ -582,8 +587,8 @@ def read_report(payload: str) -> Report:
     """Parse a manager's payload. :raises BadPayload: not a report."""
     try:
         report = built(Report, json_object(payload))
-        for box in report.sandboxes:
-            State(box.state)
+        for sandbox in report.sandboxes:
+            State(sandbox.state)
     except ValueError as problem:
         raise BadPayload(f"not a report: {problem}") from None
     return report
@@ -605,7 +610,7 @@ def read_orders(payload: str) -> OrderSheet:
 
 
 def read_notice(payload: str) -> AgentNotice:
-    """Parse an agent's own payload. :raises BadPayload: not a notice."""
+    """Parse an agent's notice. :raises BadPayload: not a notice."""
     try:
         return built(AgentNotice, json_object(payload))
     except IllTyped as problem:
@@ -621,14 +626,14 @@ def left_in(notice: AgentNotice) -> dict[str, int]:
 
 
 def left_jobs_in(notice: AgentNotice) -> frozenset[JobKey]:
-    """Return jobs that have left the schedd's queue while a node has their output; of many, the first ones."""
+    """Return jobs that have left the schedd's queue while a node holds their output; only the first ones of many."""
     told = notice.extra.get("left_jobs")
     pairs = (pair for pair in told if isinstance(pair, list)) if isinstance(told, list) else ()
     return frozenset(JobKey(*pair) for pair in pairs if len(pair) == 2 and all(isinstance(one, str) for one in pair))
 
 
 class SilentManager(NamedTuple):
-    """A manager that an agent has not heard of for so long that its node may be gone, while output waits there.
+    """A manager that an agent counts as silent while output waits there, because its node may be gone.
 
     :param name: without the key. :param silent_s: when the notice was made. :param outputs: of jobs in the queue.
     :param lost_in_s: seconds until the jobs run again. :param owners: of the output, a few.
@@ -642,7 +647,7 @@ class SilentManager(NamedTuple):
 
 
 def silent_in(notice: AgentNotice) -> list[SilentManager]:
-    """Return the managers that the agent calls silent."""
+    """Return the managers that the agent counts as silent."""
     told = notice.extra.get("silent")
     found = []
     for row in told if isinstance(told, list) else ():
@@ -652,10 +657,10 @@ def silent_in(notice: AgentNotice) -> list[SilentManager]:
 
 
 class RefusedIdentity(NamedTuple):
-    """Jobs of a user under names that are not theirs. An agent counts them; the name is not part of this.
+    """Jobs of a user under names of other jobs. An agent counts them; the names themselves are not included.
 
-    :param owner: User of the jobs, which the schedd writes. :param what: "job": GlobalJobId is not the job's own;
-        "output": a node holds output that its owner has no such job for. :param jobs: ``cluster.proc``, a few.
+    :param owner: User of the jobs, which the schedd writes. :param what: "job": GlobalJobId names another job;
+        "output": a node holds output for which its owner has no job. :param jobs: ``cluster.proc``, a few.
     :param since_at: wall clock, seconds.
     """
 
@@ -705,6 +710,6 @@ def json_object(payload: str) -> dict[str, Any]:
 
 
 def _without_surrogates(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the object with ``?`` for each half of a surrogate pair: no file and no daemon takes such a text."""
+    """Replace each half of a surrogate pair by ``?``: files and daemons reject such a text."""
     found: dict[str, Any] = json.loads(json.dumps(data, ensure_ascii=False).encode("utf-8", "replace"))
     return found

@@ -16,7 +16,7 @@ from stageout.core.eta import Eta, estimate, latest, work_bytes
 from stageout.core.states import State
 from stageout.wire.custody import FlowReport, Report, Run, SandboxReport
 
-#: Sandboxes whose delivery can be expected. A failed one waits for its owner.
+#: States in which the time of delivery can be estimated. A failed sandbox waits for its owner.
 _OPEN = frozenset({State.ACCEPTED, State.CONFIRMED, State.LEASED, State.MOVING, State.RETRY_WAIT})
 _GONE = frozenset({State.DELIVERED, State.HANDED_OVER, State.FAILED})
 
@@ -26,8 +26,8 @@ class _Server:
     """Work for one server.
 
     :param is_blocked: it cannot be reached. :param probe_at: wall clock of the next probe, 0 for none.
-    :ivar waiting: of each run that waits, its work and that of its owner before it. :ivar of_owner: all that waits.
-    :ivar moving: of each run that is being sent, its work and the wall clock of its start.
+    :ivar waiting: for each waiting run, its work and the earlier work of its owner. :ivar of_owner: all waiting work.
+    :ivar moving: for each run that is being sent, its work and the wall clock of its start.
     """
 
     flow: FlowReport
@@ -37,19 +37,19 @@ class _Server:
     of_owner: dict[str, float] = field(default_factory=dict)
     moving: dict[Run, tuple[float, int]] = field(default_factory=dict)
 
-    def add(self, box: SandboxReport, amount: float) -> None:
+    def add(self, sandbox: SandboxReport, amount: float) -> None:
         """Count the work of a sandbox. Add waiting sandboxes in their order."""
-        began_at = max((file.began_at for file in box.files if file.state == State.MOVING), default=0)
-        if box.state == State.MOVING and began_at:
-            self.moving[box.run] = (amount, began_at)
+        began_at = max((file.began_at for file in sandbox.files if file.state == State.MOVING), default=0)
+        if sandbox.state == State.MOVING and began_at:
+            self.moving[sandbox.run] = (amount, began_at)
             return
-        self.of_owner[box.owner] = self.of_owner.get(box.owner, 0.0) + amount
-        self.waiting[box.run] = self.of_owner[box.owner]
+        self.of_owner[sandbox.owner] = self.of_owner.get(sandbox.owner, 0.0) + amount
+        self.waiting[sandbox.run] = self.of_owner[sandbox.owner]
 
-    def before(self, box: SandboxReport) -> float:
-        """Return the waiting work that is done until a sandbox is: of its owner, and of others in their turns."""
-        mine = self.waiting[box.run]
-        return mine + sum(min(mine, theirs) for owner, theirs in self.of_owner.items() if owner != box.owner)
+    def before(self, sandbox: SandboxReport) -> float:
+        """Return the waiting work that precedes a sandbox: its owner's, and that of others in their turns."""
+        mine = self.waiting[sandbox.run]
+        return mine + sum(min(mine, theirs) for owner, theirs in self.of_owner.items() if owner != sandbox.owner)
 
 
 def server_of(url: str) -> str:
@@ -61,7 +61,7 @@ def server_of(url: str) -> str:
 class Backlog(NamedTuple):
     """Work of one manager for one server.
 
-    :param counted_at: wall clock, seconds. :param probe_at: likewise, of the next probe, 0 for none.
+    :param counted_at: wall clock, seconds. :param probe_at: wall clock of the next probe, 0 for none.
     :param is_blocked: the server cannot be reached.
     """
 
@@ -104,23 +104,27 @@ def for_servers(report: Report, now: float) -> dict[str, Eta]:
 def for_runs(report: Report, now: float, wanted: Collection[Run]) -> dict[Run, Eta]:
     """Return the time until a run's output has arrived, for those with enough data.
 
-    :param now: wall clock, seconds. :param wanted: the runs that are asked for.
+    :param now: wall clock, seconds. :param wanted: the runs to estimate.
     """
     if not wanted or not report.flows:
         return {}
-    boxes = [box for box in report.sandboxes if box.state in _OPEN and box.files_left > 0 and not box.paused]
+    sandboxes = [
+        sandbox
+        for sandbox in report.sandboxes
+        if sandbox.state in _OPEN and sandbox.files_left > 0 and not sandbox.paused
+    ]
     servers, shares = _servers(report), {}
-    for box in sorted(boxes, key=lambda box: (box.bytes_left, box.accepted_at)):
-        shares[box.run] = _by_server(box, report.flows)
-        for name, amount in shares[box.run].items():
+    for sandbox in sorted(sandboxes, key=lambda sandbox: (sandbox.bytes_left, sandbox.accepted_at)):
+        shares[sandbox.run] = _by_server(sandbox, report.flows)
+        for name, amount in shares[sandbox.run].items():
             if name in servers:
-                servers[name].add(box, amount)
+                servers[name].add(sandbox, amount)
     found = {}
-    for box in boxes:
-        if box.run in wanted:
-            expected = latest([_expected(box, servers.get(name), report, now) for name in shares[box.run]])
+    for sandbox in sandboxes:
+        if sandbox.run in wanted:
+            expected = latest([_expected(sandbox, servers.get(name), report, now) for name in shares[sandbox.run]])
             if expected is not None:
-                found[box.run] = expected
+                found[sandbox.run] = expected
     return found
 
 
@@ -129,10 +133,10 @@ def _servers(report: Report) -> dict[str, _Server]:
     return {flow.server: _Server(flow, flow.server in troubled, troubled.get(flow.server, 0)) for flow in report.flows}
 
 
-def _by_server(box: SandboxReport, flows: Iterable[FlowReport]) -> dict[str, float]:
+def _by_server(sandbox: SandboxReport, flows: Iterable[FlowReport]) -> dict[str, float]:
     """Return the work of a sandbox by server: of all its files, as the files in the report are distributed."""
-    left = [file for file in box.files if file.state not in _GONE]
-    total = work_bytes(box.files_left, box.bytes_left)
+    left = [file for file in sandbox.files if file.state not in _GONE]
+    total = work_bytes(sandbox.files_left, sandbox.bytes_left)
     if not left:
         names = [flow.server for flow in flows]
         return {names[0]: total} if len(names) == 1 else {}
@@ -144,20 +148,20 @@ def _by_server(box: SandboxReport, flows: Iterable[FlowReport]) -> dict[str, flo
     return parts
 
 
-def _expected(box: SandboxReport, server: _Server | None, report: Report, now: float) -> Eta | None:
+def _expected(sandbox: SandboxReport, server: _Server | None, report: Report, now: float) -> Eta | None:
     if server is None:
         return None
-    if box.run in server.moving:
-        own, began_at = server.moving[box.run]
-        # Transfers at the same time share the rate.
+    if sandbox.run in server.moving:
+        own, began_at = server.moving[sandbox.run]
+        # Simultaneous transfers share the rate.
         low = high = sum(min(amount, own) for amount, _ in server.moving.values())
         passed_s = now - began_at
     else:
-        low = server.before(box)
+        low = server.before(sandbox)
         high = low + sum(amount for amount, _ in server.moving.values())
         passed_s = now - report.sent_at
     return estimate(
         low, high, server.flow.work_bytes_per_s, server.flow.spread, passed_s=passed_s,
-        starts_in_s=max(box.next_attempt_at, server.probe_at) - now,
-        is_blocked=server.is_blocked or box.state == State.RETRY_WAIT or box.run.schedd in report.unleased,
+        starts_in_s=max(sandbox.next_attempt_at, server.probe_at) - now,
+        is_blocked=server.is_blocked or sandbox.state == State.RETRY_WAIT or sandbox.run.schedd in report.unleased,
     )  # fmt: skip

@@ -41,7 +41,7 @@ _LEAST_SILENT_S = 300
 UNCONFIRMED_S = 3600
 #: Retries for a longer time, and output that is older, need a person.
 RETRIES_S, OLD_S = 1800, 86400
-#: Of the hand-offs tried; a few are refused on every busy node, because a data slot is full.
+#: Share of refused hand-offs that needs a person. Every busy node refuses some because a data slot is full.
 USUAL_SHARE = 0.1
 _SHOWN, _OWNERS_SHOWN = 5, 5
 SCHEMA = 1
@@ -49,7 +49,7 @@ SCHEMA = 1
 _NAME_CODES = frozenset({ErrorClass.NAME_NOT_RESOLVED.code, ErrorClass.NAME_LOOKUP_FAILED.code})
 #: States in which a node sends output, or will.
 _TRIED = frozenset({State.CONFIRMED, State.LEASED, State.MOVING, State.RETRY_WAIT})
-#: States that are looked at in any case, and those of which nothing is left to say.
+#: States that are always examined, and those that need no further attention.
 _SPECIAL = frozenset({State.ACCEPTED, State.FAILED, State.LOST})
 _GONE = FREED - {State.LOST}
 _WORD = re.compile(r"[\w.+-]{1,40}", re.A)
@@ -103,7 +103,7 @@ class Matter(NamedTuple):
     query: Mapping[str, str] = {}
 
     def age_s(self, now_at: int) -> int:
-        """Return its age in seconds, 0 if that is not known."""
+        """Return its age in seconds, 0 if unknown."""
         return max(0, now_at - self.since_at) if self.since_at else 0
 
     def whose(self, now_at: int) -> str:
@@ -115,7 +115,9 @@ class Matter(NamedTuple):
 
 
 class Output(Protocol):
-    """A sandbox, as a report or a compact form of it describes it (:class:`stageout.wire.custody.SandboxReport`)."""
+    """A sandbox, as a report or a compact form of a report describes it
+    (:class:`stageout.wire.custody.SandboxReport`).
+    """
 
     @property
     def job(self) -> str: ...
@@ -152,10 +154,10 @@ class NodeFacts(NamedTuple):
 
 
 class PoolFacts(NamedTuple):
-    """The knowledge of a pool from which its matters follow.
+    """The facts about a pool from which its matters are derived.
 
-    :param now_at: by the collector's clock, in seconds. :param answers_since_at: likewise: nobody is silent because of
-        the time before.
+    :param now_at: by the collector's clock, in seconds. :param answers_since_at: start of the collector's answers by
+        its clock; no daemon counts as silent for the time before.
     """
 
     now_at: int
@@ -164,12 +166,12 @@ class PoolFacts(NamedTuple):
     answers_since_at: int = 0
 
     def silent_s(self, heard_at: int) -> int:
-        """Return how long a daemon is silent. Time in which the collector did not answer does not count."""
+        """Return for how many seconds a daemon is silent. Time in which the collector did not answer does not count."""
         return self.now_at - max(heard_at, self.answers_since_at)
 
 
 def is_silent(report: Report, silent_s: int) -> bool:
-    """Tell whether a manager should have sent another report. :param silent_s: seconds since the last one."""
+    """Tell whether a manager's next report is overdue. :param silent_s: seconds since the last one."""
     return silent_s > max(report.silent_after_s, _LEAST_SILENT_S)
 
 
@@ -204,7 +206,7 @@ def matters(facts: PoolFacts) -> list[Matter]:
 
 
 class _Survey:
-    """One look at all nodes and their outputs."""
+    """One pass over all nodes and their outputs."""
 
     def __init__(self, facts: PoolFacts) -> None:
         self.facts, self.now_at = facts, facts.now_at
@@ -243,21 +245,21 @@ class _Survey:
             self.wanted |= {host_of(server.server)} if server.server in wanted else set()
         away = {host_of(server.server) for server in report.servers}
         looks_at_all, old_at, fresh, is_busy = bool(away or self.left_jobs), self.now_at - OLD_S, self.fresh, False
-        for box in node.outputs:  # most of 100,000 are in order, and pass here
-            state = box.state
+        for sandbox in node.outputs:  # most of 100,000 need no attention, and are skipped here
+            state = sandbox.state
             if state in _GONE:
                 continue
             is_busy = is_busy or state != State.LOST
             if (
-                looks_at_all or state in _SPECIAL or box.trouble_since_at or box.accepted_at < old_at
-                or box.job.partition("#")[0] not in fresh
+                looks_at_all or state in _SPECIAL or sandbox.trouble_since_at or sandbox.accepted_at < old_at
+                or sandbox.job.partition("#")[0] not in fresh
             ):  # fmt: skip
-                self._sort(box, away)
+                self._sort(sandbox, away)
         if is_busy:
             self._look_at_busy(node)
 
     def _look_at_busy(self, node: NodeFacts) -> None:
-        """Look at a node with output."""
+        """Examine a node with output."""
         report, host = node.report, _host(node.report.manager)
         if is_silent(report, self.facts.silent_s(node.heard_at)):
             self.silent[report.manager] = _Silent(_aboard_of(node, node.heard_at), None)
@@ -272,10 +274,10 @@ class _Survey:
             self._look_at_end(node, host)
 
     def _look_at_end(self, node: NodeFacts, host: str) -> None:
-        """Look at a pilot that ends."""
+        """Examine a pilot that ends."""
         left_s = max(0, node.heard_at + node.report.ends_in_s - self.now_at)
         report = node.whole()
-        aboard = outlook(report, for_runs(report, self.now_at, {box.run for box in report.sandboxes}), left_s)
+        aboard = outlook(report, for_runs(report, self.now_at, {sandbox.run for sandbox in report.sandboxes}), left_s)
         if not aboard.late + aboard.unknown:
             return
         group = _aboard_of(node, 0)
@@ -285,40 +287,42 @@ class _Survey:
         action += "is left is lost, and its jobs run again."
         self.of_nodes.append(group.matter(Kind.PILOT_ENDS, title, action, "node", name=node.report.manager))
 
-    def _sort(self, box: Output, away: Collection[str]) -> None:
-        """Put one output where it belongs. :param away: servers that its node cannot reach."""
-        state, accepted_at = box.state, box.accepted_at
-        if self.left_jobs and state not in FREED and box.run.key in self.left_jobs:
-            self.left.setdefault(box.run.schedd, _Group()).add(box.owner, box.trouble_since_at or accepted_at)
+    def _sort(self, sandbox: Output, away: Collection[str]) -> None:
+        """Sort one output into its group. :param away: servers that its node cannot reach."""
+        state, accepted_at = sandbox.state, sandbox.accepted_at
+        if self.left_jobs and state not in FREED and sandbox.run.key in self.left_jobs:
+            self.left.setdefault(sandbox.run.schedd, _Group()).add(
+                sandbox.owner, sandbox.trouble_since_at or accepted_at
+            )
         if state in (State.FAILED, State.LOST):
-            self._add_trouble(box, Kind.RERUNS if state == State.LOST else Kind.FAILED)
+            self._add_trouble(sandbox, Kind.RERUNS if state == State.LOST else Kind.FAILED)
             return
         if state in ENDS:
             return
-        schedd = schedd_of(box.job)
+        schedd = schedd_of(sandbox.job)
         if schedd not in self.fresh:
-            self.waiting.setdefault(schedd, _Group()).add(box.owner, accepted_at)
+            self.waiting.setdefault(schedd, _Group()).add(sandbox.owner, accepted_at)
         if 0 < accepted_at < self.now_at - OLD_S:
-            self.old.add(box.owner, accepted_at)
+            self.old.add(sandbox.owner, accepted_at)
         if state == State.ACCEPTED:
             if 0 < accepted_at < self.now_at - UNCONFIRMED_S:
-                self.unconfirmed.setdefault(schedd, _Group()).add(box.owner, accepted_at)
+                self.unconfirmed.setdefault(schedd, _Group()).add(sandbox.owner, accepted_at)
         elif state in _TRIED:
-            is_away = bool(away) and box.server in away
-            if is_away and box.code not in _NAME_CODES:
-                self.unreachable.setdefault(box.server, _Group()).add(box.owner, 0)
-            elif (since_at := box.trouble_since_at) and (
-                since_at <= self.now_at - RETRIES_S or is_away or box.code == ErrorClass.NAME_NOT_RESOLVED.code
+            is_away = bool(away) and sandbox.server in away
+            if is_away and sandbox.code not in _NAME_CODES:
+                self.unreachable.setdefault(sandbox.server, _Group()).add(sandbox.owner, 0)
+            elif (since_at := sandbox.trouble_since_at) and (
+                since_at <= self.now_at - RETRIES_S or is_away or sandbox.code == ErrorClass.NAME_NOT_RESOLVED.code
             ):
-                self._add_trouble(box, Kind.RETRIES)
+                self._add_trouble(sandbox, Kind.RETRIES)
 
-    def _add_trouble(self, box: Output, kind: Kind) -> None:
-        code = 0 if kind is Kind.RERUNS else box.code
+    def _add_trouble(self, sandbox: Output, kind: Kind) -> None:
+        code = 0 if kind is Kind.RERUNS else sandbox.code
         kind = Kind.NAME if code in _NAME_CODES else kind
-        self.troubled.setdefault((kind, code, box.server), _Group()).add(box.owner, box.trouble_since_at)
+        self.troubled.setdefault((kind, code, sandbox.server), _Group()).add(sandbox.owner, sandbox.trouble_since_at)
 
     def matters(self) -> Iterator[Matter]:
-        """Yield what was found."""
+        """Yield the matters."""
         yield from self.of_nodes
         yield from self._outputs()
         yield from self._silent_nodes()
@@ -329,7 +333,7 @@ class _Survey:
         yield from self._versions()
 
     def _outputs(self) -> Iterator[Matter]:
-        """Yield output that failed, that was lost, and that waits for too long."""
+        """Yield output that has failed, that was lost, or that has waited for too long."""
         for (kind, code, server), group in self.troubled.items():
             outputs, where = count(group.outputs, "output"), f" for {server}" if server else ""
             explanation = FAILURES[ErrorClass.from_code(code)]
@@ -349,7 +353,7 @@ class _Survey:
         unnamed = {server for kind, _, server in self.troubled if kind is Kind.NAME} - self.unreachable.keys()
         for server, nodes in self.away.items():
             if server in unnamed or not (server in self.wanted or server in self.unreachable):
-                continue  # nothing is to be sent there any more
+                continue  # the node no longer sends this output
             group = self.unreachable.get(server, _Group())
             group.since_at = min(nodes.values())
             title = f"{server} cannot be reached from {count(len(nodes), 'node')}. Its outputs wait."
@@ -361,7 +365,9 @@ class _Survey:
             yield self.old.matter(Kind.OLD, text, action, "jobs", group="waiting")
 
     def _silent_nodes(self) -> Iterator[Matter]:
-        """Yield nodes that send no reports, as agents and the reports say. Reports expire, agents remember."""
+        """Yield nodes that send no reports, according to the agents and the reports. Reports expire, agents
+        remember.
+        """
         told: dict[str, _Silent] = {}
         for schedd, notice in self.facts.letters.notices.items():
             heard_at = self.facts.letters.agents[schedd]
@@ -439,7 +445,7 @@ class _Survey:
                 yield Matter(Kind.POLICY, title, action, view="policy")
 
     def _identities(self) -> Iterator[Matter]:
-        """Yield owners whose jobs or outputs have names that are not theirs."""
+        """Yield owners whose jobs or outputs have names of other jobs."""
         for notice in self.facts.letters.notices.values():
             for one in identities_in(notice):
                 group, jobs = _Group(), ", ".join(_word(job) for job in one.jobs[:_SHOWN])
@@ -478,11 +484,11 @@ class _Survey:
 
 
 def _aboard_of(node: NodeFacts, since_at: int) -> _Group:
-    """Return the outputs of a node whose bytes are still there."""
+    """Return the outputs of a node whose bytes still exist."""
     group = _Group()
-    for box in node.outputs:
-        if box.state not in FREED:
-            group.add(box.owner, 0)
+    for sandbox in node.outputs:
+        if sandbox.state not in FREED:
+            group.add(sandbox.owner, 0)
     group.since_at = since_at
     return group
 
@@ -511,7 +517,7 @@ def _host(manager: str) -> str:
 
 
 def _name(text: str) -> str:
-    """Return a name for a sentence: short, on one line, and no end of a command in it."""
+    """Return a name for a sentence: short, on one line, and safe inside a command."""
     shown: str = bounded(text)
     return shown.replace("`", "'")
 

@@ -1,4 +1,4 @@
-"""Output of a node that ends: whether it is away by then. Pure."""
+"""Output of a node that ends: whether it can be delivered before. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from stageout.wire.custody import Report, Run, SandboxReport
 
 
 class Outlook(NamedTuple):
-    """Sandboxes that are left at the end of their node, with their bytes.
+    """Sandboxes that remain at the end of their node, with their bytes.
 
-    :param late: that probably do not arrive in time. :param unknown: of which nobody knows.
+    :param late: those that probably do not arrive in time. :param unknown: those without an estimate.
     """
 
     late: int
@@ -23,21 +23,23 @@ class Outlook(NamedTuple):
 
 
 def outlook(report: Report, etas: Mapping[Run, Eta], left_s: float) -> Outlook:
-    """Return what is left at a node's end. :param etas: of the sandboxes. :param left_s: seconds until the end."""
+    """Return the remaining output at a node's end. :param etas: of the sandboxes. :param left_s: seconds until
+    the end.
+    """
     late, unknown = list[int](), list[int]()
-    for box in report.sandboxes:
-        if box.state in FREED or not box.files_left:
+    for sandbox in report.sandboxes:
+        if sandbox.state in FREED or not sandbox.files_left:
             continue
-        eta = etas.get(box.run)
-        if _is_late(box, eta, left_s):
-            late.append(box.bytes_left)
+        eta = etas.get(sandbox.run)
+        if _is_late(sandbox, eta, left_s):
+            late.append(sandbox.bytes_left)
         elif eta is None or eta.high_s is None:
-            unknown.append(box.bytes_left)
+            unknown.append(sandbox.bytes_left)
     return Outlook(len(late), sum(late), len(unknown), sum(unknown))
 
 
-def _is_late(box: SandboxReport, eta: Eta | None, left_s: float) -> bool:
+def _is_late(sandbox: SandboxReport, eta: Eta | None, left_s: float) -> bool:
     """Tell whether a sandbox probably arrives after the end. Failed output waits for its owner."""
-    if box.state == State.FAILED:
+    if sandbox.state == State.FAILED:
         return True
     return eta is not None and (eta.low_s if eta.high_s is None else eta.high_s) > left_s
