@@ -66,8 +66,8 @@ class Edit:
     """Changes of one job's ad, in this order.
 
     :param label: durable step. :param plain: attributes and literals, written one by one.
-    :param logged: likewise, with event 033 in the job's log.
-    :param told: likewise, with event 033, only if ``condition`` holds.
+    :param logged: written as well, with event 033 in the job's log.
+    :param told: written with event 033, only if ``condition`` holds.
     :param atomic: attributes and literals in one transaction, only if ``condition`` holds.
     :param command: command to run after that. If it fails, only its event is missing.
     """

@@ -19,7 +19,7 @@ from stageout.core import log
 from stageout.core.errors import StageoutError
 
 _RAISED = re.compile(r"\(?JobMaterializeNextProcId < (\d+)\)? \? (\d+) : (\d+)")
-#: For an edit of a cluster the schedd searches its whole queue. So the agent waits until one part in so many is free.
+#: For an edit of a cluster the schedd searches its whole queue. So the agent waits until one part in twenty is free.
 _PART_FREE = 20
 
 

@@ -51,7 +51,7 @@ _OF_STATE = {
 class JobOutcome:
     """Outcome of one job.
 
-    :param ended_at: wall clock, seconds: end of the job's program. :param delivered_at: likewise, of its delivery.
+    :param ended_at: wall clock, seconds: end of the job's program. :param delivered_at: time of its delivery.
     """
 
     cluster: int

@@ -44,7 +44,8 @@ class Watched:
     :param cluster: ClusterId, of a DAG that of its root job.
     :param submitted_at: QDate; numbers of clusters begin again with a new queue.
     :param jobs: number of all jobs, 0 while unknown. :param dags: clusters of the DAGMan jobs of its nodes.
-    :param is_attempt_told: the owner got the message about a failed attempt. :param is_end_told: likewise, the end.
+    :param is_attempt_told: the owner got the message about a failed attempt. :param is_end_told: a message about the
+        end was sent.
     :param user: User of its jobs, and of the root job; "" in a row of an earlier version. Owners write DAGManJobId, so
         jobs of others may name the DAG.
     """

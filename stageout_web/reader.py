@@ -28,7 +28,7 @@ from stageout.wire.services import LETTER_ATTRIBUTES, LETTERS_WANTED, Letters, b
 from stageout_web.model import Delivery, Node, Pool, figures_of, node_of
 
 FIRST_PARTS = 64
-#: A reading should bring so many ads at most. Bounds of a cycle: its readings, and the time that they take.
+#: Target for the number of ads in one reading. Bounds of a cycle: its readings, and the time that they take.
 _READING_ADS = 350
 _MOST_TURNS, _CYCLE_S = 30, 150.0
 _AT_ONCE = 8
@@ -40,7 +40,7 @@ _FIGURES = (
 #: One slot of each node. It has the figures of the manager, and its report where the collector takes no other ad.
 _SLOTS = "SlotID == 1 && (DSlotID ?: 0) == 0 && StageOutManager isnt undefined"
 _LETTERS_INTERVAL_S = 30.0
-#: After so long without an answer, nobody is silent because of that time.
+#: Seconds without an answer of the collector that do not count as a daemon's silence.
 _OUTAGE_S = 60.0
 #: Largest share of the time that scans of the slots may take, and bounds of the pause between two.
 _SCAN_SHARE = 0.005

@@ -1,6 +1,7 @@
 """Sums of the access point's records of files, for each of the last days: counts, bytes, and percentiles.
 
-Memory is bounded: a day keeps sums of so many owners, destinations and plugins, and durations in steps of 5 %.
+Memory is bounded: a day has sums of a limited number of owners, destinations and plugins. Durations have steps
+of 5 %.
 """
 
 from __future__ import annotations

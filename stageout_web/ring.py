@@ -80,7 +80,9 @@ class Ring:
         self._step = at // COARSE_STEP_S
 
     def _rows(self, table: str, first: int, last: int, most: int = 1 << 30) -> list[tuple[int, dict[str, float]]]:
-        """Return the moments between two times. :param most: of more than these, only each so many-th is returned."""
+        """Return the moments between two times. :param most: maximum number of samples; if there are more, return
+        evenly spaced ones.
+        """
         found = self._db.execute(
             f"SELECT at, figures FROM {table} WHERE at BETWEEN ? AND ? ORDER BY at", (first, last)
         ).fetchall()

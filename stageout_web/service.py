@@ -190,7 +190,7 @@ class Daemon:
 
 
 def _lasting(settings: Settings) -> dict[str, str]:
-    """Return the settings that count until the daemon ends. Of the certificate, only whether there is one counts."""
+    """Return the settings that count until the daemon ends. For the certificate, only its presence counts."""
     found = {name: settings.text(name) for name in _LASTING}
     return {**found, _TLS[1]: str(bool(settings.text(_TLS[1])))}
 

@@ -23,7 +23,7 @@ class Plugin:
     """A transfer plugin.
 
     :param multi_stream_uploads: methods whose uploads heed STAGEOUT_PARALLELISM.
-    :param multi_stream_downloads: likewise; these also give the first bytes of a file when they are asked for a sample.
+    :param multi_stream_downloads: the same for downloads, which can also fetch only the first bytes as a sample.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""Child processes that run a module of the product, and those that are known by their environment."""
+"""Child processes that run a module of the product, and processes that are identified by their environment."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-#: In the environment of all that a plugin starts: the directory that its call has as long as it lasts.
+#: Environment variable of a plugin's processes: the directory of the call, which exists as long as the call.
 MOVER_MARK = "STAGEOUT_MOVER_DIR"
 _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Make the command line that runs ``module`` with this Python, from where this process has the product.
+    """Make the command line that runs ``module`` with this Python and this copy of the product.
 
-    ``python -m`` would look where Python is installed; the single file for pilots has its modules elsewhere.
+    ``python -m`` would search Python's own directories; the single file for pilots has its modules elsewhere.
     """
     code = f"import runpy, sys; sys.path.insert(0, {_ROOT!r}); runpy.run_module({module!r}, None, '__main__', True)"
     return [sys.executable, "-c", code, *arguments]
@@ -37,9 +37,9 @@ def answer_lines(answer: Callable[[dict[str, Any]], object]) -> int:
 
 
 def having(variable: str, denied: Callable[[int], None] = lambda pid: None) -> Iterator[tuple[int, str]]:
-    """Find other processes that were given an environment variable, as far as this user may see: number and value.
+    """Find other processes with an environment variable, as far as this user may read it: number and value.
 
-    :param denied: called with the number of each that this user may not look at.
+    :param denied: called with the number of each process that this user may not examine.
     """
     mark = os.fsencode(f"{variable}=")
     for entry in Path("/proc").iterdir():
@@ -50,7 +50,7 @@ def having(variable: str, denied: Callable[[int], None] = lambda pid: None) -> I
                 denied(int(entry.name))
                 continue
             except OSError:
-                continue  # it has ended meanwhile
+                continue  # the process has ended in the meantime
             for item in items:
                 if item.startswith(mark):
                     yield int(entry.name), os.fsdecode(item[len(mark) :])

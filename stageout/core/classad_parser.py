@@ -64,7 +64,7 @@ def parse_ads(source: str) -> Iterator[ClassAd]:
 def parse_ad(source: str) -> ClassAd:
     """Parse exactly one new-syntax ad.
 
-    :raises ClassAdSyntaxError: when it is broken, missing, or followed by another.
+    :raises ClassAdSyntaxError: it is damaged or missing, or another one follows.
     """
     ads = list(parse_ads(source))
     if len(ads) != 1:
@@ -93,7 +93,7 @@ def parse_old(source: str) -> ClassAd:
 
 
 def _ad(source: str, at: int, depth: int) -> tuple[ClassAd, int]:
-    """Read the ad whose ``[`` stands at ``at``. Return it and the position behind it."""
+    """Parse the ad whose ``[`` is at ``at``. Return it and the position after it."""
     if depth > _MAX_DEPTH:
         raise ClassAdSyntaxError(f"ClassAd broken at character {at}: nested more than {_MAX_DEPTH} deep")
     ad = ClassAd()
@@ -132,7 +132,9 @@ def _attribute(source: str, at: int, depth: int, ad: ClassAd) -> int:
 
 
 def _value(source: str, at: int, depth: int) -> tuple[Any, int]:
-    """Read the value at ``at``: a literal when it reaches to the next end, else an expression. Return its end, too."""
+    """Parse the value at ``at``: a literal if it extends to the next end, else an expression. Return its end as
+    well.
+    """
     start = at
     value: Any = None
     head = source[at : at + 1]

@@ -22,11 +22,11 @@ _SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
 
 
 class ClassAdSyntaxError(ValueError):
-    """Text is not a ClassAd; the message says where."""
+    """Text that is not a ClassAd; the message has the position."""
 
 
 class Expr:
-    """An expression that is not a literal, kept as its text."""
+    """An expression that is not a literal, stored as its text."""
 
     __slots__ = ("text",)
 
@@ -44,7 +44,7 @@ class Expr:
 
 
 class ClassAd(MutableMapping[str, "Any"]):
-    """A mapping whose keys ignore case and keep the spelling that was set first."""
+    """A mapping whose keys ignore case and keep their first spelling."""
 
     __slots__ = ("_items",)
 
@@ -155,7 +155,9 @@ def unparse_ad(ad: Mapping[str, Any], quoted: Callable[[str], str] = quote) -> s
 
 
 def unparse_old(ad: Mapping[str, Any]) -> str:
-    """Write an ad in the old syntax, one attribute per line. Strings lose what that syntax cannot say (newlines)."""
+    """Write an ad in the old syntax, one attribute per line. Newlines in strings are lost, because that syntax has
+    none.
+    """
     return "".join(f"{name} = {_old(value)}\n" for name, value in ad.items())
 
 

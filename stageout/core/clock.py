@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The clocks of a daemon; tests replace them by their own."""
+    """The clocks of a daemon. Tests have their own implementation."""
 
     def monotonic_s(self) -> float:
         """Return the seconds since an arbitrary start; they never step back."""
@@ -52,7 +52,7 @@ def asleep_s() -> float:
 
 
 def boot_id() -> str:
-    """Identify the running kernel's boot; "" where the kernel does not tell (proc(5), random/boot_id)."""
+    """Return the id of the running kernel's boot; "" if the kernel does not provide it (proc(5), random/boot_id)."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Ends of a job's credentials, as their content states them. Pure."""
+"""Expiration times of a job's credentials, from their content. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stageout.core.synchronous import NotTaken
 
 
 class BadCredential(NotTaken):
-    """A credential cannot be used; the text says which, why and what to do, without its content."""
+    """A credential cannot be used; the text names it, the reason and the remedy, but not its content."""
 
     code = "Credential"
 
@@ -23,15 +23,15 @@ def shown(kind: str, service: str) -> str:
 
 
 def end_of(kind: str, service: str, content: bytes) -> int:
-    """Return the end of a credential by the wall clock, in seconds; 0 when its content does not state it.
+    """Return the expiration of a credential, wall clock in seconds; 0 if its content does not contain it.
 
-    :param kind: "token" or "proxy". :raises BadCredential: there is none in the content.
+    :param kind: "token" or "proxy". :raises BadCredential: the content has no credential.
     """
     return _token_end(service, content) if kind == "token" else _proxy_end(content)
 
 
 def _token_end(service: str, content: bytes) -> int:
-    """End of a token: its own claim (RFC 7519, ``exp``), else what the credmon wrote beside it; 0 when neither says."""
+    """Return the expiration of a token: its own claim (RFC 7519, ``exp``), else the credmon's; 0 without either."""
     try:
         text = content.decode("utf-8").strip()
     except UnicodeDecodeError:
@@ -60,7 +60,7 @@ def _seconds(value: object) -> int:
 
 
 def _proxy_end(content: bytes) -> int:
-    """Return the first end in the proxy's chain; 0 where no library reads certificates."""
+    """Return the first expiration in the proxy's chain; 0 if no library can read certificates."""
     if b"-----BEGIN CERTIFICATE-----" not in content:
         raise BadCredential("the X.509 proxy's file holds no certificate")
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stageout.core import errors
 
-#: Another process that is just closing it, a router that is started again above all, is waited for so long.
+#: Seconds to wait for another process that is closing the database, in particular during a router's restart.
 _BUSY_S = 0.5
 _ERROR, _READONLY, _IOERR, _FULL = 1, 8, 10, 13
 #: Bytes to write beside a database as a trial, when SQLite names no cause.
@@ -28,7 +28,7 @@ def code_of(problem: sqlite3.Error) -> int:
 
 
 def is_full(problem: BaseException) -> bool:
-    """Tell whether a database found no room on its disk."""
+    """Tell whether a database had no room on its disk."""
     return isinstance(problem, sqlite3.OperationalError) and code_of(problem) == _FULL
 
 
@@ -44,7 +44,7 @@ def is_disk_full(problem: BaseException, path: Path) -> bool:
 
 
 def is_read_only(problem: BaseException) -> bool:
-    """Tell whether a database may not be written to."""
+    """Tell whether a database is read-only."""
     return isinstance(problem, sqlite3.OperationalError) and code_of(problem) == _READONLY
 
 
@@ -67,7 +67,7 @@ def _has_all_pages(connection: sqlite3.Connection) -> bool:
 
 
 def _tried(directory: Path) -> int:
-    """Return SQLite's code for what a new file in this directory meets."""
+    """Return SQLite's code for the error of a new file in this directory."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             os.posix_fallocate(file.fileno(), 0, _TRIED_BYTES)
@@ -81,14 +81,14 @@ class Foreign(sqlite3.DatabaseError):
 
 
 def open_alone(path: Path, table: str = "meta") -> tuple[sqlite3.Connection, int]:
-    """Open or make a database in a transaction that has begun. Gives it, and its ``user_version``: 0 for a new one.
+    """Open or make a database in a transaction that has begun. Yield it, and its ``user_version``: 0 for a new one.
 
-    No other process opens it as long as it is open here. A committed change is on the disk (WAL, ``synchronous=FULL``).
-    It begins no transaction by itself; any thread may use it, one at a time.
+    No other process can open it in the meantime. A committed change is durable (WAL, ``synchronous=FULL``). The
+    connection begins no transaction by itself. Any thread may use it, one at a time.
 
-    :param table: that each of these databases has, unless it is new.
-    :raises Foreign: it is of another program, and untouched.
-    :raises sqlite3.Error: another process has it, it is damaged, or its directory cannot be written to.
+    :param table: a table that each of these databases has, unless it is new.
+    :raises Foreign: it belongs to another program, and was not changed.
+    :raises sqlite3.Error: another process uses it, it is damaged, or its directory cannot be written to.
     """
     try:
         connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)

@@ -25,7 +25,7 @@ from typing import NamedTuple, Union
 
 AnyPath = Union[str, "os.PathLike[str]"]
 
-#: The disk that carries out system calls on files that must survive.
+#: The disk that executes system calls on durable files.
 disk = os
 _KINDS = ("kill-before", "kill-after", "short-write")
 _FIEMAP = 0xC020660B
@@ -70,7 +70,7 @@ def step(label: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def planned(label: str, fault: str) -> Iterator[None]:
-    """Let this fault happen to what is inside."""
+    """Apply this fault to the enclosed code."""
     global _short_write
     if fault == "kill-before":
         die()
@@ -87,7 +87,7 @@ def planned(label: str, fault: str) -> Iterator[None]:
 
 
 def die() -> None:
-    """End this process as a crash does."""
+    """End this process as in a crash."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -106,7 +106,7 @@ def _fires(fault: Fault) -> bool:
 
 
 def read_file(path: AnyPath) -> bytes:
-    """Read a file. :raises FileNotFoundError: there is none."""
+    """Read a file. :raises FileNotFoundError: it does not exist."""
     descriptor = disk.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []
@@ -118,7 +118,9 @@ def read_file(path: AnyPath) -> bytes:
 
 
 def write_file(label: str, path: AnyPath, data: bytes, mode: int = 0o600) -> None:
-    """Replace ``path`` by ``data``. On return the new content and its name are on the disk; never half of it."""
+    """Replace ``path`` by ``data``. On return the new content and its name are durable; the file is never
+    incomplete.
+    """
     target = Path(path)
     temporary = target.with_name(f".{target.name}.new")
     with step(label):
@@ -165,7 +167,7 @@ def _append(descriptor: int, data: bytes, start: int) -> None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write everything, in as many calls as it takes. :raises OSError: some of it may be there."""
+    """Write everything, in as many calls as necessary. :raises OSError: some of it may have been written."""
     view = memoryview(data)
     if _short_write:
         disk.write(descriptor, view[: len(view) // 2])
@@ -175,20 +177,20 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def make_dir(label: str, path: AnyPath, mode: int) -> None:
-    """Make a directory with exactly this mode (no umask). Not yet on the disk: sync the parent for that."""
+    """Make a directory with exactly this mode (no umask). It is not durable until its parent is synced."""
     with step(label):
         disk.mkdir(path, mode)
         disk.chmod(path, mode)
 
 
 def link(label: str, source: AnyPath, target: AnyPath) -> None:
-    """Hard-link; never follows a symbolic link. Not yet on the disk: sync the directory for that."""
+    """Hard-link; never follow a symbolic link. The link is not durable until the directory is synced."""
     with step(label):
         disk.link(source, target, follow_symlinks=False)
 
 
 def rename(label: str, source: AnyPath, target: AnyPath) -> None:
-    """Rename, replacing ``target``. On return both directories are on the disk."""
+    """Rename, replacing ``target``. On return both directories are durable."""
     with step(label):
         disk.replace(source, target)
         _fsync_path(Path(target).parent)
@@ -197,13 +199,13 @@ def rename(label: str, source: AnyPath, target: AnyPath) -> None:
 
 
 def unlink(label: str, path: AnyPath) -> None:
-    """Remove a name; one that is already gone is no error."""
+    """Remove a name. A missing name is no error."""
     with step(label), suppress(FileNotFoundError):
         disk.unlink(path)
 
 
 def commit(label: str, connection: sqlite3.Connection) -> None:
-    """Commit the open transaction. On return it is on the disk (the ledger runs with synchronous=FULL)."""
+    """Commit the open transaction. On return it is durable (the ledger runs with synchronous=FULL)."""
     with step(label):
         connection.commit()
 
@@ -215,17 +217,17 @@ def sync(label: str, path: AnyPath) -> None:
 
 
 def write_back(descriptor: int) -> None:
-    """Have the data of a file written, so that its sync is short; does nothing on filesystems that cannot.
+    """Start writing a file's data, so that its sync is short. Do nothing on filesystems without support.
 
-    Unlike a sync this uses up no error: the kernel tells the failure of a write to one caller of fsync only, and keeps
-    it for him until then.
+    Unlike a sync this consumes no error: the kernel reports a failed write to only one caller of fsync, and keeps it
+    until then.
     """
     with suppress(OSError):
         fcntl.ioctl(descriptor, _FIEMAP, _COUNTED_AFTER_WRITING)
 
 
 def lock(descriptor: int) -> bool:
-    """Take the lock of an opened file, which goes with the process; False when another has it."""
+    """Take the lock of an open file, which ends with the process. Return False when another process has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

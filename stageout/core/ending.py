@@ -1,4 +1,4 @@
-"""The end of tasks, and of work that must not be broken off."""
+"""Cancellation of tasks, and protection of work that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _AGAIN_S = 0.5
 
 
 async def outlast(work: asyncio.Future[Any]) -> bool:
-    """Wait until work has ended, however often this task is cancelled meanwhile. Return whether it was."""
+    """Wait until work has ended, even if this task is cancelled. Return whether it was cancelled."""
     is_cancelled = False
     while not work.done():
         try:
@@ -36,10 +36,10 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
         try:
             done, pending = await asyncio.wait(pending, timeout=_AGAIN_S)
         except asyncio.CancelledError:
-            continue  # said again, by another of these, when this is over
+            continue  # raised again by another of the tasks when this is over
         for task in done:
             if not task.cancelled():
-                task.exception()  # looked at, so that nobody complains
+                task.exception()  # retrieved, so that asyncio logs no warning
 
 
 #: For tasks that have nearly ended to be recorded.
@@ -47,7 +47,7 @@ _LAST_S = 10.0
 
 
 class Background:
-    """Tasks that nobody waits for. A fault in one is logged and ends no other."""
+    """Tasks that run in the background. An exception in one is logged and ends no other."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

@@ -141,7 +141,7 @@ UNREACHABLE = frozenset(
         ErrorClass.THROTTLED,
     }
 )
-#: The file, the disk or the plugin of the node that sends failed: the server is not to blame, whoever it is.
+#: The file, the disk or the plugin of the node that sends failed: no server is to blame.
 OF_NODE = frozenset(
     {
         ErrorClass.PLUGIN_BROKEN,

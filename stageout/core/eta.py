@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 #: Cost of a file beside its bytes.
 FILE_BYTES = 1_000_000
-#: A rate is between its usual value times and divided by exp(so many mean deviations) in about nine of ten cases.
+#: A rate is between its usual value times and divided by exp(this many mean deviations) in about nine of ten cases.
 _DEVIATIONS = 2.0
 #: Rates are never known better than this.
 _LEAST_SPREAD = 0.05
@@ -29,7 +29,7 @@ class Eta(NamedTuple):
 
 
 def work_bytes(files: float, size_bytes: float) -> float:
-    """Return the work of so many files with so many bytes together, the cost of files included."""
+    """Return the work of some files with some bytes in all, including the cost of each file."""
     return size_bytes + files * FILE_BYTES
 
 

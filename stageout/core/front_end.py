@@ -31,7 +31,7 @@ _PROXIES = (
     "FTP_PROXY",
     "ALL_PROXY",
 )
-#: Of a plugin's file, which may be a program of many megabytes, so much says whose it is.
+#: Maximum number of bytes to read of a plugin's file, which may be a large program.
 HEAD_BYTES = 4096
 _PROBE = "http://stageout-probe.invalid:1"
 _PROGRAM = Path(__file__).parents[1] / "plugin" / "front_end.py"

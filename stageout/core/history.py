@@ -159,7 +159,7 @@ class HistoryFollower:
         self._inode, self._offset, self._banner = 0, 0, b""
 
     def read(self, most_bytes: int) -> list[HistoryEntry]:
-        """Return the next records, from about so many bytes. The list is empty after the newest record.
+        """Return the next records, read from about this number of bytes. The list is empty after the newest record.
 
         :raises OSError: the newest part cannot be read.
         """

@@ -28,7 +28,7 @@ class Pool(ThreadPoolExecutor):
                 return
             try:
                 result = fn(*args, **kwargs)
-            except BaseException as problem:  # whoever waits for the answer has it
+            except BaseException as problem:  # the exception is in the future
                 answer.set_exception(problem)
             else:
                 answer.set_result(result)

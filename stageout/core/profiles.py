@@ -26,7 +26,7 @@ class Run:
     :param direction: "upload" or "download". :param file_bytes: size of each file. :param block_bytes: 0: the
         plugin's own choice. :param streams: of each file. :param concurrency: files at once.
     :param rate_bytes_per_s: of all files together. :param client_cpu_s: user and system time of the plugin.
-    :param server_cpu_s: likewise of a server on this machine, None elsewhere. :param client_rss_bytes: most memory.
+    :param server_cpu_s: the same of a server on this machine, None elsewhere. :param client_rss_bytes: most memory.
     :param reserved: the file's space was reserved before it was written; None where that was not looked at.
     """
 

@@ -49,7 +49,8 @@ class _ByAge(TimedRotatingFileHandler):
 class LogSettings:
     """Settings of one daemon's log.
 
-    :param size_bytes: a file of this size is put aside; 0: never. :param age_s: likewise a file of this age.
+    :param size_bytes: a file of this size is put aside; 0: never. :param age_s: a file of this age is put aside; 0:
+        never.
     :param old_files: files that were put aside and are kept. :param is_debug: more messages are wanted.
     :param is_json: each event is a JSON object.
     """
@@ -82,7 +83,7 @@ def log_settings(settings: Settings, subsystem: str) -> LogSettings:
 
 
 def _limit(name: str, text: str) -> tuple[int, int]:
-    """Return size in bytes and age in seconds, one of which is 0. A lone M means MB, a lone m minutes."""
+    """Return size in bytes and age in seconds; one is 0. A lone M means MB, a lone m minutes."""
     found = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]*)\s*", text)
     unit = found[2].lower() if found else ""
     is_minutes = found is not None and (found[2] == "m" or (unit.startswith("mi") and unit[2:3] != "b"))

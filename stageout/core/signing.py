@@ -84,7 +84,7 @@ def new_key() -> SigningKey:
 
 
 def key_of(private: str) -> SigningKey:
-    """Read the key in a text of :attr:`SigningKey.private`. :raises KeyUnusable: the text is none."""
+    """Read the key in a text of :attr:`SigningKey.private`. :raises KeyUnusable: the text is no key."""
     try:
         return SigningKey(_bytes(private))
     except ImportError:

@@ -13,7 +13,7 @@ _DAY_S = 86400.0
 
 
 def readable(descriptors: Iterable[int], within_s: float) -> list[int]:
-    """Return the sockets that become readable within so many seconds (at most a day).
+    """Return the sockets that become readable within a time limit in seconds (at most a day).
 
     ``select.select`` does the same, but not for descriptors from 1024 on, which a busy daemon has.
     """

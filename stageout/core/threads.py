@@ -6,7 +6,7 @@ import errno
 import threading
 from collections.abc import Callable
 
-#: Of a process that may have no more threads: what to do.
+#: Advice for a process at its limit of threads.
 NO_MORE = "this process has as many threads as it may: allow it more (TasksMax of the unit, ulimit -u), or memory"
 
 

@@ -1,7 +1,7 @@
 """The offer of a job's output to the sandbox manager of this node, while the job's slot waits.
 
-So nothing is imported and nothing is waited for unless a manager has been here; and whatever goes wrong is an answer,
-never an exception: the plugin then uploads by itself.
+Therefore it imports nothing and waits for nothing unless a manager has run here. Every error is returned as an answer,
+never raised: the plugin then uploads by itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stageout.wire.handoff import TransferContext
 
 _ACCEPT_S = 30.0
-#: Files for which every limit is a second longer.
+#: Number of files that extend every limit by one second.
 _FILES_PER_S = 1000
 
 
@@ -41,9 +41,9 @@ class Offer:
 
 
 class Carried:
-    """The data that goes along with the files.
+    """The data that accompanies the files.
 
-    :param context: as it is offered. :param contents: of its credentials, in their order.
+    :param context: for the offer. :param contents: contents of its credentials, in their order.
     """
 
     __slots__ = ("contents", "context")
@@ -59,7 +59,7 @@ def offer(requests: Sequence[tuple[str, str]], plugin: str, carried: Carried | N
     When the answer is ``accepted``, the manager's record (ACCEPTED) is durable.
 
     :param requests: (URL, absolute local path) of each file. :param plugin: path of the plugin executable.
-    :param carried: what the plugin will need besides the files.
+    :param carried: data that the plugin will need in addition to the files.
     """
     if "STAGEOUT_MOVER" in os.environ:
         return Offer(False, "this is the sandbox manager's own transfer", {})
@@ -96,9 +96,10 @@ def _hand_off(
 
 
 def bring(manager: ManagerConnection, found: Sequence[Source], directory: str) -> None:
-    """Bring the files into the manager's directory, each step within a limit, so that a disk that hangs frees the slot.
+    """Move the files into the manager's directory, each step within a time limit, so that a hanging disk frees the
+    slot.
 
-    :raises stageout.handoff.connection.HandoffRefused: it takes too long, or the manager has no room.
+    :raises stageout.handoff.connection.HandoffRefused: a step takes too long, or the manager has no room.
     :raises OSError: as links.bring.
     """
     from stageout.handoff import links
@@ -118,7 +119,7 @@ def bring(manager: ManagerConnection, found: Sequence[Source], directory: str) -
 
 
 def _copy(manager: ManagerConnection, found: Sequence[Source], positions: Sequence[int], directory: str) -> None:
-    """Copy what cannot be linked, when the manager has room, and no longer than it says."""
+    """Copy the files that cannot be linked, if the manager has room, within its time limit."""
     from stageout.handoff import links
 
     manager.limit(_ACCEPT_S, "it made room for a copy")
@@ -126,4 +127,4 @@ def _copy(manager: ManagerConnection, found: Sequence[Source], positions: Sequen
     try:
         links.copy(found, positions, directory, float(go["within_s"]), lambda: manager.tell({"op": "linking"}))
     except links.TooSlow:
-        manager.ask([{"op": "too-slow"}], "refuse")  # the answer's reason is raised
+        manager.ask([{"op": "too-slow"}], "refuse")  # raises the answer's reason

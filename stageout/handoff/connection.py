@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _socket as socket  # the module in Python above it loads selectors and more, in every job's way
+import _socket as socket  # the Python module above it imports selectors and more, and every job waits for it
 import os
 import struct
 import time
@@ -17,7 +17,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class HandoffRefused(Exception):
-    """The hand-off does not come about; the text is the reason.
+    """The hand-off fails; the text is the reason.
 
     :param code: of the reason (:mod:`stageout.core.synchronous`), "" for a manager that sends none.
     """
@@ -28,9 +28,9 @@ class HandoffRefused(Exception):
 
 
 class ManagerConnection:
-    """The connection to the manager. Every wait ends at the limit that is set.
+    """The connection to the manager. Every wait ends at the current limit.
 
-    :raises HandoffRefused: nobody listens there, or somebody who must not have the files.
+    :raises HandoffRefused: nothing listens on the socket, or a process that must not have the files.
     """
 
     def __init__(self, where: Place) -> None:
@@ -58,7 +58,7 @@ class ManagerConnection:
             os.close(directory)
 
     def _check_listener(self, where: Place) -> None:
-        """Check that root, the startd's user, or our own user (as whom it was started) listens: only they get files."""
+        """Check that root, the startd's user, or the plugin's own user listens. Other listeners get no files."""
         raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         listener = _CREDENTIALS.unpack(raw)[1]
         if listener not in (0, os.geteuid(), os.stat(where.execute).st_uid):
@@ -66,12 +66,12 @@ class ManagerConnection:
             raise HandoffRefused(f"the socket of the sandbox manager belongs to {whose}", "NoManager")
 
     def limit(self, limit_s: float, what: str) -> None:
-        """Limit all waits from now on to so many seconds together, until ``what``."""
+        """Limit the total time of all waits from now on, until ``what``."""
         self._limit_s, self._what = limit_s, what
         self._end_s = time.monotonic() + limit_s
 
     def extend(self, more_s: float) -> None:
-        """Wait longer."""
+        """Extend the limit."""
         self._limit_s += more_s
         self._end_s += more_s
 
@@ -106,10 +106,10 @@ class ManagerConnection:
                 self._socket.settimeout(self._left_s())
                 wire.send_frame(self._socket, message)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # The manager may have refused before it had read everything: its answer can still be read.
+            pass  # The manager may have refused before it had read everything. Its answer can still be read.
 
     def close(self) -> None:
-        """Close the connection; a hand-off that was not accepted is undone by the manager."""
+        """Close the connection. The manager undoes a hand-off that it has not accepted."""
         self._socket.close()
 
     def _left_s(self) -> float:

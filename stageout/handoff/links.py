@@ -9,29 +9,30 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-#: Short, so that the manager hears of the work in time where a disk writes 1 MB/s.
+#: Small blocks, so that the manager gets a sign of life in time even from a disk that writes 1 MB/s.
 _CHUNK_BYTES = 1024 * 1024
 _PROGRESS_S = 1.0
 #: ioctl(2): share the blocks of another file of the same filesystem.
 _FICLONE = 0x40049409
 #: The kernel cannot copy between these files; reading and writing works.
 _READ_INSTEAD = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
-#: The rate of a copy says how long the whole takes after a quarter of the time that it may take, or so many seconds.
+#: The total time of a copy is extrapolated after a quarter of its limit, or after this number of seconds.
 _JUDGED_AFTER_S = 5.0
-#: Cost of a file beside its bytes.
+#: Cost of a file in addition to its bytes.
 _FILE_BYTES = 64 * 1024
-#: The kernel forbids links here: other filesystem, not the owner (protected_hardlinks), too many links, none at all.
+#: Errors of the kernel when links are impossible: other filesystem, not the owner (protected_hardlinks), too many
+#: links.
 _COPY_INSTEAD = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 
 class CannotOffer(Exception):
-    """A file cannot be handed off; the text says which and why."""
+    """A file cannot be handed off; the text has its name and the reason."""
 
     code = "Files"
 
 
 class TooSlow(Exception):
-    """A copy would take longer than it may."""
+    """A copy would exceed its time limit."""
 
 
 class Source:
@@ -49,7 +50,7 @@ class Source:
 
 
 def sources(paths: Sequence[str], scratch: str) -> list[Source]:
-    """Look at the files. Symbolic links are followed, but not out of the scratch directory.
+    """Check the files. Follow symbolic links, but not out of the scratch directory.
 
     :raises CannotOffer: a path leads elsewhere, or to something that is no regular file.
     """
@@ -79,10 +80,10 @@ def _source(real: str, path: str, scratch: str, user: int) -> Source:
 
 
 def bring(files: Sequence[Source], directory: str, progress: Callable[[], None]) -> list[int]:
-    """Make each file appear in ``directory`` under its position, at a cost that does not grow with its size.
+    """Create each file in ``directory`` under its position, at a cost that does not depend on its size.
 
-    :param progress: called every second while work goes on.
-    :return: positions of the files that have to be copied.
+    :param progress: called every second during the work.
+    :return: positions of the files to copy.
     :raises OSError: a file cannot be read, or the directory cannot be written.
     """
     step, rest, clones = _step(), list[int](), True
@@ -103,10 +104,10 @@ def bring(files: Sequence[Source], directory: str, progress: Callable[[], None])
 def copy(
     files: Sequence[Source], positions: Sequence[int], directory: str, within_s: float, progress: Callable[[], None]
 ) -> None:
-    """Copy the files at these positions to where :func:`bring` could not bring them.
+    """Copy the files that :func:`bring` could not link.
 
-    :param within_s: seconds for all of them. :param progress: called every second while work goes on.
-    :raises TooSlow: the copy takes longer, or would at its rate so far. :raises OSError: a file cannot be copied.
+    :param within_s: time limit for all of them in seconds. :param progress: called every second during the work.
+    :raises TooSlow: the copy exceeds the limit, or would at its current rate. :raises OSError: a file cannot be copied.
     """
     step = _step()
     whole = sum(files[position].size_bytes + _FILE_BYTES for position in positions)
@@ -129,7 +130,7 @@ def copy(
 def write_credentials(contents: Sequence[bytes], directory: str) -> None:
     """Write credentials beside the links, readable by this user only.
 
-    A copy, never a link: the job could change what is linked, and HTCondor overwrites what it renews.
+    Write copies instead of links, because the job could change a linked file, and HTCondor overwrites renewed ones.
 
     :raises OSError: one cannot be written.
     """
@@ -171,7 +172,7 @@ def _cloned(path: str, name: str, target: int) -> bool:
 
 
 def _copied(source: Source, name: str, target: int) -> Iterator[int]:
-    """Copy a file. Yields what each step has done, in bytes; a file that grows is not followed for ever."""
+    """Copy a file and yield the bytes of each step. Stop at the original size of a file that grows."""
     with _both(source.path, name, target) as (reading, writing):
         copied, by_kernel = 0, True
         while copied <= source.size_bytes:
@@ -185,7 +186,7 @@ def _copied(source: Source, name: str, target: int) -> Iterator[int]:
 
 
 def _ranged(reading: int, writing: int) -> int:
-    """Let the kernel copy. 0: it cannot, or the file is at its end."""
+    """Copy inside the kernel. Return 0 if that is not supported, or at the end of the file."""
     try:
         return os.copy_file_range(reading, writing, _CHUNK_BYTES)
     except OSError as problem:
@@ -230,7 +231,7 @@ def _no_step(label: str) -> Iterator[None]:
 
 
 def _step() -> Callable[[str], AbstractContextManager[None]]:
-    """Load the fault injection of tests, only when a fault is planned."""
+    """Run a durable step. Import the fault injection of tests only when a fault is planned."""
     if "STAGEOUT_FAULTS" not in os.environ:
         return _no_step
     from stageout.core.durable import step

@@ -1,11 +1,13 @@
-"""The place of this plugin, and the socket of its sandbox manager. Imports ``os`` only: it is in every job's way."""
+"""The directories of this job, and the socket of its sandbox manager. Every job waits for this import, so it uses
+``os`` only.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 
-#: Of a machine's ad so much is read.
+#: Maximum number of bytes to read of a machine's ad.
 _AD_BYTES = 1 << 20
 _SPOOL = b'\nStageOutSpool = "'
 
@@ -15,10 +17,10 @@ class Place:
 
     :param scratch: the job's scratch directory. :param execute: HTCondor's EXECUTE.
     :param run: directory of the manager's sockets.
-    :raises ValueError: STAGEOUT_SPOOL is relative, so a job's own directory could stand for it.
+    :raises ValueError: STAGEOUT_SPOOL is relative, so that a job's own directory could replace it.
 
-    The spool is beside EXECUTE, or where the environment or the machine's ad says. The job may write either, and so
-    the files go to a listener of root, of the startd's user or of the job's own only (:mod:`.connection`).
+    The spool is beside EXECUTE, or at the path in the environment or the machine's ad. The job may write either, so the
+    files go only to a listener of root, of the startd's user or of the job's own (:mod:`.connection`).
     """
 
     __slots__ = ("execute", "run", "scratch")
@@ -33,7 +35,7 @@ class Place:
 
 
 def _told(scratch: str) -> str:
-    """Return STAGEOUT_SPOOL as the machine's ad has it; "" when it is not there."""
+    """Return STAGEOUT_SPOOL from the machine's ad; "" if it is absent."""
     try:
         with open(f"{scratch}/.machine.ad", "rb") as stream:
             _, found, rest = b"\n".join((b"", stream.read(_AD_BYTES))).partition(_SPOOL)
@@ -43,11 +45,11 @@ def _told(scratch: str) -> str:
 
 
 def find(local_path: str) -> Place | None:
-    """Find the job's scratch directory and the manager's socket; None where either is lacking.
+    """Find the job's scratch directory and the manager's socket; None if either is missing.
 
     The scratch directory is ``EXECUTE/dir_PID/scratch``, or ``EXECUTE/dir_PID`` before HTCondor 24.
 
-    :param local_path: of any file of the job, used when the working directory says nothing.
+    :param local_path: any file of the job, used if the working directory is no scratch directory.
     """
     for directory in _candidates(local_path):
         execute = _execute_of(directory)

@@ -47,7 +47,7 @@ class Leg:
     """One side of a transfer and what was seen of it.
 
     :param samples: streams -> bytes per second. :param weights: streams -> bytes moved for it.
-    :param spent_s: on sampling. :param sampled_bytes: likewise.
+    :param spent_s: on sampling. :param sampled_bytes: bytes moved by sampling.
     :param stored: they come from a stored profile.
     """
 

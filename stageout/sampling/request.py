@@ -59,7 +59,7 @@ def size_of(text: object, name: str) -> int:
 def read_estimation(ad: ClassAd) -> Estimation:
     """Read an ad.
 
-    :raises BadAd: it is none of these, lacks something, or says something that nobody understands.
+    :raises BadAd: its type is unknown, or an attribute is missing or invalid.
     """
     kind = ad.text("dap_type")
     if kind.lower() != "estimation":

@@ -5,7 +5,7 @@ step down the rate falls, so it steps down again, and on a link that is full it 
 stopped changing. This one knows what one transfer reached when it was not in the way of others. ``rate / best`` is the
 number of transfers that would carry the present rate on an empty link; the transfers beyond that only wait for each
 other. It keeps this excess small: none means that there is room, many mean that the link, the disks or the CPUs are
-full, whoever fills them. Clients that share a link so come to similar numbers without knowing of each other.
+full, with anybody's transfers. Clients that share a link so come to similar numbers without knowing of each other.
 
 The rate of one transfer is measured at the start, and again from time to time with half of the transfers, and half
 again while that makes them faster: a link that became slower for good is not taken for a crowded one. Against noise it

@@ -1,8 +1,8 @@
 """The stream model: how the rate of one transfer depends on its number of parallel streams.
 
 After E. Yildirim, "End-to-end Data-flow Parallelism for GridFTP Throughput Optimization": Th(n) = n / sqrt(a n^c + b),
-the three unknowns solved by Newton's iteration from three samples. Of all triples of
-samples the one is kept whose curve is nearest to all samples.
+the three unknowns solved by Newton's iteration from three samples. The model
+uses the triple of samples whose curve is nearest to all samples.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def fit(samples: Mapping[int, float]) -> StreamModel:
 def best_streams(model: StreamModel, most: int, within: float = 0.0) -> int:
     """Choose the fewest streams whose predicted rate is at most the fraction ``within`` below the best one.
 
-    :param most: consider up to so many; not beyond what was sampled, where the curve knows nothing.
+    :param most: maximum number; use no more than the largest sample, beyond which the curve proves nothing.
     """
     rates = [model.rate(n) for n in range(1, most + 1)]
     good = max(rates) * (1 - within)

@@ -8,7 +8,7 @@ _FORM = re.compile(r"(?:\[([0-9A-Fa-f:.%]{2,60})\]|([A-Za-z0-9](?:[A-Za-z0-9._-]
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Split ``HOST:PORT``. :raises ValueError: the text is none, and the error says so."""
+    """Split ``HOST:PORT``. :raises ValueError: the text has another form; the error explains it."""
     found = _FORM.fullmatch(text)
     if not found or not 0 < int(found.group(3)) < 65536:
         raise ValueError(f"{text[:150]!r} is not HOST:PORT")

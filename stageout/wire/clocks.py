@@ -10,14 +10,15 @@ from typing import Any
 
 from stageout.wire.custody import MANAGER_AD
 
-#: Seconds that an ad may be on its way. A smaller difference is none of the clocks.
+#: Seconds that an ad may take to arrive. A smaller difference is not due to the clocks.
 ON_ITS_WAY_S = 30
 
 
 def ahead_of_collector_s(ad: Mapping[str, Any]) -> int:
-    """Compute how far the node's clock is ahead of the collector's, by an ad of manager or slot; 0 for a little.
+    """Compute how far the node's clock is ahead of the collector's, from an ad of manager or slot; 0 if the difference
+    is small.
 
-    A slot's ad says when the startd sent it; the manager's report in it may be older.
+    A slot's ad has the time when the startd sent it; the manager's report in it may be older.
     """
     made = _time(ad.get("StageOutSentAt" if ad.get("MyType") == MANAGER_AD else "MyCurrentTime"))
     came = _time(ad.get("LastHeardFrom"))

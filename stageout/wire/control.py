@@ -22,7 +22,7 @@ SOCKET_NAME = "control"
 
 
 class Tuning(str, enum.Enum):
-    """State of the tuner for one server: the result of its last step, or the reason for which there is none."""
+    """State of the tuner for one server: the result of its last step, or the reason why there is none."""
 
     STARTING = "starting"
     RAISED = "raised"
@@ -40,10 +40,11 @@ class Tuning(str, enum.Enum):
 class StreamsReport:
     """The number of transfers to one server at once, and the reason.
 
-    :param server: method and host. :param tuning: name of the controller. :param files_at_once: that it has come to.
-    :param streams_each: of one file. :param files_in_flight: :param streams_in_use: that plugins were given.
-    :param streams: that may be used. :param rate_mb_s: at the last step, of all files together.
-    :param reason: of the last step. :param grant: where ``streams`` comes from. :param state: see :class:`Tuning`.
+    :param server: method and host. :param tuning: name of the controller. :param files_at_once: its current choice.
+    :param streams_each: streams of one file. :param files_in_flight: files being sent. :param streams_in_use: streams
+        that plugins were given.
+    :param streams: allowed streams. :param rate_mb_s: at the last step, of all files together.
+    :param reason: of the last step. :param grant: the origin of ``streams``. :param state: see :class:`Tuning`.
     """
 
     server: str

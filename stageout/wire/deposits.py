@@ -1,9 +1,9 @@
-"""Receipts of deposits: what a pilot leaves behind, so that somebody else can ask a custodian what became of its files.
+"""Receipts of deposits, which let other programs ask a custodian about the files of a pilot that has ended.
 
-One call of a plugin deposits many files. Their names are one random seed and a number each, from 1 on, and from
-a much higher number after a restart of the manager. So the receipts of a whole sandbox are a few short texts,
-``HOST:PORT[,HOST:PORT] SEED FIRST-LAST EXPIRES``. Everybody can read them in reports, and whoever knows an origin could
-speak in its name: so that is derived with the key that the custodian knows depositors by.
+One call of a plugin deposits many files. Their names are one random seed and a number each, from 1 on, and from a much
+higher number after a restart of the manager. So the receipts of a whole sandbox are a few short texts,
+``HOST:PORT[,HOST:PORT] SEED FIRST-LAST EXPIRES``. Everybody can read them in reports, and anybody who knows an origin
+could use it. Therefore the origin is derived with the key by which the custodian knows depositors.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from stageout.wire.address import is_address
 
-#: An operation is tried for so long (s), by its sender and by custodians.
+#: Seconds for which its sender and custodians retry an operation.
 EXPIRES_AFTER_S = 24 * 3600
-#: A router takes nothing that is to be tried for longer (s).
+#: Routers reject operations that are to be retried for more than this number of seconds.
 MOST_EXPIRES_AFTER_S = 7 * 24 * 3600
-#: Larger files travel by themselves, smaller ones many in one frame.
+#: Larger files are sent one by one, smaller ones many in one frame.
 MAX_PACKED_FILE_BYTES = 64 * 1024
 _SEED_CHARS = 32
 _NONCE_BYTES = 8
@@ -31,7 +31,7 @@ _PER_ORIGIN = 8192
 
 
 class BadReceipt(ValueError):
-    """A text is no receipt."""
+    """A text is not a receipt."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,13 @@ class Receipt:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Address of each custodian."""
+        """Return the address of each custodian."""
         return tuple(self.custodian.split(","))
 
     def is_of(self, given: Receipt) -> bool:
-        """Tell whether a custodian may confirm ``given`` with this receipt: the same deposits at some of its places."""
+        """Tell whether a custodian may confirm ``given`` with this receipt: the same deposits and a common
+        custodian.
+        """
         same = (self.seed, self.first, self.last) == (given.seed, given.first, given.last)
         return same and set(self.places) <= set(given.places)
 
@@ -68,10 +70,10 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Holding:
-    """Files of one sandbox that routers have in custody, and that may be nowhere else.
+    """Files of one sandbox that routers have in custody, and that may exist only there.
 
-    :param custodians: as of a :class:`Receipt`: with one, theirs is the only copy. :param since: Unix time in seconds,
-        of the first of them.
+    :param custodians: as of a :class:`Receipt`: if there is one, it has the only copy. :param since: Unix time in
+        seconds, of the first of the files.
     """
 
     custodians: str
@@ -89,7 +91,9 @@ class Holding:
 
 
 def holdings_of(files: Iterable[tuple[str, int]]) -> tuple[Holding, ...]:
-    """Return the custodians of files. :param files: receipts, sizes in bytes. :raises BadReceipt: a receipt is none."""
+    """Return the custodians of files. :param files: receipts, sizes in bytes. :raises BadReceipt: a receipt is
+    invalid.
+    """
     found: dict[str, Holding] = {}
     for text, size_bytes in files:
         receipt = read_receipt(text)
@@ -102,7 +106,7 @@ def holdings_of(files: Iterable[tuple[str, int]]) -> tuple[Holding, ...]:
 
 
 def read_holdings(texts: Iterable[str]) -> tuple[Holding, ...]:
-    """Read holdings as they were written; a text that is none is left out."""
+    """Parse written holdings. Leave out invalid texts."""
     words = (text.split(" ") for text in texts)
     return tuple(
         Holding(one[0], *map(int, one[1:]))
@@ -112,9 +116,9 @@ def read_holdings(texts: Iterable[str]) -> tuple[Holding, ...]:
 
 
 def new_seed(key: str) -> str:
-    """Make a random seed that counts only in reports of one manager. :param key: its public key.
+    """Make a random seed that is valid only in reports of one manager. :param key: its public key.
 
-    Reports can be read by everybody: without the key in it, whoever copies a seed could have the deposits cancelled.
+    Everybody can read reports. Without the key in the seed, anybody could copy it and have the deposits cancelled.
     """
     nonce = os.urandom(_NONCE_BYTES).hex()
     return nonce + _mark(nonce, key)
@@ -131,15 +135,15 @@ def _mark(nonce: str, key: str) -> str:
 
 
 def name_of(seed: str, number: int) -> str:
-    """Name one deposit."""
+    """Return the name of one deposit."""
     return f"{seed}/{number}"
 
 
 def operation_of(name: str, secret: bytes) -> tuple[str, int]:
     """Return the identity of a deposit at a custodian: its origin, 32 hexadecimal digits, and its number there.
 
-    Deposits of one seed with numbers near each other have one origin, so they can go in one pack; and each is the same
-    operation by itself, or in whichever pack.
+    Deposits of one seed with similar numbers have one origin, so that they can share a pack. Each has the same identity
+    by itself and in any pack.
 
     :param name: of :func:`name_of`. :param secret: of the key.
     """
@@ -165,7 +169,7 @@ def written_numbers(numbers: Iterable[int]) -> str:
 
 
 def read_numbers(text: str) -> list[int]:
-    """Read the numbers in such a text. :raises BadReceipt: the text is none."""
+    """Parse the numbers in such a text. :raises BadReceipt: the text is invalid."""
     found: list[int] = []
     for word in filter(None, text.split(",")):
         first, _, last = word.partition("-")
@@ -177,7 +181,7 @@ def read_numbers(text: str) -> list[int]:
 
 
 def read_receipt(text: str) -> Receipt:
-    """Read the receipt in a text. :raises BadReceipt: the text is none."""
+    """Parse a receipt. :raises BadReceipt: the text is invalid."""
     words = text.split(" ")
     numbers = words[2].split("-") if len(words) == 4 else []
     if len(numbers) != 2 or not all(word.isdecimal() and len(word) < 16 for word in (*numbers, words[3])):
@@ -190,7 +194,7 @@ def read_receipt(text: str) -> Receipt:
 
 
 def joined(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
-    """Join the same deposits in as few receipts as possible; each is good until the first of them expires."""
+    """Join the same deposits in as few receipts as possible. Each is valid until the first of them expires."""
     found: list[Receipt] = []
     for one in sorted(receipts, key=lambda item: (item.custodian, item.seed, item.first)):
         before = found[-1] if found else None

@@ -47,13 +47,13 @@ _LENGTH = struct.Struct(">I")
 
 
 class BadMessage(Exception):
-    """The other side sent something that is not in the protocol."""
+    """The other side sent a message that violates the protocol."""
 
 
 class OfferedFile(NamedTuple):
     """One file of an offer.
 
-    :param url: destination as HTCondor gave it.
+    :param url: HTCondor's destination URL.
     :param local_path: absolute path in the scratch directory.
     :param size_bytes: size at the time of the offer.
     """
@@ -81,10 +81,10 @@ class OfferedCredential(NamedTuple):
 
 
 class TransferContext(NamedTuple):
-    """Data that the plugin needs besides the files, and that is gone when the job has ended.
+    """Data that the plugin needs besides the files, and that is deleted at the end of the job.
 
     :param job_ad: attributes of the job's ad that the plugin may read, an ad in the new syntax; "" for none.
-    :param plugin_data: ``PluginData`` and ``METHOD_PluginData`` as HTCondor gave them, likewise.
+    :param plugin_data: ``PluginData`` and ``METHOD_PluginData`` from HTCondor, in the same syntax.
     """
 
     credentials: tuple[OfferedCredential, ...] = ()
@@ -133,7 +133,9 @@ def socket_name(execute_dir: str) -> str:
 
 
 def _sha256(data: bytes) -> str:
-    """Compute the digest by the interpreter's own module where it has one: hashlib loads OpenSSL while a job waits."""
+    """Compute the digest by the interpreter's own module if it has one, because hashlib loads OpenSSL while a job
+    waits.
+    """
     for name in ("_sha2", "_sha256"):  # from Python 3.12 on, and before
         try:
             return str(__import__(name).sha256(data).hexdigest())
@@ -201,14 +203,14 @@ def receive_frame(sock: socket) -> dict[str, Any]:
 
 
 def checked_length(length: int) -> int:
-    """Return the ``length`` of a frame's body in bytes. :raises BadMessage: it is above the limit."""
+    """Return the ``length`` of a frame's body in bytes. :raises BadMessage: it exceeds the limit."""
     if length > MAX_FRAME_BYTES:
         raise BadMessage(f"a frame of {length} bytes is above the limit of {MAX_FRAME_BYTES}")
     return length
 
 
 def decode_body(body: bytes) -> dict[str, Any]:
-    """Decode the message in a frame's body. :raises BadMessage: the body holds none."""
+    """Decode the message in a frame's body. :raises BadMessage: the body is invalid."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as problem:
@@ -294,5 +296,5 @@ def _offered_credential(row: Any) -> OfferedCredential:
 
 
 def is_service(name: str) -> bool:
-    """Tell whether a text has letters, digits, ``_`` and ``-`` only, and so is safe as the name of a file."""
+    """Tell whether a text has letters, digits, ``_`` and ``-`` only, and so is safe as a file name."""
     return 0 < len(name) <= 200 and name.isascii() and name.replace("_", "a").replace("-", "a").isalnum()

@@ -30,7 +30,7 @@ class OwnerRequest:
     """Request of an owner: ``VERB run=RUN``, and for a redirect ``redirect run=RUN ID URL FILE``.
 
     :param verb: None for a text that is no request.
-    :param run: NumShadowStarts of the run that it is for. 0: the text names none, so it is for the job's last run.
+    :param run: NumShadowStarts of the run. 0: the text names none, so the request applies to the job's last run.
     :param redirect_id: name of a redirect, which its answer repeats. :param url: new URL of a redirect.
     :param file: file to redirect; "" for all.
     """
@@ -59,12 +59,12 @@ class OwnerRequest:
         return not self.run or first_run <= self.run <= last_run
 
     def is_same(self, other: OwnerRequest) -> bool:
-        """Tell whether one answer is the answer to both requests."""
+        """Tell whether both requests have the same answer."""
         return (self.verb, self.run, self.redirect_id) == (other.verb, other.run, other.redirect_id)
 
 
 def redirect_problem(url: str) -> str:
-    """Return why output cannot be redirected to this URL; "" when it can. Orders and job ads are public."""
+    """Return why output cannot be redirected to this URL; "" if it can. Orders and job ads are public."""
     scheme, mark, rest = url.partition("://")
     if not (_SCHEME.match(scheme) and mark and rest and url.isascii() and url.isprintable() and " " not in url):
         return "the URL must be scheme://host/path, without spaces and with other than ASCII characters encoded"
@@ -76,7 +76,7 @@ def redirect_problem(url: str) -> str:
 
 
 def parse_request(text: str) -> OwnerRequest:
-    """Return the request in StageOutRequest; one without a verb if the text is none."""
+    """Parse StageOutRequest. Return a request without a verb for an invalid text."""
     word, _, rest = text.partition(" ")
     verb, run = _VERBS.get(word), 0
     first, _, behind = rest.partition(" ")

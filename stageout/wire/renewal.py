@@ -21,15 +21,15 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
 
 class BadRenewal(Exception):
-    """A request or an answer that is not in the protocol; the text says what is wrong with it."""
+    """A request or an answer that violates the protocol; the text has the problem."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One credential that is wanted.
+    """Request for one credential.
 
-    :param job: GlobalJobId. :param run_number: NumShadowStarts. :param ticket: of the hand-off that holds it.
-    :param kind: "token" or "proxy". :param service: of a token. :param digest: SHA-256 of what the manager has.
+    :param job: GlobalJobId. :param run_number: NumShadowStarts. :param ticket: of the hand-off with the credential.
+    :param kind: "token" or "proxy". :param service: of a token. :param digest: SHA-256 of the manager's current one.
     """
 
     job: str
@@ -74,7 +74,7 @@ def request_bytes(
 
 
 def read_request(body: bytes) -> Request:
-    """Parse a request; its signature is not checked. :raises BadRenewal: it is none."""
+    """Parse a request without checking its signature. :raises BadRenewal: it is invalid."""
     outer = _object(body)
     payload, signature = outer.get("payload"), outer.get("signature")
     if not isinstance(payload, str) or not isinstance(signature, str):
@@ -108,7 +108,7 @@ def answer_bytes(answers: Sequence[Answer]) -> bytes:
 
 
 def read_answers(body: bytes, count: int) -> list[Answer]:
-    """Parse an answer to so many asks. :raises BadRenewal: it is none."""
+    """Parse an answer to a number of asks. :raises BadRenewal: it is invalid."""
     rows = _object(body).get("answers")
     if not isinstance(rows, list) or len(rows) != count:
         raise BadRenewal(f"an answer has {count} rows")
@@ -121,7 +121,7 @@ def _answer(row: Any) -> Answer:
         raise BadRenewal("a row of an answer has content and reason")
     try:
         return Answer(None if content is None else base64.b64decode(content, validate=True), reason)
-    except ValueError:  # other characters than those of ASCII are no binascii.Error
+    except ValueError:  # characters outside ASCII do not raise binascii.Error
         raise BadRenewal("a content is not base64") from None
 
 

@@ -30,7 +30,7 @@ POLICY_AD = "StageOutPolicy"
 #: Condition of the ads for :class:`Letters`, and their attributes.
 LETTERS_WANTED = f'MyType == "{AGENT_AD}" || MyType == "{ROUTER_AD}" || MyType == "{POLICY_AD}"'
 LETTER_ATTRIBUTES = ("MyType", "Name", "StageOutSchedd", "StageOutVersion", "StageOutPayload", "LastHeardFrom")
-#: Routers, and policy services, of which readers know at most.
+#: Maximum numbers of routers, and of policy services, that readers accept.
 SERVICES = 300
 #: Bounds of a report: items of each list, and characters of each text.
 ROWS = 200
@@ -184,7 +184,7 @@ class Letters:
         self.policies: dict[str, Service[PolicyReport]] = {}
 
     def take(self, ad: Mapping[str, Any]) -> None:
-        """Add one ad of :data:`LETTERS_WANTED`. :raises BadPayload: it cannot be read, and counts no more than that."""
+        """Add one ad of :data:`LETTERS_WANTED`. :raises BadPayload: it is invalid, and was ignored."""
         my_type, heard_at = ad.get("MyType"), heard_at_of(ad)
         if my_type == ROUTER_AD:
             _add(self.routers, RouterReport, ad)
@@ -211,7 +211,7 @@ def _add(known: dict[str, Service[T]], cls: type[T], ad: Mapping[str, Any]) -> N
 
 
 def heard_at_of(ad: Mapping[str, Any]) -> int:
-    """Return when the collector received an ad, by its clock; 0 where it does not say."""
+    """Return when the collector received an ad, by its clock; 0 if the ad does not contain it."""
     value = ad.get("LastHeardFrom")
     return value if isinstance(value, int) else 0
 
@@ -237,7 +237,7 @@ def service_ad(my_type: str, name: str, report: RouterReport | PolicyReport) -> 
 
 
 def read_service(cls: type[T], ad: Mapping[str, Any]) -> T:
-    """Return the report in an ad, within the bounds. :raises BadPayload: there is none."""
+    """Read the report in an ad, within the bounds. :raises BadPayload: there is none."""
     text = payload_of(ad)
     if len(text) > PAYLOAD_CHARS:
         raise BadPayload(f"the payload has more than {PAYLOAD_CHARS} characters")

@@ -1,4 +1,4 @@
-"""Dataclasses out of JSON whose fields are what they are declared as, whoever wrote them. No I/O."""
+"""Conversion of JSON to dataclasses with verified types, for input from any source. No I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-#: Numbers end where those of ClassAds and of SQLite do.
+#: The limits of integers in ClassAds and SQLite.
 MOST_NUMBER = 2**63 - 1
 #: Seconds of the wall clock that :mod:`time` and :mod:`datetime` can show on every platform (year 6325).
 LATEST_AT = 1 << 37
@@ -20,15 +20,15 @@ T = TypeVar("T")
 
 
 class IllTyped(ValueError):
-    """A value is not of the type that is declared; the text says which."""
+    """A value has another type than its declaration; the text names it."""
 
 
 def built(cls: Callable[..., T], row: object) -> T:
-    """Build the dataclass or the named tuple that a value out of JSON stands for.
+    """Build a dataclass or named tuple from a JSON value.
 
-    :param row: an object with a value for each field that has no default; of a named tuple a list. Its objects are
-        changed. Fields that are not declared are ignored: a newer version may have written them.
-    :raises IllTyped: it is something else.
+    :param row: an object with a value for each field without default; for a named tuple a list. This function changes
+        its objects. It ignores undeclared fields, which a newer version may have written.
+    :raises IllTyped: the value has another type.
     """
     found: T = _reader(cls)(row)
     return found
@@ -44,7 +44,7 @@ def _of_class(cls: Any, readers: Mapping[str, _Reader], row: object) -> Any:
         for name, value in row.items():
             read = readers[name]
             if (read is _text and type(value) is str) or (read is _whole and _is_whole(value)):
-                continue  # most are, and a report has many
+                continue  # the usual case; a report has many of them
             row[name] = read(value)
         return cls(**row)
     except IllTyped as problem:
