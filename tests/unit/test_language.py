@@ -60,6 +60,14 @@ _BARE = re.compile(
 )
 _PASSED_ON = re.compile(r"\b(?:is|are|was|were|be|been|being) (?:\w+ )?(?:said|told|heard)\b")
 
+#: Phrases that hide a number, an actor or a noun.
+_DIALECT = re.compile(
+    r"\b(?:so (?:many|much of)|one of which|is (?:heard|taken for)|whoever|whomever|whatever is)\b"
+    r"|\b(?:it|text) is none\b(?! of)|\bof these, only\b|:param \w+: likewise\b"
+    r"|(?:^|[.:;] )(?:(?:By|After|For|Of) so (?:much|many|long)|That wait)\b",
+    re.I,
+)
+
 _Documented = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
 
 
@@ -117,6 +125,11 @@ def long_clauses(text: str) -> list[str]:
 def passed_on(text: str) -> list[str]:
     """Return the clauses with "is said", "is told" or "is heard": they do not name the actor."""
     return [clause for clause in clauses(text) if _PASSED_ON.search(clause)]
+
+
+def dialect(text: str) -> list[str]:
+    """Return the phrases of a docstring or of a comment that readers outside the project do not understand."""
+    return [found.group() for found in _DIALECT.finditer(" ".join(text.split()))]
 
 
 def sentences(page: str) -> Iterator[str]:
@@ -181,6 +194,13 @@ def test_sentences_of_the_code_have_a_subject(folder: str) -> None:
     sources = [(path, path.read_text()) for path in paths]
     texts = [(path, text) for path, source in sources for text in [*docstrings(source), *comments(source)]]
     assert [(str(path), sentence) for path, text in texts for sentence in bare_openings(text)] == []
+
+
+@pytest.mark.parametrize("folder", ("policy_service", "schedd_agent", "stageout", "stageout_web"))
+def test_phrases_of_the_code_are_plain(folder: str) -> None:
+    sources = [(path, path.read_text()) for path in _modules(folder) if "overlay" not in path.parts]
+    texts = [(path, text) for path, source in sources for text in [*docstrings(source), *comments(source)]]
+    assert [(str(path), phrase, text) for path, text in texts for phrase in dialect(text)] == []
 
 
 def test_knobs_are_described_by_phrases() -> None:
@@ -401,6 +421,22 @@ def test_other_sentences_of_code_are_not_found(source: str) -> None:
 
 def test_lines_of_comment_are_read_together() -> None:
     assert comments("#: One\n#: two.\nx = 1  # three\n# four\n") == ["One two.", "three", "four"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Wait for so many seconds.",
+        "By so much since the last call.",
+        "A slow file is taken for\nan idle one.",
+        "The agent, whoever runs it.",
+        "Read a number. :raises ValueError: it is none.",
+        "Times. :param ended_at: likewise, of the end.",
+    ],
+)
+def test_phrases_of_insiders_are_found(text: str) -> None:
+    assert len(dialect(text)) == 1
+    assert dialect("There are so few files that nothing is taken. Likewise for directories.") == []
 
 
 @pytest.mark.parametrize("text", ["Return the size in bytes.", "The size of a file.", "Whatsit of a file.", "Item."])
