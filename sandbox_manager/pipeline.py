@@ -2,7 +2,8 @@
 
 1. Accept: a plugin offers files at the socket (``intake/listener.py``). Policy refuses them in ``intake/admission.py``;
    the listener refuses what breaks the protocol or takes too long, ``intake/identity.py`` a peer that is not a job's
-   plugin. ``intake/acceptance.py`` records what the spool holds, and refuses a run that a newer one has overtaken.
+   plugin. ``intake/acceptance.py`` records what the spool holds, and ``custody/orders.py`` refuses a run that a newer
+   one has overtaken meanwhile.
 2. Apply orders: the schedd's agent confirms that the run completed, or cancels it (``custody/orders.py``).
 3. Schedule: ``scheduling/scheduler.py`` puts confirmed files into batches.
 4. Deliver: :meth:`Pipeline.deliver` sends a batch and records the outcome; ``transfer/runner.py`` has its steps.
