@@ -18,6 +18,7 @@
 # make mutants  changes the product in 200 places, one by one: each must make a test fail (WORDS="names")
 #              DRAWN=30: draws new ones (SEED=7 SINCE=commit MINUTES=60 WORDS="parts of paths"), says which share is found
 # make workflow  Snakemake, law, Parsl and Dask-jobqueue, installed by network, on a pool
+# make upgrade a pool with output that waits comes from an earlier version of the ledger to this one (OLD=commit)
 # make hostile a hostile user tries every way to take over the output of others, on both versions of HTCondor
 # make crash   faults at every durable step, and schedules of crashes and lost power (SCHEDULES=10000)
 # make planted each planted bug is found by ordinary schedules (nightly)
@@ -26,7 +27,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: dist sign dist-test lock pilot demo reference docs test style check computed pythons pools bench figures mutants crash planted seams sim storm chaos hostile heads cuts overlay-storm web clean workflow
+.PHONY: dist sign dist-test lock pilot demo reference docs test style check computed pythons pools bench figures mutants crash planted seams sim storm chaos hostile heads cuts upgrade overlay-storm web clean workflow
 
 $(STAMP): setup.cfg pyproject.toml $(wildcard requirements/*.txt)
 	tools/install
@@ -106,6 +107,9 @@ heads: $(STAMP)
 hostile: $(STAMP)
 	STAGEOUT_ALL_ATTACKS=1 $(PY) -m pytest -v tests/pool/test_hostile_user_pool.py tests/pool/test_hostile_access_points.py \
 		tests/pool/test_walled_ids_pool.py
+
+upgrade: $(STAMP)
+	$(PY) -m tests.pool.upgrade $(OLD)
 
 cuts: $(STAMP)
 	STAGEOUT_LONG_CUTS=1 $(PY) -m pytest -v tests/pool/test_cut_networks.py
