@@ -82,18 +82,18 @@ class Fields:
 
 
 class Hop(NamedTuple):
-    """The party that brings an operation, and the order: unsigned, different on each hop.
+    """The party that brings an operation, and its order: unsigned, different on each hop.
 
-    :param custodian: its NAME, "" for the sender. :param order: number that it gave the operation in its epoch.
-    :param received: when the custodian took it. :param known_epoch: the terminal's epoch for which the sender knows
-        that the operation has to run.
+    :param custodian: its NAME, "" for the sender. :param epoch: when the custodian's epoch began: a later one has a
+        higher number. :param order: number that it gave the operation in this epoch. :param received: when it took the
+        operation. :param known_epoch: the terminal's epoch for which the sender knows that the operation has to run.
     """
 
     custodian: str = ""
-    epoch: str = ""
+    epoch: int = 0
     order: int = 0
     received: int = 0
-    known_epoch: str = ""
+    known_epoch: int = 0
 
 
 DIRECT = Hop()
@@ -106,8 +106,7 @@ class Row:
     :param issuer: owner name of the key that issued the holder's token, "" for none. :param manifest: the signed
         digests of the blocks; None until it comes. :param blocks: durable blocks with their digests.
     :param reason: of an end or a refusal. :param etag: of the result. :param ended: when it ended.
-    :param carriers: custodians that brought it.
-    :param offered: a custodian has sent it to the terminal.
+    :param carriers: custodians that brought it. :param inode: of the file that an INTENT moves.
     """
 
     identity: Identity
@@ -122,7 +121,7 @@ class Row:
     etag: str = ""
     ended: int = 0
     carriers: frozenset[str] = frozenset()
-    offered: bool = False
+    inode: int = 0
 
 
 def differs(row: Row, fields: Fields) -> None:
@@ -135,3 +134,16 @@ def moved(role: Role, row: Row, state: State, **changes: str | int | bool) -> Ro
     """Return a row in another state. :raises IllegalMove: the state table does not allow it."""
     check_move(role, row.state, state)
     return replace(row, state=state, **changes)  # type: ignore[arg-type]
+
+
+def check_ranges(fields: Fields) -> None:
+    """Check numbers when they are read: a number that no operation can have would stop a queue later.
+
+    :raises Malformed: a number lies outside its range, or the operation waits for itself or for a later one.
+    """
+    if not 0 < fields.seq <= MAX_SEQ or not 0 <= fields.all_below <= fields.seq or len(fields.after) > MAX_AFTER:
+        raise Malformed("a number of the operation lies outside its range")
+    if any(not 0 < number < fields.seq for number in fields.after):
+        raise Malformed("an operation waits for earlier ones of its origin only")
+    if not 0 <= (fields.size or 0) <= MAX_SEQ or not 0 < fields.made <= fields.expires <= fields.made + LONGEST_S:
+        raise Malformed("a size or a time of the operation lies outside its range")

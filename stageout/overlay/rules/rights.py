@@ -192,7 +192,7 @@ ALLOWED: Mapping[Relation, frozenset[Action]] = {
 
 
 class Asker(NamedTuple):
-    """The sender of a request. :param owner: as in an identity. :param router: NAME of a router that proved it, or ""."""
+    """The sender of a request. :param owner: as in an identity. :param router: NAME of a router that proved it."""
 
     owner: str
     router: str = ""

@@ -58,8 +58,9 @@ MOVES: Mapping[Role, Mapping[State, frozenset[State]]] = {
     },
     Role.CUSTODIAN: {
         # Without the duty the sender keeps its bytes, and the terminal may get them by another way.
-        _S.RECEIVING: frozenset({_S.CUSTODY, _S.CANCELLING, *RESULTS}),
-        _S.CUSTODY: frozenset({_S.DELIVERING, _S.CANCELLING, _S.CANCELLED, _S.EXPIRED, _S.EXPIRED_UNKNOWN, _S.LOST}),
+        _S.RECEIVING: frozenset({_S.CUSTODY, _S.CANCELLING, _S.EXPIRED_UNKNOWN, *RESULTS}),
+        # Results: a late answer, or another route was first.
+        _S.CUSTODY: frozenset({_S.DELIVERING, _S.CANCELLING, _S.EXPIRED_UNKNOWN, _S.LOST, *RESULTS}),
         _S.DELIVERING: frozenset({_S.CUSTODY, _S.REFUSED, _S.CANCELLING, _S.LOST, _S.EXPIRED_UNKNOWN, *RESULTS}),
         _S.REFUSED: frozenset({_S.DELIVERING, _S.CANCELLING, _S.LOST, _S.EXPIRED_UNKNOWN, *RESULTS}),
         _S.CANCELLING: frozenset({_S.EXPIRED_UNKNOWN, *RESULTS}),
