@@ -13,7 +13,7 @@ from stageout.core.errors import ErrorClass, TransferFailure
 PREFIX = "STAGEOUT_GLOBUS_"
 #: Queries about a running task for each lease, and the bounds of the seconds between two of them.
 _POLLS, _LEAST_POLL_S, _MOST_POLL_S = 180, 0.1, 15.0
-#: A collection that its administrator has paused is waited for so many times longer than one that does not get on.
+#: Factor by which the plugin waits longer for a collection that its administrator has paused than for a slow one.
 _PAUSES = 4
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
