@@ -24,7 +24,7 @@ from stageout.model.sandbox import (
     Waiting,
     occupant_of,
 )
-from stageout.wire.custody import ANY_OWNER, JobKey, Run
+from stageout.wire.custody import JobKey, Run
 
 
 class QueueKey(NamedTuple):
@@ -302,8 +302,8 @@ class Registry:
 
     def of_run(self, run: Run) -> Sandbox | None:
         """Return the sandbox of a run, None for none."""
-        return self.by_id.get(self._by_run.get(run, self._by_run.get(Run(run.job, run.number, ANY_OWNER), -1)))
+        return self.by_id.get(self._by_run.get(run, -1))
 
     def newest_run(self, job: JobKey) -> int:
         """Return the highest known run number of this job, 0 for none."""
-        return max(self.fences.get(job, 0), self.fences.get(JobKey(job.name, ANY_OWNER), 0))
+        return self.fences.get(job, 0)

@@ -22,14 +22,14 @@ from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import AWAY_FILES, ENDS, LEFT_FILES, FileState, State, move, move_file
 from stageout.model.file import StoredFile
 from stageout.model.sandbox import Destination, SlotKey, SyncState, destination_of
-from stageout.wire.custody import ANY_OWNER, JobKey, Run
+from stageout.wire.custody import JobKey, Run
 
 _CHANGES_PER_S = 1000
 _WAITING, _MOVING = int(FileState.WAITING), int(FileState.MOVING)
 #: Columns that an attempt's end sets, besides state and digest.
 _RESULT = ("next_attempt", "excused", "error_code", "error", "of_node", "verified")
 #: Rows of a job. The name alone is not enough, because its time is the owner's to write and queues begin again.
-_OF_JOB = f"job = :job AND (owner = :owner OR '{ANY_OWNER}' IN (owner, :owner))"
+_OF_JOB = "job = :job AND owner = :owner"
 
 
 @dataclass(frozen=True)

@@ -77,10 +77,6 @@ class BadPayload(Exception):
     """An ad whose payload is invalid or whose signature is wrong. It is ignored and logged."""
 
 
-#: Owner in an order of an agent of an earlier version, and in the records that such an order left.
-ANY_OWNER = ""
-
-
 class JobKey(NamedTuple):
     """A job of one user. Output is always looked up by name and owner, never by the name alone.
 
@@ -417,7 +413,7 @@ class Order:
     the end; the manager may drop the record.
 
     :param number: grows with every order of this agent, over restarts too.
-    :param owner: User of the job; "" from an earlier version. Output of another user does not belong to this job.
+    :param owner: User of the job. Output of another user does not belong to this job.
     :param request: of the owner, which tells two redirects apart. :param new_url: of a redirect.
     :param only_file: name of the only file to redirect; "" for all, below ``new_url``.
     """

@@ -84,7 +84,9 @@ class FakeCollector:
             key = (box.run, box.tickets)
             if self.confirms and box.state == "Accepted" and key not in self._orders:
                 number = len(self._orders) + 1
-                self._orders[key] = Order(number, Action.CONFIRM, box.job, box.number, box.tickets, box.files_total)
+                self._orders[key] = Order(
+                    number, Action.CONFIRM, box.job, box.number, box.tickets, box.files_total, owner=box.owner
+                )
 
     async def close(self) -> None:
         pass

@@ -344,7 +344,7 @@ class Node:
         """Give one order."""
         run = (facts or self.facts()).run
         self.site.orders += 1
-        order = Order(self.site.orders, action, run.job, run.number, tuple(tickets), files)
+        order = Order(self.site.orders, action, run.job, run.number, tuple(tickets), files, owner=run.owner)
         await self.pipeline.apply_orders(OrderSheet(AGENT, "manager@ep", 1, (order,)))
 
     async def confirm(self, *receipts: Receipt, facts: RunFacts | None = None) -> None:

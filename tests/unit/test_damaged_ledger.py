@@ -338,7 +338,7 @@ def _works(path: Path) -> None:
             assert [item.url for item in queries.all_files(db, box)] == [f"https://h/{at}" for at in range(3)]
             held = StoredCredentials(ticket, "", "", (Credential("token", "t", 9, "d"),))
             updates.keep_credentials(db, held)
-            order = Order(box, Action.CONFIRM, found.run.job, 1, (ticket,), 3)
+            order = Order(box, Action.CONFIRM, found.run.job, 1, (ticket,), 3, owner=found.run.owner)
             orders.apply_orders(db, OrderSheet("ap", "ep", 1, (order,)), 10)
             for state in (State.LEASED, State.MOVING):
                 updates.set_state(db, box, state, 10)

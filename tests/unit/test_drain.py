@@ -41,7 +41,10 @@ async def handed_off(node: Node, job: str, urls: Mapping[str, bytes], priority: 
     facts = node.facts(job, dslot_id=int(float(job)))
     receipt = await node.hand_off(urls, facts)
     node.site.orders += 1
-    order = Order(node.site.orders, Action.CONFIRM, facts.run.job, 1, (receipt.ticket,), receipt.files, priority)
+    order = Order(
+        node.site.orders, Action.CONFIRM, facts.run.job, 1, (receipt.ticket,), receipt.files, priority,
+        owner=facts.run.owner,
+    )  # fmt: skip
     await node.pipeline.apply_orders(OrderSheet(AGENT, "manager@ep", 1, (order,)))
 
 

@@ -80,7 +80,9 @@ def _moving(db: sqlite3.Connection, *names: str, fallback: str = BACK, problem: 
     owner = NewSandbox(Run(JOB, 1, "a"), "a", 1, 1, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
     box = updates.add_ticket(db, owner, "t", "/p", [_new(name, at) for at, name in enumerate(names)], "boot", 1)
     updates.offer_fallback(db, box, fallback, problem)
-    orders.apply_orders(db, OrderSheet("ap", "ep", 1, (Order(1, Action.CONFIRM, JOB, 1, ("t",), len(names)),)), 10)
+    orders.apply_orders(
+        db, OrderSheet("ap", "ep", 1, (Order(1, Action.CONFIRM, JOB, 1, ("t",), len(names), owner="a"),)), 10
+    )
     _send(db, box)
     return box
 
@@ -158,7 +160,7 @@ def test_a_retry_sends_to_the_fallback_and_not_back(db: sqlite3.Connection) -> N
     _fail(db, box, "403 from old")
     _send(db, box)
     _fail(db, box, "no space at new")
-    orders.apply_orders(db, OrderSheet("ap", "ep", 1, (Order(2, Action.RETRY, JOB, 1),)), 30)
+    orders.apply_orders(db, OrderSheet("ap", "ep", 1, (Order(2, Action.RETRY, JOB, 1, owner="a"),)), 30)
     assert updates.state_of(db, box) is State.CONFIRMED and _urls(db) == ["https://new.org/d/a"]
     _send(db, box)
     assert _fail(db, box, "still no space").state is State.FAILED
@@ -167,12 +169,12 @@ def test_a_retry_sends_to_the_fallback_and_not_back(db: sqlite3.Connection) -> N
 def test_a_file_that_its_owner_redirected_afterwards_does_not_come_back(db: sqlite3.Connection) -> None:
     box = _moving(db, "a")
     _fail(db, box, "403 from old")
-    order = Order(2, Action.REDIRECT, JOB, 1, request="r", new_url="https://third/")
+    order = Order(2, Action.REDIRECT, JOB, 1, request="r", new_url="https://third/", owner="a")
     orders.apply_orders(db, OrderSheet("ap", "ep", 1, (order,)), 30, _plugin)
     _send(db, box)
     found = _fail(db, box, "third is full")
     assert (found.state, found.reason, _urls(db)) == (State.FAILED, "third is full", ["https://third/a"])
-    orders.apply_orders(db, OrderSheet("ap", "ep", 1, (Order(3, Action.RETRY, JOB, 1),)), 30)
+    orders.apply_orders(db, OrderSheet("ap", "ep", 1, (Order(3, Action.RETRY, JOB, 1, owner="a"),)), 30)
     _send(db, box)
     judge(db, FileState.DELIVERED)
     assert _settled(db, box).reason == "", "it is at the third URL"
@@ -181,7 +183,7 @@ def test_a_file_that_its_owner_redirected_afterwards_does_not_come_back(db: sqli
 def test_a_redirect_before_the_failure_leaves_the_fallback(db: sqlite3.Connection) -> None:
     box = _moving(db, "a")
     updates.moving_back(db, box)
-    order = Order(2, Action.REDIRECT, JOB, 1, request="r", new_url="https://third/")
+    order = Order(2, Action.REDIRECT, JOB, 1, request="r", new_url="https://third/", owner="a")
     orders.apply_orders(db, OrderSheet("ap", "ep", 1, (order,)), 30, _plugin)
     _send(db, box)
     assert _fail(db, box, "third is full").state is State.CONFIRMED

@@ -62,7 +62,7 @@ def sheet(*wanted: tuple[Action, int, tuple[str, ...], int], first: int = 1) -> 
     return OrderSheet(
         "agent", "m", 0,
         tuple(
-            Order(first + index, action, "ap#1.0#1", number, tickets, files)
+            Order(first + index, action, "ap#1.0#1", number, tickets, files, owner="a@x")
             for index, (action, number, tickets, files) in enumerate(wanted)
         ),
     )  # fmt: skip

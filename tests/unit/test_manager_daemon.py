@@ -311,7 +311,12 @@ def test_messages_that_cannot_be_read_are_ignored(site: Site) -> None:
                 {"MyType": "StageOutAgent", "Name": "x", "StageOutPayload": "{"},
                 {"MyType": "StageOutOrders", "Name": "y"},
                 orders_ad(
-                    OrderSheet("evil", "manager@other", 1, (Order(1, Action.CANCEL, f"{SCHEDD}#1.0#1700000000", 9),))
+                    OrderSheet(
+                        "evil",
+                        "manager@other",
+                        1,
+                        (Order(1, Action.CANCEL, f"{SCHEDD}#1.0#1700000000", 9, owner="alice@test"),),
+                    )
                 ),
             ]
             await accepted(node, "copy://h/ok/a")

@@ -80,7 +80,7 @@ def test_forged_orders_change_nothing_and_are_named(site: Site) -> None:
             node.collector.extra = [notice_ad(AgentNotice(SCHEDD, SCHEDD, EVIL.public, 10**15, 1), EVIL)]
             for number, action in enumerate(Action):
                 run_number = 9 if action is Action.SUPERSEDE else 1
-                order = Order(10**15 + number, action, JOB, run_number, (receipt["ticket"],), 1)
+                order = Order(10**15 + number, action, JOB, run_number, (receipt["ticket"],), 1, owner="alice@test")
                 sheet = OrderSheet(SCHEDD, "manager@ep.test", 1, (order,), node.collector.manager_key)
                 node.collector.extra.append({**orders_ad(sheet, EVIL), "Name": f"evil/{action.value}"})
 
@@ -108,7 +108,7 @@ def test_an_order_that_was_carried_out_is_not_played_back(site: Site) -> None:
             await accepted(node, "copy://h/ok/a")
 
             def sheet(number: int, action: Action) -> dict[str, Any]:
-                orders = (Order(number, action, JOB, 1),)
+                orders = (Order(number, action, JOB, 1, owner="alice@test"),)
                 made = OrderSheet(SCHEDD, "manager@ep.test", 1, orders, node.collector.manager_key)
                 return {**orders_ad(made, AGENT_KEY), "Name": f"sheet{number}"}
 

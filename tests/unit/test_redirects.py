@@ -65,7 +65,9 @@ def _accept(
     box = updates.add_ticket(db, owner, "t", "/p", new, "boot", 1, held.digest)
     updates.keep_credentials(db, held)
     if confirmed:
-        orders.apply_orders(db, OrderSheet("ap", "ep", 1, (Order(1, Action.CONFIRM, JOB, 1, ("t",), len(names)),)), 10)
+        orders.apply_orders(
+            db, OrderSheet("ap", "ep", 1, (Order(1, Action.CONFIRM, JOB, 1, ("t",), len(names), owner="a"),)), 10
+        )
     return box
 
 
@@ -76,7 +78,7 @@ def _plugin(path: str, scheme: str) -> PluginChoice:
 
 def _redirect(db: sqlite3.Connection, url: str = NEW, name: str = "", number: int = 2) -> str:
     """Give the order. Returns the reason of the refusal."""
-    order = Order(number, Action.REDIRECT, JOB, 1, request="r", new_url=url, only_file=name)
+    order = Order(number, Action.REDIRECT, JOB, 1, request="r", new_url=url, only_file=name, owner="a")
     orders.apply_orders(db, OrderSheet("ap", "ep", 1, (order,)), 20, _plugin)
     (box,) = queries.all_sandboxes(db)
     return box.refused
@@ -311,7 +313,8 @@ def test_the_request_names_the_run_that_was_read(monkeypatch: pytest.MonkeyPatch
 
 async def _ask(node: Node, url: str) -> str:
     facts, node.site.orders = node.facts(), node.site.orders + 1
-    order = Order(node.site.orders, Action.REDIRECT, facts.run.job, 1, request=f"{node.site.orders}", new_url=url)
+    run, request = facts.run, f"{node.site.orders}"
+    order = Order(node.site.orders, Action.REDIRECT, run.job, 1, request=request, new_url=url, owner=run.owner)
     await node.pipeline.apply_orders(OrderSheet("agent@ap", "manager@ep", 1, (order,)))
     box = node.box()
     assert box is not None
