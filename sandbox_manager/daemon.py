@@ -14,6 +14,9 @@ from pathlib import Path
 
 from sandbox_manager.custody.ledger import Ledger, get_meta, set_meta
 from sandbox_manager.custody.spool import Spool
+from sandbox_manager.delivery.front_ends import FrontEnds
+from sandbox_manager.delivery.handover import METHOD
+from sandbox_manager.delivery.stored_answers import StoredAnswers
 from sandbox_manager.intake.acceptance import Manager
 from sandbox_manager.intake.agents import AgentTable
 from sandbox_manager.intake.identity import Identity
@@ -33,9 +36,6 @@ from sandbox_manager.report.trust import AgentKeys, OrderVerifier, read_listed
 from sandbox_manager.rules import read_rules
 from sandbox_manager.scheduling.leases import OwnLease
 from sandbox_manager.scheduling.streams import grants_of, make_streams
-from sandbox_manager.transfer.front_ends import FrontEnds
-from sandbox_manager.transfer.handover import METHOD
-from sandbox_manager.transfer.stored_answers import StoredAnswers
 from stageout import daemon
 from stageout.core import log
 from stageout.core.clock import Clock, SystemClock

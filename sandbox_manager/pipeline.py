@@ -2,11 +2,10 @@
 
 1. Accept: a plugin offers files at the socket (``intake/listener.py``). Policy refuses them in ``intake/admission.py``;
    the listener refuses what breaks the protocol or takes too long, ``intake/identity.py`` a peer that is not a job's
-   plugin. ``intake/acceptance.py`` records what the spool holds, and ``custody/orders.py`` refuses a run that a newer
-   one has overtaken meanwhile.
+   plugin. ``record_handoff`` in ``custody/orders.py`` refuses a run that a newer one has overtaken.
 2. Apply orders: the schedd's agent confirms that the run completed, or cancels it (``custody/orders.py``).
 3. Schedule: ``scheduling/scheduler.py`` puts confirmed files into batches.
-4. Deliver: :meth:`Pipeline.deliver` sends a batch and records the outcome; ``transfer/runner.py`` has its steps.
+4. Deliver: :meth:`Pipeline.deliver` sends a batch and records the outcome; ``delivery/batch.py`` has its steps.
 5. Release: ``Releases`` in ``custody/ledger.py`` frees the bytes of ended sandboxes, after each change of the store.
 
 Each change is in the ledger before anything depends on it (``docs/developer/durable-steps.md``). The sandboxes in
@@ -25,6 +24,8 @@ from sandbox_manager.custody.housekeeping import Housekeeping
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.redirects import choose_plugin
 from sandbox_manager.custody.spool import Spool
+from sandbox_manager.delivery.batch import BatchRunner, Delivery
+from sandbox_manager.delivery.results import manager_error
 from sandbox_manager.intake.acceptance import Acceptance, Manager
 from sandbox_manager.intake.admission import Admission, PilotEnd
 from sandbox_manager.intake.agents import AgentTable
@@ -34,8 +35,6 @@ from sandbox_manager.scheduling.planner import BatchPlan
 from sandbox_manager.scheduling.retry import backoff_s
 from sandbox_manager.scheduling.scheduler import Scheduler
 from sandbox_manager.scheduling.streams import MakeStreams, make_streams
-from sandbox_manager.transfer.batch import manager_error
-from sandbox_manager.transfer.runner import BatchRunner, Delivery
 from stageout.core import log
 from stageout.core.clock import Clock, wall_now
 from stageout.core.streams import ActiveTransfer

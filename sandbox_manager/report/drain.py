@@ -13,8 +13,8 @@ import sqlite3
 from collections.abc import Iterable
 
 from sandbox_manager.custody import queries, updates
+from sandbox_manager.delivery.handover import DrainTarget
 from sandbox_manager.pipeline import Pipeline
-from sandbox_manager.transfer.handover import DrainTarget
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.states import FREED, State

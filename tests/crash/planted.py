@@ -33,13 +33,13 @@ from sandbox_manager.custody import orders, redirects, updates
 from sandbox_manager.custody.ledger import Releases, Reserve
 from sandbox_manager.custody.spool import Spool, Synced, _each_file
 from sandbox_manager.custody.syncing import Syncs
+from sandbox_manager.delivery.batch import BatchRunner
 from sandbox_manager.intake.acceptance import Acceptance
 from sandbox_manager.intake.admission import Admission
 from sandbox_manager.intake.listener import Intake
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.report.reporter import Reporter
 from sandbox_manager.scheduling.leases import Leases
-from sandbox_manager.transfer.runner import BatchRunner
 from schedd_agent.agent import Agent
 from schedd_agent.liveness import _PoolLiveness
 from schedd_agent.model import Job, SendOrder

@@ -16,12 +16,11 @@ import sandbox_manager.custody.custody
 import sandbox_manager.custody.ledger
 import sandbox_manager.custody.recovery
 import sandbox_manager.daemon
+import sandbox_manager.delivery.batch
 import sandbox_manager.intake.listener
 import sandbox_manager.report.reporter
 import sandbox_manager.scheduling.retry
 import sandbox_manager.scheduling.scheduler
-import sandbox_manager.transfer.batch
-import sandbox_manager.transfer.runner
 import schedd_agent.orders
 import stageout.handoff.links
 import stageout.movers.mover
@@ -402,7 +401,7 @@ def simulated(world: World, observer: Observer, judge: Any) -> Iterator[None]:
         (daemon, "_PLUGINS_INTERVAL_S", 1e9), (daemon, "_HOUSE_INTERVAL_S", 120.0),
         (stageout.handoff.links, "os", _LinksOs()), (stageout.handoff.links, "_step", lambda: durable.step),
         (sandbox_manager.scheduling.scheduler, "_LEASES_INTERVAL_S", 30.0),
-        (sandbox_manager.transfer.runner, "_PLUGINS_END_S", 1.0),
+        (sandbox_manager.delivery.batch, "_PLUGINS_END_S", 1.0),
         (sandbox_manager.custody.ledger, "RESERVE_BYTES", 64),
         (signing, "_new_private", lambda: random.randbytes(32)), (signing, "check", _check_once),
         (sandbox_manager.report.reporter, "_STATE_INTERVAL_S", 300.0), (log, "event", _say),

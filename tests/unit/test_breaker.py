@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox_manager.delivery.batch import _CHANGED
+from sandbox_manager.delivery.results import Vanished, decide_batch, update_breaker
 from sandbox_manager.rules import RetryRules
 from sandbox_manager.scheduling.breaker import (
     ASKED_LONGEST_S,
@@ -17,7 +19,6 @@ from sandbox_manager.scheduling.breaker import (
     Flow,
     IllegalTurn,
 )
-from sandbox_manager.transfer.batch import _CHANGED, Vanished, decide_batch, update_breaker
 from stageout.core.errors import ErrorClass
 from stageout.core.states import FileState
 from stageout.model.file import StoredFile

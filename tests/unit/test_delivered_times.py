@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandbox_manager.custody import queries, schema, updates
-from sandbox_manager.transfer.batch import delivered_result
+from sandbox_manager.delivery.results import delivered_result
 from stageout.core.errors import ErrorClass
 from stageout.core.states import FileState
 from stageout.model.file import StoredFile

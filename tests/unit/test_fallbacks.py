@@ -18,11 +18,11 @@ from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.redirects import FallbackRules, PluginChoice, problem_of
 from sandbox_manager.custody.spool import Spool
 from sandbox_manager.custody.updates import NewSandbox
+from sandbox_manager.delivery import batch, results
+from sandbox_manager.delivery.results import decide_batch, manager_error, update_state
 from sandbox_manager.intake.startd import readable_slots
 from sandbox_manager.report.reporter import file_report, sandbox_report
 from sandbox_manager.rules import RetryRules, read_rules
-from sandbox_manager.transfer import batch
-from sandbox_manager.transfer.batch import decide_batch, manager_error, update_state
 from schedd_agent.file_records import _file_attributes
 from stageout.cli.explain import fallback_lines
 from stageout.cli.render import job_details
@@ -236,9 +236,9 @@ _NO_PLUGIN = "no plugin of this node moves https URLs any more"
 #: Failures that say nothing of the destination, and the words of their reasons.
 _OF_NODE = [
     pytest.param(manager_error(OSError("disk")), "the manager cannot send", id="manager"),
-    pytest.param(batch._of_node(ErrorClass.UNKNOWN, "the spool cannot be read"), "the spool", id="spool"),
-    pytest.param(batch._of_node(ErrorClass.CREDENTIAL_EXPIRED, "the token ended"), "the token ended", id="expired"),
-    pytest.param(batch._of_node(ErrorClass.PLUGIN_BROKEN, _NO_PLUGIN), "no plugin", id="no-plugin"),
+    pytest.param(results.failure_of_node(ErrorClass.UNKNOWN, "the spool cannot be read"), "the spool", id="spool"),
+    pytest.param(results.failure_of_node(ErrorClass.CREDENTIAL_EXPIRED, "it ended"), "it ended", id="expired"),
+    pytest.param(results.failure_of_node(ErrorClass.PLUGIN_BROKEN, _NO_PLUGIN), "no plugin", id="no-plugin"),
     pytest.param(batch._CHANGED, "was changed", id="changed"),
     pytest.param(batch._IN_DOUBT, "came or went", id="in-doubt"),
     *(

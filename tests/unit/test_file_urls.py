@@ -13,8 +13,8 @@ from sandbox_manager.custody import queries, redirects, updates
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.redirects import FallbackRules, PluginChoice
 from sandbox_manager.custody.updates import NewSandbox
+from sandbox_manager.delivery.results import update_state
 from sandbox_manager.report.reporter import file_report, sandbox_report
-from sandbox_manager.transfer.batch import update_state
 from schedd_agent.file_records import _file_attributes
 from stageout.core.states import FileState, State
 from stageout.core.synchronous import NO_REASON

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sandbox_manager.transfer.front_ends import FrontEnds
+from sandbox_manager.delivery.front_ends import FrontEnds
 from stageout.cli.main import main
 from stageout.core import front_end
 from stageout.movers.plugins_table import PluginsTable

@@ -29,10 +29,10 @@ from test_handover import (
 )
 
 from sandbox_manager.custody import queries
+from sandbox_manager.delivery.handover import DrainTarget
 from sandbox_manager.report import drain
 from sandbox_manager.report.drain import Drain
 from sandbox_manager.report.reporter import Reporter
-from sandbox_manager.transfer.handover import DrainTarget
 from schedd_agent.liveness import LivenessTracker
 from schedd_agent.model import ReportedSandbox, Status
 from stageout.core.classads import unparse_ad

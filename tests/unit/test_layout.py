@@ -174,11 +174,11 @@ _MANAGER: dict[str, set[str]] = {
     "rules": set(),
     "custody": {"rules"},
     "scheduling": {"rules", "custody"},
-    "transfer": {"rules", "custody", "scheduling"},
+    "delivery": {"rules", "custody", "scheduling"},
     "intake": {"rules", "custody", "scheduling"},
-    "pipeline": {"rules", "custody", "scheduling", "transfer", "intake"},
-    "report": {"rules", "custody", "scheduling", "transfer", "intake", "pipeline"},
-    "daemon": {"rules", "custody", "scheduling", "transfer", "intake", "pipeline", "report"},
+    "pipeline": {"rules", "custody", "scheduling", "delivery", "intake"},
+    "report": {"rules", "custody", "scheduling", "delivery", "intake", "pipeline"},
+    "daemon": {"rules", "custody", "scheduling", "delivery", "intake", "pipeline", "report"},
 }
 
 

@@ -45,7 +45,7 @@ from sandbox_manager.custody import queries, schema, updates
 from stageout.model.file import StoredFile
 from sandbox_manager.report.reporter import file_report, sandbox_report
 from stageout.model.sandbox import SlotKey
-from sandbox_manager.transfer.batch import delivered_result
+from sandbox_manager.delivery.batch import delivered_result
 from schedd_agent.file_records import key_of, records_of
 from schedd_agent.model import ReportedSandbox
 from stageout.cli import file_history

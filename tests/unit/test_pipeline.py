@@ -390,7 +390,7 @@ def test_attempts_end_in_a_failure_that_says_how_many(site: Site) -> None:
     run(story())
 
 
-@pytest.mark.parametrize("part", ["batch.BatchRun.run", "runner.Delivery._prepared", "runner.Delivery.learn"])
+@pytest.mark.parametrize("part", ["BatchRun.run", "Delivery._prepared", "Delivery.learn"])
 def test_an_error_of_the_manager_is_no_attempt_of_the_owner_s_and_ends(
     site: Site, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
@@ -400,7 +400,7 @@ def test_an_error_of_the_manager_is_no_attempt_of_the_owner_s_and_ends(
     def fail(*given: Any) -> None:
         raise ValueError("odd")
 
-    monkeypatch.setattr(f"sandbox_manager.transfer.{part}", fail)
+    monkeypatch.setattr(f"sandbox_manager.delivery.batch.{part}", fail)
 
     async def story() -> None:
         async with site.manager() as node:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_manager.transfer.stored_answers import StoredAnswers
+from sandbox_manager.delivery.stored_answers import StoredAnswers
 from stageout.core import stored_answer
 
 ROOT = Path(__file__).resolve().parents[2]

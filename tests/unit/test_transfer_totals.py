@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sandbox_manager.delivery.results import ServerTotals, TransferTotals
 from sandbox_manager.scheduling.retry import BatchOutcome
-from sandbox_manager.transfer.totals import ServerTotals, TransferTotals
 from stageout.core.errors import ErrorClass
 from stageout.core.metrics import OTHER
 from stageout.core.states import FileState

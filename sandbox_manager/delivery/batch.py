@@ -1,50 +1,58 @@
-"""The steps of a batch: its files are claimed, the plugin runs, the outcome is decided, and what is recorded of it.
+"""One batch: its files are claimed, a plugin is called for them, and its answers become results.
 
-``pipeline.py`` has their order.
+:class:`Delivery` has the steps, ``pipeline.py`` their order. :class:`BatchRun` is the call of the plugin.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from sandbox_manager.custody import queries, updates
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.custody import Custody
 from sandbox_manager.custody.ledger import set_meta
+from sandbox_manager.custody.queries import DamagedText
 from sandbox_manager.custody.running import RunningBatch
+from sandbox_manager.custody.spool import Spool
+from sandbox_manager.delivery.handover import BATCH_FILES, METHOD, DrainTarget, deposits_of, for_these
+from sandbox_manager.delivery.results import (
+    ServerTotals,
+    TransferTotals,
+    Vanished,
+    decide_batch,
+    delivered_result,
+    failure_of_node,
+    mark_lost,
+    update_breaker,
+    update_state,
+)
 from sandbox_manager.scheduling import rates
 from sandbox_manager.scheduling.planner import BatchPlan
 from sandbox_manager.scheduling.rates import Known, call_limits, call_settings
 from sandbox_manager.scheduling.retry import BatchOutcome, NameRecord
 from sandbox_manager.scheduling.scheduler import BREAKERS, Scheduler
 from sandbox_manager.scheduling.throughput import Amount
-from sandbox_manager.transfer.batch import (
-    BatchRun,
-    claim_files,
-    decide_batch,
-    delivered_result,
-    job_names,
-    mark_lost,
-    update_breaker,
-    update_state,
-)
-from sandbox_manager.transfer.handover import BATCH_FILES, METHOD, DrainTarget
-from sandbox_manager.transfer.totals import ServerTotals, TransferTotals
 from stageout.core import log
+from stageout.core.classad_parser import parse_ad
+from stageout.core.classads import ClassAd, ClassAdSyntaxError
 from stageout.core.clock import wall_now
-from stageout.core.errors import SILENT
+from stageout.core.errors import SILENT, ErrorClass
 from stageout.core.pools import Pool
-from stageout.core.states import FREED
+from stageout.core.states import FREED, State
 from stageout.core.streams import ActiveTransfer
 from stageout.model.file import StoredFile
-from stageout.model.sandbox import Destination
-from stageout.movers.mover import Stopped
+from stageout.model.sandbox import ACTIVE, Destination
+from stageout.movers.mover import Batch, Equipment, Stopped
 from stageout.movers.plugins_table import PluginsTable
-from stageout.movers.results import Answer, Gone, only_delivered
+from stageout.movers.results import Answer, Delivered, Failure, Gone, InCustody, SentFile, only_delivered
+from stageout.movers.schemes import method_of
+from stageout.wire.custody import JobKey
 
 _PLUGINS_END_S = 0.1
 
@@ -353,3 +361,183 @@ class Delivery:
 
     def _now(self) -> int:
         return wall_now(self._custody.clock)
+
+
+_JOBS_NAMED = 3
+
+
+_IN_DOUBT = Failure(
+    ErrorClass.UNKNOWN,
+    "a name of the file came or went while it was sent, so nothing proves that it stayed as it was; it is sent again "
+    "by itself",
+    at_once=True,
+    of_node=True,
+)
+
+
+_CHANGED = failure_of_node(
+    ErrorClass.SOURCE_CHANGED, "the file was changed after the job had ended, so it is not what the job made"
+)
+
+
+class BatchRun(RunningBatch):
+    """A batch on its way. :meth:`run` blocks and belongs into a thread.
+
+    :param directory: work directory to make. :param lifetime_s: limit of the plugin's call.
+    :param settings: for its environment.
+    :ivar asked: the plugin was run. :ivar state_bytes: of the quota, that plugins of its user keep for their next call.
+    :param held: what all the files are sent with, None for nothing. :param now: wall clock.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        table: PluginsTable,
+        destination: Destination,
+        jobs: Mapping[JobKey, int],
+        user: tuple[int, int],
+        files: Sequence[StoredFile],
+        directory: Path,
+        lifetime_s: float,
+        settings: Mapping[str, str],
+        held: StoredCredentials | None = None,
+        now: float = 0.0,
+    ) -> None:
+        super().__init__(frozenset(item.sandbox for item in files), destination, jobs)
+        self.asked = False
+        self.state_bytes = 0
+        self.lifetime_s = lifetime_s
+        self.uid = user[0]
+        self._held = held
+        self._now = now
+        self._spool = spool
+        self._plugin = table.find(destination.plugin, destination.scheme)
+        self._user = user
+        self._files = files
+        self._directory = directory
+        self._settings = settings
+
+    def run(self) -> list[Answer]:
+        """Send the files that are still what was accepted. One answer per file.
+
+        :raises Stopped: by :meth:`stop`. :raises OSError: the work directory could not be made.
+        """
+        problems = [self._problem(item) for item in self._files]
+        whole = [index for index, problem in enumerate(problems) if problem is None]
+        before = {index: self._change_mark(self._files[index]) for index in whole}
+        try:
+            sent = self._call(whole) if whole else []
+        except Stopped as stopped:
+            delivered = {whole[at]: answer for at, answer in stopped.delivered.items()}
+            told = {at: self._if_unchanged(self._files[at], before[at], answer) for at, answer in delivered.items()}
+            raise Stopped(
+                {at: answer for at, answer in told.items() if isinstance(answer, (Delivered, InCustody))}
+            ) from None
+        answers = dict(zip(whole, sent))
+        return [
+            problem or self._if_unchanged(self._files[index], before[index], answers[index])
+            for index, problem in enumerate(problems)
+        ]
+
+    def _call(self, whole: Sequence[int]) -> list[Answer]:
+        files = [self._files[index] for index in whole]
+        if self._plugin is None:
+            text = f"no plugin of this node moves {method_of(self.destination.scheme)} URLs any more: its administrator"
+            text += " can name one in FILETRANSFER_PLUGINS"
+            return [failure_of_node(ErrorClass.PLUGIN_BROKEN, text)] * len(files)
+        try:
+            equipment = self._equipment()
+        except OSError as problem:
+            text = f"the spool has lost a credential: {problem.strerror}"
+            return [failure_of_node(ErrorClass.CREDENTIAL_MISSING, text)] * len(files)
+        except ClassAdSyntaxError:
+            text = "the ledger's record of the job's ad is damaged: its disk may be failing"
+            return [Vanished(ErrorClass.LOCAL_FILE, text)] * len(files)
+        ended = self._held.expired(self._now) if self._held else None
+        if ended is not None:
+            text = f"{ended.shown} ended at {utc(ended.expires_at)}"
+            return [failure_of_node(ErrorClass.CREDENTIAL_EXPIRED, text)] * len(files)
+        settings = {**for_these(self._settings, whole), "STAGEOUT_STATE_DIR": str(self._spool.state_of(*self._user))}
+        cargo = tuple(
+            SentFile(self._spool.path(item.ticket, item.position), item.url, item.name, item.size_bytes, deposit)
+            for item, deposit in zip(files, deposits_of(settings, len(files)))
+        )
+        group = self._spool.group_of(*self._user)
+        batch = Batch(self._directory, self._plugin, *self._user, cargo, self.lifetime_s, equipment, settings, group)
+        self.asked = True
+        try:
+            return self._mover.run(batch)
+        finally:
+            self.state_bytes = self._spool.state.size_bytes(self._user[0])
+
+    def _equipment(self) -> Equipment:
+        held = self._held
+        if held is None:
+            return Equipment()
+        ads = [parse_ad(text) if text else ClassAd() for text in (held.job_ad, held.plugin_data)]
+        return Equipment(self._spool.safe.contents(held), *ads)
+
+    def _problem(self, item: StoredFile) -> Failure | None:
+        """Return the difference between a file and its state at acceptance; None when there is none."""
+        if isinstance(item.url, DamagedText):
+            return Vanished(
+                ErrorClass.LOCAL_FILE, f"the ledger's record of {item.name} is damaged: its disk may be failing"
+            )
+        try:
+            return None if self._spool.unchanged(item) else _CHANGED
+        except FileNotFoundError:
+            text = "is gone from the spool: it was deleted there, or its disk is damaged"
+            return Vanished(ErrorClass.LOCAL_FILE, f"{item.name} {text}")
+        except OSError as problem:
+            return failure_of_node(ErrorClass.UNKNOWN, f"the spool cannot be read: {problem.strerror}")
+
+    def _change_mark(self, item: StoredFile) -> tuple[int, int]:
+        try:
+            return self._spool.change_mark(item.ticket, item.position)
+        except OSError:
+            return -1, -1
+
+    def _if_unchanged(self, item: StoredFile, before: tuple[int, int], answer: Answer) -> Answer:
+        """Return the plugin's answer if it sent the accepted content. In doubt the file is sent again."""
+        after = self._change_mark(item)
+        problem = self._problem(item)
+        if problem is not None:
+            return problem
+        if after != before and after[1] == before[1]:
+            return _CHANGED
+        return _IN_DOUBT if after != before and isinstance(answer, (Delivered, InCustody)) else answer
+
+
+def job_names(jobs: Iterable[str]) -> str:
+    """Return the jobs of a batch, for plugins that tell them to a service."""
+    names = list(dict.fromkeys(jobs))
+    more = f" and {len(names) - _JOBS_NAMED} more" if len(names) > _JOBS_NAMED else ""
+    return " ".join(names[:_JOBS_NAMED]) + more
+
+
+def utc(wall_s: float) -> str:
+    """Format a wall clock for people."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(wall_s))
+
+
+def claim_files(
+    db: sqlite3.Connection, batch: BatchPlan, batch_bytes: int, now: int
+) -> tuple[list[StoredFile], list[int]]:
+    """Files that the batch moves, MOVING from now on, and the sandboxes that were looked at.
+
+    :param batch_bytes: after so many no further file is taken.
+    """
+    taken: list[StoredFile] = []
+    looked_at: list[int] = []
+    room = batch_bytes
+    for part in batch.parts:
+        state = updates.state_of(db, part.sandbox)
+        if state not in ACTIVE or (taken and room <= 0):
+            continue
+        files = updates.take_files(db, part.sandbox, batch.destination, now, part.files, max(room, 0))
+        room -= sum(item.size_bytes for item in files)
+        taken.extend(files)
+        if files and state is State.LEASED:
+            updates.set_state(db, part.sandbox, State.MOVING, now)
+        looked_at.append(part.sandbox)
+    return taken, looked_at
