@@ -27,7 +27,7 @@ from overlay_router.data.ring import Shelf
 from overlay_router.data.sending import Sending, ordered
 from overlay_router.data.splice import Circuit
 from overlay_router.data.tunnels import cover
-from overlay_router.http.serving import Connection, Service
+from overlay_router.http.serving import Connection, Service, busy
 from overlay_router.http.stream import Stream, TlsStream
 from stageout.core import log
 from stageout.core.errors import ErrorClass
@@ -47,7 +47,7 @@ _MOST_WAITING = 256
 #: Characters of what a peer is told.
 _WORDS = 1000
 #: Kinds of jobs whose peers take a REFUSE: at both ends of the others something else is under way.
-_TOLD = ("receive", "send", "send-pack")
+_TOLD = ("receive", "send", "send-pack", "http")
 _http = Service()
 _waiting = threading.BoundedSemaphore(_MOST_WAITING)
 #: The interpreter's lock changes hands sooner, so that a thread that has data does not wait for one that computes.
@@ -217,9 +217,10 @@ def begin(job: Job, descriptors: list[int], report: Reporter, gates: Gates, shel
 
 def _refuse(job: Job, connection: socket.socket, problem: NoThread) -> None:
     """Nothing waits for whoever does not take it at once."""
-    words = Refuse(f"the router is short of threads: {problem.strerror}", 1, ErrorClass.SERVER_BUSY.code)
+    words = f"the router is short of threads: {problem.strerror}"
+    told = encode(Refuse(words, 1, ErrorClass.SERVER_BUSY.code), frames.checksums()[job.checksum])
     with contextlib.suppress(OSError):
-        connection.send(encode(words, frames.checksums()[job.checksum]), socket.MSG_DONTWAIT)
+        connection.send(busy(words) if job.kind == "http" else told, socket.MSG_DONTWAIT)
 
 
 def _serve_http(channel: socket.socket, tunnel: Tunnel, first: bytes) -> None:

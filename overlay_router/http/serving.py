@@ -177,6 +177,13 @@ class Connection:
         self._stream.end(_DRAIN_S)
 
 
+def busy(words: str) -> bytes:
+    """Return the answer where a request cannot even be read."""
+    body = Refused(503, words).problem()
+    fields = {"Retry-After": "5", "Content-Type": "application/problem+json", "Content-Length": str(len(body))}
+    return answer_head(503, {**fields, "Connection": "close"}) + body
+
+
 def _of_disk(problem: OSError) -> tuple[int, str, dict[str, str]]:
     if problem.errno in (errno.EACCES, errno.EPERM):
         return 403, "the router's user may not do that", {}

@@ -42,7 +42,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", _fails)
 
 
-@pytest.mark.parametrize("kind", ["receive", "send", "send-pack", "relay", "tls"])
+@pytest.mark.parametrize("kind", ["receive", "send", "send-pack", "relay", "tls", "http"])
 def test_a_worker_without_a_thread_for_a_job_refuses_it(kind: str, tmp_path: Path) -> None:
     reports, gates = list[Report](), Gates()
     near, far = socket.socketpair()
@@ -60,6 +60,10 @@ def test_a_worker_without_a_thread_for_a_job_refuses_it(kind: str, tmp_path: Pat
     problem, ended = reports
     assert "allow it more" in problem.problem
     assert (problem.tid, problem.errno, ended.ended) == (7, errno.EAGAIN, "site")
+    if kind == "http":
+        assert said.startswith(b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\n")
+        assert b"short of threads" in said
+        return
     decoder = Decoder(frames.checksums()[job.checksum])
     decoder.feed(said)
     told = [messages.decode(frame) for frame in decoder.frames()]
