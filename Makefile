@@ -13,6 +13,7 @@
 # make web     stageout_web/static: the charts' library anew; WEB=screenshots: the pictures in docs/web
 # make lock    requirements/*.txt anew, from the ranges in setup.cfg
 # make storm   misfortunes for MINUTES=10          make sim    overlay schedules (SCHEDULES=20000)
+# make rules-sim    rules of operations: SCHEDULES=20000, and each planted bug anew
 # make overlay-storm  routers die for SECONDS=60, bits flip, disks fill
 # make heads   malformed requests in HTTP at a router (HEADS=20000)
 # make mutants  changes the product in 200 places, one by one: each must make a test fail (WORDS="names")
@@ -27,7 +28,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: dist sign dist-test lock pilot demo reference docs test style check computed pythons pools bench figures mutants crash planted seams sim storm chaos hostile heads cuts upgrade overlay-storm web clean workflow
+.PHONY: dist sign dist-test lock pilot demo reference docs test style check computed pythons pools bench figures mutants crash planted seams sim storm chaos hostile heads cuts upgrade overlay-storm web clean workflow rules-sim
 
 $(STAMP): setup.cfg pyproject.toml $(wildcard requirements/*.txt)
 	tools/install
@@ -90,6 +91,10 @@ seams: $(STAMP)
 
 sim: $(STAMP)
 	$(PY) -m overlay_router.simulation.simulator --schedules $(or $(SCHEDULES),20000)
+
+rules-sim: $(STAMP)
+	PYTHONPATH=tests/unit $(PY) -m rules_world --schedules $(or $(SCHEDULES),20000)
+	PYTHONPATH=tests/unit:. $(PY) -m test_rules_bugs
 
 mutants: $(STAMP)
 	nice $(PY) -m tests.mutants.run $(if $(DRAWN),--drawn $(DRAWN)) $(if $(SEED),--seed $(SEED)) $(if $(SINCE),--since $(SINCE)) \
