@@ -694,7 +694,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seeds", action="store_true", help="print _FOUND_BY as it is now, and look for nothing else")
     options = parser.parse_args(argv)
     if options.seeds:
-        found_by = {bug.name: seed for bug in BUGS if (seed := first_seed(bug)) > _FEW}
+        found_by = {bug.name: first for bug in BUGS if (first := first_seed(bug)) > _FEW}
         print("\n".join(f'    "{name}": {found_by[name]},' for name in sorted(found_by)))
         return 0
     numbers = [number for number, bug in enumerate(BUGS) if options.only in bug.name]
