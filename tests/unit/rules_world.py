@@ -576,7 +576,7 @@ class World:
         one = self.nodes[row.identity.origin]
         for number in self.edges(one, fields):
             rows = self.terminal.rows.get(one.identity(number))
-            ended = one.ends.get(number) or (rows.state if rows else None)
+            ended = rows.state if rows else one.ends.get(number)  # a restore may have lost a failure
             if number not in by_seq and ended not in ENDS:
                 raise Broken(f"1: {told} overtakes {number}")
             if number in fields.after and ended in (State.FAILED, State.EXPIRED) and number not in by_seq:
