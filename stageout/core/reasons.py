@@ -259,7 +259,7 @@ CAUSES: tuple[Cause, ...] = (
         "StartdSilent",
         Actor.NODE,
         "the startd does not say whose job it is",
-        "compare `STARTD_JOB_ATTRS` with condor_config.d/20-stageout-ep.conf, or raise `STAGEOUT_STARTD_TIMEOUT`",
+        "compare `STARTD_JOB_ATTRS` with condor_config.d/20-stageout-ep.conf, or raise `STAGEOUT_HANDOFF_TIMEOUT`",
     ),
     Cause(
         "Unidentified",
