@@ -389,6 +389,7 @@ class Custodian(Node):
                     del self.directories[row.identity]
                 continue
             if row.state is State.RECEIVING:
+                self.store(custody.give_up(row, self.now))
                 continue
             word, blocks = "put", tuple(row.blocks.items())
             if custody.asks_for_end(row, self.now):
@@ -791,7 +792,7 @@ class World:
             for name in names - self.lost_disks:
                 row = self.nodes[name].rows.get(identity)
                 is_kept = identity in self.nodes[name].directories
-                if is_kept and (row is None or row.state not in ENDS):
+                if is_kept and (row is None or custody.has_duty(row)):
                     raise Broken(f"4: {identity.origin}/{identity.seq} has no end at {name}")
 
 

@@ -84,8 +84,6 @@ def give_up(row: Row, now: int) -> Row:
     """Return the row as ``expired, outcome unknown`` when the terminal has not answered after ``expires``."""
     if row.state in ENDS or now <= row.fields.expires + EPOCH_MARGIN_S:
         return row
-    if row.state is State.RECEIVING:
-        return moved(Role.CUSTODIAN, row, State.EXPIRED, ended=now)
     return moved(Role.CUSTODIAN, row, State.EXPIRED_UNKNOWN, ended=now)
 
 
