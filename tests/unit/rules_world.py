@@ -419,6 +419,13 @@ class Custodian(Node):
         for identity, row in list(self.rows.items()):
             if row.state is State.RECEIVING:
                 self.rows[identity] = replace(row, blocks={})
+        for identity in [one for one in self.directories if one not in self.rows]:
+            # The node died before the row, so nothing was promised. A whole one is taken, and half a one goes.
+            if not custody_whole(self.directories[identity]):
+                del self.directories[identity]
+        lacking = [kept for identity, kept in self.directories.items() if identity not in self.rows]
+        for row in custody.rebuild(lacking, self.now)[1]:
+            self.rows[row.identity] = row
 
     def restore(self) -> None:
         self.epoch, rows = custody.rebuild(self.directories.values(), max(self.now, self.epoch))
