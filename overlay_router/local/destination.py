@@ -207,8 +207,10 @@ class Destination:
         return '"{}-{:x}-{:x}-{:x}-{:x}"'.format(*facts)
 
     def sized(self, tid: int, size_bytes: int) -> None:
-        """The size of a transfer is known: it was opened before all of it had come."""
-        self._store.resize(tid, size_bytes)
+        """Record the size of a transfer that was opened before all its data had come."""
+        transfer = self._store.transfer(tid)
+        if transfer is not None and transfer.ask.size_bytes != size_bytes:
+            self._store.resize(tid, size_bytes)
 
     def drop(self, tid: int) -> None:
         """The data of a transfer do not come any more."""

@@ -18,7 +18,7 @@ Print the script that completes commands and options in a shell. The script star
 The Debian package and the RPM install all three."""
 
 #: Metavariables of values that are files.
-_FILES = frozenset({"FILE", "FILE|JOB", "DIR", "PATH", "KEYFILE", "PLUGIN"})
+_FILES = frozenset({"FILE", "FILE|JOB|CODE", "DIR", "PATH", "KEYFILE", "PLUGIN"})
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

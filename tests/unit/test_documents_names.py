@@ -30,7 +30,7 @@ _OWN_NAMES = {*(DOCS / "developer").glob("*.md"), DOCS / "reference/durable-step
 #: Names that are neither events nor checks, matters or rules.
 _OTHERS = {
     "access-point", "execute-point",  # targets of the Containerfile
-    "blake2b-128", "xxh3-32",  # digests
+    "blake2b-128", "sha-256", "sha-512", "xxh3-32",  # digests
     "fair-share",  # policies
     # names of others
     "globus-gass-copy-progs", "globus-url-copy", "libgcc-s1", "python3-pycurl", "python3-venv",

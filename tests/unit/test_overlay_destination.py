@@ -78,9 +78,12 @@ class Router:
         blocks = [data[start : start + BLOCK] for start in range(0, len(data), BLOCK)]
         digests = digests_of(data)
         manifest = hashlib.sha256(b"".join(digests)).hexdigest()
-        answer = self.place.open(Open(ORIGIN, operation.seq, operation.path, len(data), BLOCK, EXPIRES), PEER, DIGEST)
+        # One file is opened before its size is known.
+        size = len(data) + (operation.path == UNSIZED)
+        answer = self.place.open(Open(ORIGIN, operation.seq, operation.path, size, BLOCK, EXPIRES), PEER, DIGEST)
         if isinstance(answer.message, messages.Opened):
             self._write(answer.message.tid, list(zip(blocks, digests)))
+            self.place.sized(answer.message.tid, len(data))
         return replace(operation, size_bytes=len(data), blocks=len(blocks), manifest=manifest)
 
     def _write(self, tid: int, blocks: list[tuple[bytes, bytes]]) -> None:
@@ -388,13 +391,14 @@ def test_a_new_database_is_a_new_epoch(router: Router) -> None:
 
 
 #: A history in which every kind of operation succeeds once, some on names that others made, replaced or removed.
+UNSIZED = "x/y/z"
 STORY: list[tuple[Operation, bytes]] = [
     (op(1, "publish", "a", mode=0o600), b"first a"),
     (op(2, "mkdir", "d"), b""),
     (op(3, "rename", "a", target="d/a", after=(1, 2)), b""),
     (op(4, "publish", "a", after=(3,)), b"second a"),
     (op(5, "setattr", "d/a", mode=0o644, after=(3,)), b""),
-    (op(6, "publish", "x/y/z", parents=True), b"deep"),
+    (op(6, "publish", UNSIZED, parents=True), b"deep"),
     (op(7, "delete", "a", after=(4,)), b""),
     (op(8, "publish", "a", after=(7,)), b"third a, longer than the others"),
     (op(9, "rename", "d", target="e", after=(5,)), b""),

@@ -37,6 +37,7 @@ NODE_FRAGMENT = (ROOT / "condor_config.d/20-stageout-ep.conf").read_text()
 #: Texts where an attribute could be, which are none -> what they are.
 NO_ATTRIBUTES = {
     "Authorization": "header of HTTP", "ETag": "header of HTTP", "Host": "header of HTTP",
+    "EdDSA": "algorithm of a signature",
     "AmazonS3": "name of a server", "MinIO": "name of a server",
     "EndpointError": "code of Globus", "ExternalError": "code of Globus",
     "NoSpace": "type of an error", "TooSlow": "type of an error", "Transfer": "type of an error",
