@@ -2,11 +2,16 @@
 
 1. Accept: a plugin offers files at the socket (``intake/listener.py``). Policy refuses them in ``intake/admission.py``;
    the listener refuses what breaks the protocol or takes too long, ``intake/identity.py`` a peer that is not a job's
-   plugin. ``record_handoff`` in ``custody/orders.py`` refuses a run that a newer one has overtaken.
-2. Apply orders: the schedd's agent confirms that the run completed, or cancels it (``custody/orders.py``).
-3. Schedule: ``scheduling/scheduler.py`` puts confirmed files into batches.
+   plugin. ``intake/acceptance.py`` reserves room, links the files into the spool (``custody/spool.py``) and records
+   them: ``record_handoff`` in ``custody/orders.py`` refuses a run that a newer one has overtaken.
+2. Apply orders: the schedd's agent confirms that the run completed, or cancels it. ``report/orders_in.py`` fetches the
+   orders and verifies their signature (``report/trust.py``), ``custody/orders.py`` carries them out.
+3. Schedule: ``scheduling/planner.py`` plans batches with the queues of ``custody/registry.py``, free data slots and the
+   room that ``scheduling/calls.py`` leaves; ``scheduling/scheduler.py`` brings these together. A plan has only the
+   number of files: step 4 claims the files themselves.
 4. Deliver: :meth:`Pipeline.deliver` sends a batch and records the outcome; ``delivery/batch.py`` has its steps.
-5. Release: ``Releases`` in ``custody/ledger.py`` frees the bytes of ended sandboxes, after each change of the store.
+5. Release: ``Releases`` in ``custody/ledger.py`` frees the bytes of ended sandboxes. The store calls it after each
+   change, once :meth:`Pipeline.recover` has begun.
 
 Each change is in the ledger before anything depends on it (``docs/developer/durable-steps.md``). The sandboxes in
 memory are a picture of the ledger (``custody/registry.py``).

@@ -1,7 +1,10 @@
 """Admission of hand-offs: every reason of policy to refuse one, before a single byte is linked.
 
 The listener refuses what breaks the protocol and its limits, ``identity.py`` a peer that is no job's plugin, and
-``custody/orders.py`` a run that another one has overtaken. ``stageout/core/synchronous.py`` has all codes.
+``custody/orders.py`` a run that another one has overtaken. ``stageout/core/reasons.py`` has all codes.
+
+:func:`reason_against_job` looks at the job alone, before any room is reserved. :meth:`Admission.reason_against` looks at
+the offer and the node.
 """
 
 from __future__ import annotations
