@@ -1,7 +1,7 @@
 """Acceptance of hand-offs: reserve room and a place, then record what the spool holds.
 
-``intake/admission.py`` has the reasons of policy against an offer. ``record_handoff`` in ``custody/orders.py`` refuses a
-run that a newer one has overtaken.
+``intake/admission.py`` has the reasons of policy against an offer. ``record_handoff`` in ``custody/orders.py`` refuses
+a run that a newer one has overtaken.
 """
 
 from __future__ import annotations

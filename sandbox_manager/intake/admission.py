@@ -3,8 +3,8 @@
 The listener refuses what breaks the protocol and its limits, ``identity.py`` a peer that is no job's plugin, and
 ``custody/orders.py`` a run that another one has overtaken. ``stageout/core/reasons.py`` has all codes.
 
-:func:`reason_against_job` looks at the job alone, before any room is reserved. :meth:`Admission.reason_against` looks at
-the offer and the node.
+:func:`reason_against_job` looks at the job alone, before any room is reserved. :meth:`Admission.reason_against` looks
+at the offer and the node.
 """
 
 from __future__ import annotations
