@@ -55,7 +55,7 @@ from stageout.core.metrics import Readings
 from stageout.core.units import MB
 from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
 from stageout.overlay.channel import Gateway
-from stageout.overlay.http.rights import ANY
+from stageout.overlay.http.claims import ANY
 from stageout.overlay.uplink import Uplink, uplink_at
 from stageout.overlay.wire.egress import BadEgress, read_targets
 from stageout.overlay.wire.fields import MAX_LINKS

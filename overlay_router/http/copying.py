@@ -17,7 +17,7 @@ from overlay_router.http.writing import Writing
 from stageout.core.threads import started
 from stageout.overlay.http import digests
 from stageout.overlay.http.heads import Head, Refused
-from stageout.overlay.http.rights import Right
+from stageout.overlay.rules.rights import Right
 
 _MARKER_S = 5.0
 _MOST_BODY_BYTES = 64 * 1024

@@ -14,7 +14,7 @@ from overlay_router.http.reading import entries
 from overlay_router.http.writing import Writing
 from stageout.overlay.http.heads import Refused
 from stageout.overlay.http.names import decoded, encoded, is_here
-from stageout.overlay.http.rights import Right
+from stageout.overlay.rules.rights import Right
 
 _MOST_BODY_BYTES = 64 * 1024
 _MOST_PROPERTIES = 200

@@ -9,9 +9,10 @@ from email.utils import formatdate
 from overlay_router.http.asking import Desk
 from overlay_router.http.stream import Stream
 from stageout.overlay.http.chunks import Chunks
+from stageout.overlay.http.claims import Subject
 from stageout.overlay.http.heads import CHUNKED, Head, Refused, answer_head
 from stageout.overlay.http.names import path_of
-from stageout.overlay.http.rights import Right, Subject
+from stageout.overlay.rules.rights import Right
 
 #: Files never act as pages of this router, and nothing of another site's page is carried out.
 _SAFE = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox; default-src 'none'"}

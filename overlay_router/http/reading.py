@@ -18,7 +18,7 @@ from overlay_router.http.exchange import Exchange, gathered, json_line
 from stageout.overlay.http import conditions, digests
 from stageout.overlay.http.heads import Refused
 from stageout.overlay.http.names import encoded
-from stageout.overlay.http.rights import Right
+from stageout.overlay.rules.rights import Right
 
 _READ_BYTES = 1 << 20
 _MOST_DIGESTS = 10_000

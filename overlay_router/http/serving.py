@@ -20,9 +20,10 @@ from overlay_router.http.reading import Digests, Reading
 from overlay_router.http.stream import Stream
 from overlay_router.http.writing import Writing
 from stageout.core import log
+from stageout.overlay.http.claims import NOBODY, Subject
 from stageout.overlay.http.heads import Head, Refused, answer_head, read_head
-from stageout.overlay.http.rights import BadClaims, Subject, check_times
 from stageout.overlay.http.tokens import Access, token_of
+from stageout.overlay.rules.rights import BadToken, check_times
 
 #: Seconds to the first byte of the next request, and from there to the end of its head.
 _IDLE_S, _HEAD_S = 60.0, 10.0
@@ -33,7 +34,6 @@ _PLAIN = (
     "docs/overlay/standard-tools.md of stageout shows how to get files in and out with curl and other tools."
 )
 _CHALLENGE = 'Bearer realm="stageout", Basic realm="stageout"'
-_NOBODY = Subject("", "")
 
 
 class Service:
@@ -60,7 +60,7 @@ class Service:
         self.access = Access(frozenset(told["audiences"]), own, issuers)
         with self._lock:
             for connection, raw in self._open.items():
-                if connection.subject is not _NOBODY and not self.access.takes(connection.subject, before):
+                if connection.subject is not NOBODY and not self.access.takes(connection.subject, before):
                     with contextlib.suppress(OSError):
                         raw.shutdown(socket.SHUT_RDWR)
 
@@ -81,7 +81,7 @@ class Connection:
 
     def __init__(self, service: Service, stream: Stream, channel: socket.socket) -> None:
         self._service, self._stream, self._desk = service, stream, Desk(channel)
-        self.subject = _NOBODY
+        self.subject = NOBODY
 
     def run(self) -> None:
         """Serve requests until the client ends, or is too slow; both sockets are closed."""
@@ -114,7 +114,7 @@ class Connection:
             self._last(Refused(400, _PLAIN), is_text=True)
             return False
         try:
-            one = Exchange(self._stream, self._desk, head, _NOBODY)
+            one = Exchange(self._stream, self._desk, head, NOBODY)
         except Refused as why:
             self._last(why)
             return False
@@ -158,8 +158,8 @@ class Connection:
             raise Refused(401, "a request needs a token: as Bearer, or as password", {"WWW-Authenticate": _CHALLENGE})
         try:
             subject = self._service.access.subject(token)
-            check_times(subject, time.time())
-        except BadClaims as why:
+            check_times(subject.token, time.time())
+        except BadToken as why:
             challenge = f'{_CHALLENGE}, error="invalid_token"'
             raise Refused(401, str(why), {"WWW-Authenticate": challenge}) from None
         if subject.name != self.subject.name:

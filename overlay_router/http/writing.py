@@ -14,7 +14,7 @@ from overlay_router.http.exchange import Exchange
 from overlay_router.http.reading import Digests
 from stageout.overlay.http import digests
 from stageout.overlay.http.heads import CHUNKED, Refused
-from stageout.overlay.http.rights import Right
+from stageout.overlay.rules.rights import Right
 from stageout.overlay.wire import frames
 from stageout.overlay.wire.messages import BLOCK_BYTES
 

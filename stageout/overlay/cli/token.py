@@ -11,7 +11,7 @@ from stageout.cli.arguments import add_json
 from stageout.cli.exits import CommandError, Exit, UsageError
 from stageout.cli.results import tell
 from stageout.core.signing import load_or_make_key
-from stageout.overlay.http.rights import MOST_OWN_S, MOST_S
+from stageout.overlay.http.claims import MOST_OWN_S, MOST_S
 
 _MINUTES = 15
 

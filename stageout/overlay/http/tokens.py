@@ -7,7 +7,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from stageout.overlay.http.rights import BadClaims, Issuer, Subject, judge
+from stageout.overlay.http.claims import Issuer, Subject, judge
+from stageout.overlay.rules.rights import BadToken
 
 #: The one algorithm of each kind of key. Nothing symmetric: who verifies such a token can make one.
 _ALGORITHMS = {("OKP", "Ed25519"): "EdDSA", ("EC", "P-256"): "ES256", ("RSA", ""): "RS256"}
@@ -33,7 +34,7 @@ class Access:
         return bool(self._own or self._issuers)
 
     def subject(self, token: str) -> Subject:
-        """Return whose token it is; its times are not looked at. :raises BadClaims: it gives no right here."""
+        """Return whose token it is; its times are not looked at. :raises BadToken: it gives no right here."""
         place = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
         known = self._known.get(place)
         if known is None:
@@ -45,7 +46,7 @@ class Access:
 
     def takes(self, subject: Subject, other: Access) -> bool:
         """Tell whether the issuer of a subject that ``other`` has verified is the same here."""
-        name = subject.issuer
+        name = subject.token.issuer
         mine, before = self._own.get(name) or self._issuers.get(name), other._own.get(name) or other._issuers.get(name)
         return mine is not None and mine == before
 
@@ -53,7 +54,7 @@ class Access:
         import jwt  # as of h11
 
         if len(token) > _MOST_CHARS:
-            raise BadClaims("the token is too long")
+            raise BadToken("the token is too long")
         try:
             header = jwt.get_unverified_header(token)
             said = jwt.decode(token, options={"verify_signature": False})
@@ -67,29 +68,29 @@ class Access:
                 },
             )  # fmt: skip
         except (jwt.InvalidTokenError, jwt.PyJWTError) as problem:
-            raise BadClaims(f"the token cannot be used: {str(problem)[:200]}") from None
+            raise BadToken(f"the token cannot be used: {str(problem)[:200]}") from None
         except (ValueError, TypeError, RecursionError, KeyError):
-            raise BadClaims("the token cannot be used") from None
+            raise BadToken("the token cannot be used") from None
         return judge(claims, issuer, self.audiences)
 
     def _key(self, header: Mapping[str, Any], said: Mapping[str, Any]) -> tuple[Issuer, Any, str]:
-        """Return who claims to have signed a token, and the key with its algorithm. :raises BadClaims: nobody known."""
+        """Return who claims to have signed a token, and the key with its algorithm. :raises BadToken: nobody known."""
         name, algorithm = said.get("iss"), str(header.get("alg"))
         if "crit" in header or algorithm not in _ALGORITHMS.values():
-            raise BadClaims("a token is signed with EdDSA, ES256 or RS256")
+            raise BadToken("a token is signed with EdDSA, ES256 or RS256")
         if isinstance(name, str) and name in self._issuers:
             prefix, keys = self._issuers[name]
             for one in _candidates(keys, header.get("kid")):
                 kind = str(one.get("kty")), str(one.get("crv", ""))
                 if _ALGORITHMS.get(kind) == algorithm and one.get("alg", algorithm) == algorithm:
                     return Issuer(name, prefix), _public(one, algorithm), algorithm
-            raise BadClaims("no key of the token's issuer that fits is known here")
+            raise BadToken("no key of the token's issuer that fits is known here")
         if isinstance(name, str) and name in self._own and algorithm == "EdDSA":
             public, prefix = self._own[name]
             coordinate = public.partition(":")[2]
             found = _public({"kty": "OKP", "crv": "Ed25519", "x": coordinate}, "EdDSA")
             return Issuer(name, prefix, is_own=True), found, "EdDSA"
-        raise BadClaims("the issuer of the token is not known here")
+        raise BadToken("the issuer of the token is not known here")
 
 
 def _candidates(keys: Any, kid: object) -> list[dict[str, Any]]:
@@ -103,7 +104,7 @@ def _public(key: dict[str, Any], algorithm: str) -> Any:
 
     found = PyJWK(key, algorithm).key
     if getattr(found, "key_size", _LEAST_RSA_BITS) < _LEAST_RSA_BITS and algorithm == "RS256":
-        raise BadClaims(f"a key of less than {_LEAST_RSA_BITS} bits is not taken")
+        raise BadToken(f"a key of less than {_LEAST_RSA_BITS} bits is not taken")
     return found
 
 
