@@ -233,7 +233,7 @@ class Pipeline:
     def new_rules(self, rules: Rules) -> None:
         """Take over a changed configuration; running batches are not touched."""
         self.rules = rules
-        self.store.registry.order_anew(lambda box: deadline_of(box, rules))
+        self.store.registry.order_anew(lambda sandbox: deadline_of(sandbox, rules))
         self.scheduler.calls.new_rules(rules.tuning)
         self.store.wake.set()
         self.store.changed.set()

@@ -207,23 +207,24 @@ def _account(name: str) -> Account:
     return Account(name, found.pw_uid, found.pw_gid)
 
 
-def deadline_of(box: Sandbox, rules: Rules) -> float:
+def deadline_of(sandbox: Sandbox, rules: Rules) -> float:
     """Wall clock by which a sandbox must have been sent: the end of its credential or pilot, or when it is given up."""
     return min(
-        box.due_since + rules.retry.delivery_timeout_s, *(at or math.inf for at in (box.deadline_at, rules.pilot_end))
+        sandbox.due_since + rules.retry.delivery_timeout_s,
+        *(at or math.inf for at in (sandbox.deadline_at, rules.pilot_end)),
     )
 
 
-def last_attempt_at(box: Sandbox, rules: RetryRules) -> int:
+def last_attempt_at(sandbox: Sandbox, rules: RetryRules) -> int:
     """Return the time of a sandbox's last attempt at the latest (``decide_retry``), 0 before a failure and at the end.
 
     The time is wall clock, in seconds.
     """
-    if box.state not in SENDABLE or not box.attempts:
+    if sandbox.state not in SENDABLE or not sandbox.attempts:
         return 0
-    waits_for_one = ErrorClass.from_code(box.error_code).advice is Advice.NEEDS_CREDENTIAL
+    waits_for_one = ErrorClass.from_code(sandbox.error_code).advice is Advice.NEEDS_CREDENTIAL
     limit_s = rules.credential_timeout_s if waits_for_one else 0.0
-    return int(box.due_since + max(rules.delivery_timeout_s, limit_s))
+    return int(sandbox.due_since + max(rules.delivery_timeout_s, limit_s))
 
 
 def _cpus(settings: Settings) -> int:

@@ -50,7 +50,7 @@ _LAST_BEFORE_DELIVERY = frozenset({State.LEASED.value, State.MOVING.value, State
 _COMPRESSION = 1
 
 
-class Box(NamedTuple):
+class SandboxSummary(NamedTuple):
     """A sandbox. Times are wall clock, in seconds.
 
     :param number: of the run. :param server: host and port of its first URL. :param next_attempt_at: 0 for none.
@@ -109,12 +109,12 @@ class Tally:
     gone: int = 0
     bytes_left: int = 0
 
-    def add(self, box: Box) -> None:
+    def add(self, sandbox: SandboxSummary) -> None:
         """Count one sandbox."""
-        group = box.group
+        group = sandbox.group
         setattr(self, group, getattr(self, group) + 1)
         if group in (WAITING, MOVING, TROUBLE):
-            self.bytes_left += box.bytes_left
+            self.bytes_left += sandbox.bytes_left
 
     def add_all(self, other: Tally) -> None:
         """Count all that another tally counted."""
@@ -169,7 +169,7 @@ class Node:
     sent_at: int
     packed: bytes
     head: Report
-    boxes: tuple[Box, ...]
+    sandboxes: tuple[SandboxSummary, ...]
     servers: tuple[ServerReport, ...]
     bytes_at_risk: int
     ends_in_s: int
@@ -214,10 +214,10 @@ def server_of(url: str) -> str:
     return host_of(url) if url else ""
 
 
-def box_of(sandbox: SandboxReport) -> Box:
+def summary_of(sandbox: SandboxReport) -> SandboxSummary:
     """Return the compact form of a sandbox. Equal texts are kept once."""
     total = sandbox.bytes_total
-    return Box(
+    return SandboxSummary(
         sandbox.job, sandbox.number, sys.intern(sandbox.owner), sys.intern(sandbox.state),
         sys.intern(sandbox.server),
         sandbox.files_left, total, total if sandbox.bytes_left == total else sandbox.bytes_left,
@@ -229,10 +229,10 @@ def box_of(sandbox: SandboxReport) -> Box:
 def node_of(report: Report, text: str, heard_at: int) -> Node:
     """Return the compact form of a report. :param text: of its payload."""
     raw = text.encode("utf-8")
-    boxes = tuple(map(box_of, report.sandboxes))
+    sandboxes = tuple(map(summary_of, report.sandboxes))
     tallies: dict[str, Tally] = {}
-    for box in boxes:
-        tallies.setdefault(box.server, Tally()).add(box)
+    for sandbox in sandboxes:
+        tallies.setdefault(sandbox.server, Tally()).add(sandbox)
     servers = tuple(replace(one, server=sys.intern(server_of(one.server))) for one in report.servers)
     work = backlogs(report)
     flows = tuple(
@@ -244,7 +244,7 @@ def node_of(report: Report, text: str, heard_at: int) -> Node:
     head = replace(report, sandboxes=(), flows=blocked, acknowledged={})
     return Node(
         report.manager, report.key, report.number, heard_at, report.sent_at,
-        zlib.compress(raw, _COMPRESSION), head, boxes, servers,
+        zlib.compress(raw, _COMPRESSION), head, sandboxes, servers,
         report.bytes_at_risk, report.ends_in_s, flows,
         report.spool_bytes, report.spool_limit_bytes, tallies,
     )  # fmt: skip
@@ -252,8 +252,8 @@ def node_of(report: Report, text: str, heard_at: int) -> Node:
 
 def deliveries(before: Node, after: Node) -> Iterator[Delivery]:
     """Yield what was sent between two reports of one manager."""
-    known = {box.run: box for box in after.boxes}
-    for old in before.boxes:
+    known = {sandbox.run: sandbox for sandbox in after.sandboxes}
+    for old in before.sandboxes:
         new = known.get(old.run)
         if old.group in (DELIVERED, GONE):
             continue
@@ -307,7 +307,7 @@ class Pool:
 
     def facts(self) -> PoolFacts:
         """Return what :func:`stageout.wire.matters.matters` needs."""
-        nodes = (NodeFacts(node.head, node.heard_at, node.boxes, node.report) for node in self.nodes.values())
+        nodes = (NodeFacts(node.head, node.heard_at, node.sandboxes, node.report) for node in self.nodes.values())
         return PoolFacts(self.now_at, nodes, self.letters, self.answers_since_at)
 
     def put(self, node: Node) -> list[Delivery]:
@@ -330,11 +330,11 @@ class Pool:
             if self.silent_s(node.heard_at) > (self._silence_s if node.is_busy else AD_LIFETIME_S):
                 del self.nodes[place]
 
-    def boxes(self) -> Iterator[tuple[Node, Box]]:
+    def sandboxes(self) -> Iterator[tuple[Node, SandboxSummary]]:
         """Yield all sandboxes with their nodes."""
         for node in list(self.nodes.values()):
-            for box in node.boxes:
-                yield node, box
+            for sandbox in node.sandboxes:
+                yield node, sandbox
 
     def total(self) -> Tally:
         """Return one tally over the pool."""
@@ -351,12 +351,12 @@ class Pool:
                 found.setdefault(server, Tally()).add_all(tally)
         return found
 
-    def find(self, job: str, user: str = "") -> list[tuple[Node, Box]]:
+    def find(self, job: str, user: str = "") -> list[tuple[Node, SandboxSummary]]:
         """Return the sandboxes of a job, the newest run first.
 
         :param job: GlobalJobId. :param user: User of the job in the queue, "" when it is not known.
         """
-        found = (pair for pair in self.boxes() if pair[1].job == job and user in ("", pair[1].owner))
+        found = (pair for pair in self.sandboxes() if pair[1].job == job and user in ("", pair[1].owner))
         return sorted(found, key=lambda pair: -pair[1].number)
 
     def troubled_servers(self) -> dict[str, list[tuple[Node, ServerReport]]]:
@@ -386,13 +386,13 @@ class Pool:
     def by_owner(self) -> dict[tuple[str, str], Tally]:
         """Return a tally for each owner and accounting group."""
         found: dict[tuple[str, str], Tally] = {}
-        for _, box in self.boxes():
-            found.setdefault((box.owner, box.accounting_group), Tally()).add(box)
+        for _, sandbox in self.sandboxes():
+            found.setdefault((sandbox.owner, sandbox.accounting_group), Tally()).add(sandbox)
         return found
 
-    def has_left(self, box: Box) -> bool:
+    def has_left(self, sandbox: SandboxSummary) -> bool:
         """Tell whether the job of a sandbox has left the queue, as far as its agent says."""
-        return box.run.key in self._left_jobs
+        return sandbox.run.key in self._left_jobs
 
     def is_silent(self, node: Node) -> bool:
         """Tell whether a node with output sends no reports any more."""

@@ -385,9 +385,9 @@ class Server:
         self, request: web.Request, wanted: Wanted, given: Mapping[str, str], problem: str = "", status: int = 200
     ) -> web.Response:
         pairs = self._state.pool.find(wanted.name, wanted.user)
-        box = next((box for _, box in pairs), None)
+        sandbox = next((sandbox for _, sandbox in pairs), None)
         context = self._context(request)
-        content = requests.form(context, wanted.job, wanted.verb, wanted.run, box, given, problem)
+        content = requests.form(context, wanted.job, wanted.verb, wanted.run, sandbox, given, problem)
         text = page.page(context, "jobs", requests.title(wanted.job, wanted.verb), content, is_form=True)
         return web.Response(text=text, status=status, content_type="text/html")
 

@@ -163,7 +163,7 @@ class Daemon:
         found = Readings()
         found.put("stageout_web_readers", self._server.streams)
         found.put("stageout_web_connections", len(self._server.connections))
-        found.put("stageout_web_sandboxes", sum(len(node.boxes) for node in self._state.pool.nodes.values()))
+        found.put("stageout_web_sandboxes", sum(len(node.sandboxes) for node in self._state.pool.nodes.values()))
         if self._state.updated_at:
             found.put("stageout_web_reading_age_seconds", max(0.0, time.time() - self._state.updated_at))
         return found

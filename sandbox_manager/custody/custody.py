@@ -43,7 +43,7 @@ class Custody:
     ) -> None:
         self.spool, self.clock, self.rules, self.boot = spool, clock, rules, boot_id()
         self.find_plugin, self._server_problem = find_plugin, server_problem
-        self.store = SandboxStore(ledger, lambda box: deadline_of(box, rules()))
+        self.store = SandboxStore(ledger, lambda sandbox: deadline_of(sandbox, rules()))
         self.space, self.running, self.background = Space(), RunningBatches(), Background()
         self._disk = ThreadPoolExecutor(2, "spool")
         self._syncing = ThreadPoolExecutor(1, "sync")  # for as long as the disk needs for the bytes

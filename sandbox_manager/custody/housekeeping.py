@@ -46,10 +46,10 @@ class Housekeeping:
         await self._store.ledger.read(lambda db: self._custody.space.fill(queries.held_files(db)))
         await self._custody.orphans.set_aside()
         await self._custody.state.load()
-        boxes = self._store.registry.by_id
+        sandboxes = self._store.registry.by_id
         self._store.observe(self._custody.releases.on_change)  # only now the manager knows what the spool holds
-        self._custody.releases.consider([box for box in boxes.values() if box.state in FREED])
-        log.event("spool-recovered", sandboxes=len(boxes), unsynced=len(self._unsynced))
+        self._custody.releases.consider([sandbox for sandbox in sandboxes.values() if sandbox.state in FREED])
+        log.event("spool-recovered", sandboxes=len(sandboxes), unsynced=len(self._unsynced))
 
     def resume_syncs(self) -> None:
         """Sync the accepted output that :meth:`recover` has found unsynced.
@@ -100,8 +100,8 @@ class Housekeeping:
 
     async def _find_deleted(self) -> None:
         """Mark output whose directory was deleted as LOST now. Its turn to be sent may be days away."""
-        boxes = filter(recovery.may_need, self._store.registry.by_id.values())
-        tickets = [ticket for box in boxes for ticket in box.tickets]
+        sandboxes = filter(recovery.may_need, self._store.registry.by_id.values())
+        tickets = [ticket for sandbox in sandboxes for ticket in sandbox.tickets]
         try:
             gone = await self._custody.on_disk(lambda: self._spool.deleted(tickets))
         except OSError as problem:
@@ -130,68 +130,68 @@ class Housekeeping:
         await self._store.drop_old_fences(int(self._custody.clock.wall_s() - self._custody.rules().retention_s))
 
 
-def due(boxes: Iterable[Sandbox], busy: Collection[int], rules: Rules, now: int) -> list[int]:
+def due(sandboxes: Iterable[Sandbox], busy: Collection[int], rules: Rules, now: int) -> list[int]:
     """Sandboxes whose deadline may have passed and whose files are in no mover."""
-    return [box.id for box in boxes if box.id not in busy and may_be_due(box, rules, now)]
+    return [sandbox.id for sandbox in sandboxes if sandbox.id not in busy and may_be_due(sandbox, rules, now)]
 
 
-def may_be_due(box: Sandbox, rules: Rules, now: int) -> bool:
+def may_be_due(sandbox: Sandbox, rules: Rules, now: int) -> bool:
     """Tell whether this sandbox's deadlines in the ledger can have passed."""
-    if box.ended_at:
-        return not box.forgettable and now - box.ended_at > rules.retention_s
-    waits_s = now - box.due_since
-    if box.fallback and box.state in SENDABLE and 0 < rules.retry.fallback_after_s <= waits_s:
+    if sandbox.ended_at:
+        return not sandbox.forgettable and now - sandbox.ended_at > rules.retention_s
+    waits_s = now - sandbox.due_since
+    if sandbox.fallback and sandbox.state in SENDABLE and 0 < rules.retry.fallback_after_s <= waits_s:
         return True
-    if box.state in SENDABLE and not (box.attempts or box.paused):
+    if sandbox.state in SENDABLE and not (sandbox.attempts or sandbox.paused):
         return False
-    if box.state is State.ACCEPTED and not box.reason:
+    if sandbox.state is State.ACCEPTED and not sandbox.reason:
         return waits_s > min(rules.confirm_timeout_s, rules.retention_s)
     return waits_s > min(rules.retention_s, rules.retry.delivery_timeout_s)
 
 
 def pass_deadlines(
-    db: sqlite3.Connection, boxes: Iterable[int], rules: Rules, now: int, fallback: FallbackRules
+    db: sqlite3.Connection, sandboxes: Iterable[int], rules: Rules, now: int, fallback: FallbackRules
 ) -> Iterable[int]:
     """Change the sandboxes that have waited long enough. Return the sandboxes touched."""
     touched = set()
-    for box in boxes:
-        state = updates.state_of(db, box)
+    for sandbox in sandboxes:
+        state = updates.state_of(db, sandbox)
         if state in _WAITING:
-            is_changed = _waiting(db, box, rules, now, fallback)
+            is_changed = _waiting(db, sandbox, rules, now, fallback)
         else:
-            is_changed = _DEADLINES.get(state, _ended)(db, box, rules, now)
+            is_changed = _DEADLINES.get(state, _ended)(db, sandbox, rules, now)
         if is_changed:
-            touched.add(box)
+            touched.add(sandbox)
     return touched
 
 
-def _unconfirmed(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
-    times = updates.times(db, box)
+def _unconfirmed(db: sqlite3.Connection, sandbox: int, rules: Rules, now: int) -> bool:
+    times = updates.times(db, sandbox)
     if now - times.accepted_at > rules.retention_s:
-        recovery.lose(db, box, now, f"never confirmed by the access point, deleted after {_days(rules)}")
+        recovery.lose(db, sandbox, now, f"never confirmed by the access point, deleted after {_days(rules)}")
         return True
     if now - times.accepted_at > rules.confirm_timeout_s and not times.reason:
-        updates.set_reason(db, box, f"not confirmed by the access point within {rules.confirm_timeout_s:.0f} s")
+        updates.set_reason(db, sandbox, f"not confirmed by the access point within {rules.confirm_timeout_s:.0f} s")
         return True
     return False
 
 
-def _waiting(db: sqlite3.Connection, box: int, rules: Rules, now: int, fallback: FallbackRules) -> bool:
+def _waiting(db: sqlite3.Connection, sandbox: int, rules: Rules, now: int, fallback: FallbackRules) -> bool:
     """Give up files that were tried, or paused, for too long. Files that were never tried continue to wait."""
-    known = queries.sandbox(db, box)
+    known = queries.sandbox(db, sandbox)
     if known is not None and redirects.use_if_due(db, known, fallback, now):
         return True
-    times = updates.times(db, box)
+    times = updates.times(db, sandbox)
     limit_s = rules.retention_s if times.paused else rules.retry.delivery_timeout_s + rules.retry.max_delay_s
     if times.error_code and ErrorClass.from_code(times.error_code).advice is Advice.NEEDS_CREDENTIAL:
         limit_s = max(limit_s, rules.retry.credential_timeout_s + rules.retry.max_delay_s)
     if now - max(times.accepted_at, times.retried_at) <= limit_s:
         return False
-    given_up = updates.fail_waiting(db, box) if times.paused else updates.fail_tried(db, box, UNREACHABLE)
+    given_up = updates.fail_waiting(db, sandbox) if times.paused else updates.fail_tried(db, sandbox, UNREACHABLE)
     if not given_up:
         return False
-    if updates.has_waiting(db, box):
-        updates.touch(db, box)
+    if updates.has_waiting(db, sandbox):
+        updates.touch(db, sandbox)
         return True
     gave_up = f"(gave up after {limit_s / 3600:.3g} hours)"
     reason = f"{times.reason or 'paused'} {gave_up}"
@@ -199,25 +199,27 @@ def _waiting(db: sqlite3.Connection, box: int, rules: Rules, now: int, fallback:
         why = redirects.destination_failure(db, known, fallback.reason_away)
         if why and redirects.use(db, known, f"{why} {gave_up}", fallback.find_plugin, now):
             return True
-        reason = redirects.failure_reason(queries.sandbox(db, box) or known, queries.first_error(db, box), reason)
-    updates.end(db, box, State.FAILED, now, reason, times.error_code)
+        reason = redirects.failure_reason(
+            queries.sandbox(db, sandbox) or known, queries.first_error(db, sandbox), reason
+        )
+    updates.end(db, sandbox, State.FAILED, now, reason, times.error_code)
     return True
 
 
-def _failed(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
-    times = updates.times(db, box)
+def _failed(db: sqlite3.Connection, sandbox: int, rules: Rules, now: int) -> bool:
+    times = updates.times(db, sandbox)
     if now - times.ended_at <= rules.retention_s:
         return False
-    recovery.lose(db, box, now, f"{times.reason} (its bytes were deleted {_days(rules)} after it had failed)")
+    recovery.lose(db, sandbox, now, f"{times.reason} (its bytes were deleted {_days(rules)} after it had failed)")
     return True
 
 
-def _ended(db: sqlite3.Connection, box: int, rules: Rules, now: int) -> bool:
+def _ended(db: sqlite3.Connection, sandbox: int, rules: Rules, now: int) -> bool:
     """Let the record of an end go after the retention time without a request of the access point."""
-    times = updates.times(db, box)
+    times = updates.times(db, sandbox)
     if now - times.ended_at <= rules.retention_s or times.forgettable:
         return False
-    updates.may_forget(db, box)
+    updates.may_forget(db, sandbox)
     return True
 
 
@@ -230,7 +232,7 @@ _WAITING = frozenset({State.CONFIRMED, State.LEASED, State.RETRY_WAIT})
 
 _DEADLINES = {
     State.ACCEPTED: _unconfirmed,
-    State.HANDED_OVER: lambda db, box, rules, now: False,
-    State.MOVING: lambda db, box, rules, now: False,
+    State.HANDED_OVER: lambda db, sandbox, rules, now: False,
+    State.MOVING: lambda db, sandbox, rules, now: False,
     State.FAILED: _failed,
 }

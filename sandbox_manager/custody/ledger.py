@@ -376,12 +376,12 @@ class SandboxStore:
 
     async def load(self) -> None:
         """Read the whole ledger (at start)."""
-        boxes, destinations, fences, self.acknowledged = await self.ledger.read(
+        sandboxes, destinations, fences, self.acknowledged = await self.ledger.read(
             lambda db: (
                 queries.all_sandboxes(db), queries.destinations(db), queries.fences(db), updates.acknowledged(db)
             )
         )  # fmt: skip
-        self.registry.load(boxes, destinations, fences)
+        self.registry.load(sandboxes, destinations, fences)
 
     async def write(self, change: Change, *labels: str, orders: Mapping[str, int] | None = None) -> list[Sandbox]:
         """Run a change. On return it is on the disk, and the picture in memory agrees with it.
@@ -402,21 +402,21 @@ class SandboxStore:
         known = frozenset(self.registry.destinations)
         fresh = await self.ledger.write(lambda db: _run_change(db, change, known), *labels)
         self.registry.destinations.update(fresh.destinations)
-        for sandbox_id, box in fresh.sandboxes.items():
-            if box is None:
+        for sandbox_id, sandbox in fresh.sandboxes.items():
+            if sandbox is None:
                 self.registry.drop(sandbox_id)
             else:
-                self._count_end(self.registry.by_id.get(sandbox_id), box)
-                self.registry.put(box)
+                self._count_end(self.registry.by_id.get(sandbox_id), sandbox)
+                self.registry.put(sandbox)
         self.acknowledged.update(orders)
         if fresh.sandboxes:
             self.wake.set()
         if fresh.sandboxes or orders:
             self.changed.set()
-        boxes = [box for box in fresh.sandboxes.values() if box is not None]
+        sandboxes = [sandbox for sandbox in fresh.sandboxes.values() if sandbox is not None]
         for observer in self._observers:
-            observer(boxes)
-        return boxes
+            observer(sandboxes)
+        return sandboxes
 
     def _count_end(self, old: Sandbox | None, new: Sandbox) -> None:
         """Count output that has just been delivered or lost. :param old: before the change, None if it is new."""
@@ -461,43 +461,45 @@ class Releases:
         self._running, self._state, self._background, self._clock = running, state, background, clock
         self._under_way: set[int] = set()
 
-    def on_change(self, boxes: Sequence[Sandbox]) -> None:
+    def on_change(self, sandboxes: Sequence[Sandbox]) -> None:
         """Stop sending files of ended sandboxes, and free their bytes. The store calls this after each change."""
-        ended = {box.id for box in boxes if box.state in FREED}
+        ended = {sandbox.id for sandbox in sandboxes if sandbox.state in FREED}
         if ended:
             self._running.stop_of(ended)
-        self.consider(boxes)
+        self.consider(sandboxes)
 
-    def consider(self, boxes: Iterable[Sandbox]) -> None:
+    def consider(self, sandboxes: Iterable[Sandbox]) -> None:
         """Free bytes that are no longer needed, and remove records that may go, in the background."""
-        for box in boxes:
-            done = box.state in FREED and (not box.freed or box.state is State.DELIVERED or box.forgettable)
-            partly = not box.freed and box.confirmed_at and set(box.tickets) - set(box.named_tickets)
-            if (done or partly) and box.id not in self._under_way:
-                self._under_way.add(box.id)
-                self._background.run(self._free(box.id))
+        for sandbox in sandboxes:
+            done = sandbox.state in FREED and (
+                not sandbox.freed or sandbox.state is State.DELIVERED or sandbox.forgettable
+            )
+            partly = not sandbox.freed and sandbox.confirmed_at and set(sandbox.tickets) - set(sandbox.named_tickets)
+            if (done or partly) and sandbox.id not in self._under_way:
+                self._under_way.add(sandbox.id)
+                self._background.run(self._free(sandbox.id))
 
-    async def _free(self, sandbox: int) -> None:
-        known = self._store.registry.by_id.get(sandbox)
+    async def _free(self, sandbox_id: int) -> None:
+        known = self._store.registry.by_id.get(sandbox_id)
         loop = asyncio.get_running_loop()
         try:
-            tickets = await self._store.ledger.read(lambda db: updates.dropped_tickets(db, sandbox))
-            box = self._store.registry.by_id.get(sandbox)
-            if not tickets and box is not None and box.state not in FREED:
-                self._under_way.discard(sandbox)  # tickets that its record does not name are freed already
+            tickets = await self._store.ledger.read(lambda db: updates.dropped_tickets(db, sandbox_id))
+            sandbox = self._store.registry.by_id.get(sandbox_id)
+            if not tickets and sandbox is not None and sandbox.state not in FREED:
+                self._under_way.discard(sandbox_id)  # tickets that its record does not name are freed already
                 return
             for ticket in tickets:
                 await loop.run_in_executor(self._disk, self._spool.release, ticket)
                 self._space.drop(ticket)
             left = await self._store.write(
-                lambda db: updates.released(db, sandbox, tickets, wall_now(self._clock)), "record-released"
+                lambda db: updates.released(db, sandbox_id, tickets, wall_now(self._clock)), "record-released"
             )
         except (OSError, sqlite3.Error) as problem:
-            log.error("spool-release-failed", sandbox=sandbox, problem=problem, again_in_s=_AGAIN_S)
+            log.error("spool-release-failed", sandbox=sandbox_id, problem=problem, again_in_s=_AGAIN_S)
             await asyncio.sleep(_AGAIN_S)
-            self._background.run(self._free(sandbox))
+            self._background.run(self._free(sandbox_id))
             return
-        self._under_way.discard(sandbox)
-        self.consider(box for box in left if box.state in FREED)
+        self._under_way.discard(sandbox_id)
+        self.consider(sandbox for sandbox in left if sandbox.state in FREED)
         if known is not None:
             await self._state.account_freed(known.uid)

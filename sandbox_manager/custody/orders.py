@@ -60,15 +60,15 @@ def record_handoff(db: sqlite3.Connection, new: NewHandoff, now: int) -> Iterabl
         # Its plugin gave up waiting. The decision about the run was made without these files.
         raise Refused(f"output of this run became {state} meanwhile", "OtherRun")
     digest = new.stored.digest if new.stored else ""
-    box = updates.add_ticket(db, new.owner, new.ticket, new.plugin, new.files, new.boot, now, digest)
+    sandbox = updates.add_ticket(db, new.owner, new.ticket, new.plugin, new.files, new.boot, now, digest)
     if new.stored:
         updates.keep_credentials(db, new.stored)
     if new.fallback:
-        updates.offer_fallback(db, box, new.fallback, new.fallback_problem)
+        updates.offer_fallback(db, sandbox, new.fallback, new.fallback_problem)
     if not newest:
-        return [box]  # the first message about this job: no run is confirmed or older
-    confirm_late(db, box, now)
-    return [box, *supersede_older(db, run, now)]
+        return [sandbox]  # the first message about this job: no run is confirmed or older
+    confirm_late(db, sandbox, now)
+    return [sandbox, *supersede_older(db, run, now)]
 
 
 def apply_orders(
@@ -98,35 +98,35 @@ def _confirm(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
         if order.tickets:
             touched.append(_nothing_of_it(db, order, now))
         return touched
-    box, state = found
-    if state not in ENDS and updates.names_others(db, box, order.tickets):
+    sandbox, state = found
+    if state not in ENDS and updates.names_others(db, sandbox, order.tickets):
         # The same number again, after the access point came out of a backup: another run is meant.
-        updates.end(db, box, State.SUPERSEDED, now, "the final run handed over something else")
+        updates.end(db, sandbox, State.SUPERSEDED, now, "the final run handed over something else")
     elif state is State.ACCEPTED:
-        updates.name_tickets(db, box, order.tickets, order.files, order.priority)
+        updates.name_tickets(db, sandbox, order.tickets, order.files, order.priority)
         unknown = updates.are_unknown(db, order.tickets)
         if unknown:
-            updates.end(db, box, State.LOST, now, _no_record(unknown))
-            return [*touched, box]
-        waits_for = updates.confirm(db, box, now)
+            updates.end(db, sandbox, State.LOST, now, _no_record(unknown))
+            return [*touched, sandbox]
+        waits_for = updates.confirm(db, sandbox, now)
         if waits_for:
-            updates.set_reason(db, box, waits_for)
-    return [*touched, box]
+            updates.set_reason(db, sandbox, waits_for)
+    return [*touched, sandbox]
 
 
-def confirm_late(db: sqlite3.Connection, box: int, now: int) -> None:
+def confirm_late(db: sqlite3.Connection, sandbox: int, now: int) -> None:
     """Confirm a sandbox whose confirmation came before its last hand-off."""
-    if updates.state_of(db, box) is State.ACCEPTED and updates.has_named_tickets(db, box):
-        updates.confirm(db, box, now)
+    if updates.state_of(db, sandbox) is State.ACCEPTED and updates.has_named_tickets(db, sandbox):
+        updates.confirm(db, sandbox, now)
 
 
 def _nothing_of_it(db: sqlite3.Connection, order: Order, now: int) -> int:
     """Record the loss of output that a completed run left here according to its record. Its owner must know."""
     nobody = updates.NewSandbox(order.run, "", -1, -1, False, SlotKey("", 0, 0), "", order.priority)
-    box = updates.add_sandbox(db, nobody, now)
-    updates.name_tickets(db, box, order.tickets, order.files, order.priority)
-    updates.end(db, box, State.LOST, now, _no_record(updates.are_unknown(db, order.tickets)))
-    return box
+    sandbox = updates.add_sandbox(db, nobody, now)
+    updates.name_tickets(db, sandbox, order.tickets, order.files, order.priority)
+    updates.end(db, sandbox, State.LOST, now, _no_record(updates.are_unknown(db, order.tickets)))
+    return sandbox
 
 
 def _no_record(kept: Sequence[str]) -> str:
@@ -158,10 +158,10 @@ def _end_all(
 ) -> list[int]:
     """End the sandboxes of a run and of older ones of its job. Return them."""
     touched = []
-    for box, _, state in updates.sandboxes_of(db, last):
-        if new in MOVES[state] and (spared is None or box != spared[0]):
-            updates.end(db, box, new, now, reason)
-            touched.append(box)
+    for sandbox, _, state in updates.sandboxes_of(db, last):
+        if new in MOVES[state] and (spared is None or sandbox != spared[0]):
+            updates.end(db, sandbox, new, now, reason)
+            touched.append(sandbox)
     return touched
 
 
@@ -173,30 +173,30 @@ def _retry(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
     return [found[0]]
 
 
-def _send_again(db: sqlite3.Connection, box: int, state: State, now: int) -> None:
-    if state is State.FAILED and updates.was_confirmed(db, box):
-        updates.fresh_attempts(db, box, now)
-        updates.set_state(db, box, State.CONFIRMED, now)
+def _send_again(db: sqlite3.Connection, sandbox: int, state: State, now: int) -> None:
+    if state is State.FAILED and updates.was_confirmed(db, sandbox):
+        updates.fresh_attempts(db, sandbox, now)
+        updates.set_state(db, sandbox, State.CONFIRMED, now)
     elif state not in ENDS:
-        updates.fresh_attempts(db, box, now)
+        updates.fresh_attempts(db, sandbox, now)
 
 
 def _redirect(db: sqlite3.Connection, order: Order, now: int, find_plugin: FindPlugin) -> Iterable[int]:
     found = _exactly(db, order)
     if found is None:
         return []
-    box, state = found
-    if not updates.was_confirmed(db, box):
+    sandbox, state = found
+    if not updates.was_confirmed(db, sandbox):
         done = redirects.Redirected(0, "the run is not confirmed yet")
     else:
-        done = redirects.redirect(db, box, order.new_url, order.only_file, find_plugin)
-    updates.set_refused(db, box, done.refused)
+        done = redirects.redirect(db, sandbox, order.new_url, order.only_file, find_plugin)
+    updates.set_refused(db, sandbox, done.refused)
     if done.files:
         log.event("files-redirected", job=order.job, run=order.run_number, files=done.files,
                   to=shown_url(order.new_url))  # fmt: skip
     if done.files or not done.refused:
-        _send_again(db, box, state, now)
-    return [box]
+        _send_again(db, sandbox, state, now)
+    return [sandbox]
 
 
 def _pause(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
@@ -220,14 +220,14 @@ def _set_paused(db: sqlite3.Connection, order: Order, paused: bool, now: int) ->
 def _forget(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
     """Let records go as soon as the bytes are freed. Free the bytes of failed output, which the agent gave up."""
     touched = []
-    for box, _, state in updates.sandboxes_of(db, order.run):
+    for sandbox, _, state in updates.sandboxes_of(db, order.run):
         if state is State.FAILED:
-            updates.end(db, box, State.CANCELLED, now, "let go of by the access point")
+            updates.end(db, sandbox, State.CANCELLED, now, "let go of by the access point")
         elif state not in FREED:
             log.warn("deletion-refused", job=order.job, run=order.run_number, state=state)
             continue
-        updates.may_forget(db, box)
-        touched.append(box)
+        updates.may_forget(db, sandbox)
+        touched.append(sandbox)
     return touched
 
 
@@ -236,16 +236,16 @@ def _named(db: sqlite3.Connection, order: Order) -> tuple[int, State] | None:
 
     The number of the run may be lower here than at its access point, where a restart raises it during the run.
     """
-    for box, _, state in updates.sandboxes_of(db, order.run):
-        if set(order.tickets) & set(updates.tickets_of(db, box)):
-            return box, state
+    for sandbox, _, state in updates.sandboxes_of(db, order.run):
+        if set(order.tickets) & set(updates.tickets_of(db, sandbox)):
+            return sandbox, state
     return None
 
 
 def _exactly(db: sqlite3.Connection, order: Order) -> tuple[int, State] | None:
-    for box, number, state in updates.sandboxes_of(db, order.run):
+    for sandbox, number, state in updates.sandboxes_of(db, order.run):
         if number == order.run_number:
-            return box, state
+            return sandbox, state
     return None
 
 

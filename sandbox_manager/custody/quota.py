@@ -175,7 +175,7 @@ class StateQuota:
 
     async def forget_unneeded(self) -> None:
         """Remove the state of plugins whose user has no output left here."""
-        uids = {box.uid for box in self._registry.by_id.values() if not box.freed}
+        uids = {sandbox.uid for sandbox in self._registry.by_id.values() if not sandbox.freed}
         try:
             await self._on_disk(lambda: self._state.keep_only(uids))
         except OSError as problem:

@@ -48,28 +48,31 @@ def settle_ledger(
     """
     updates.count_anew(db, now)
     touched = updates.shorten_waits(db, now, longest_s)
-    for box in updates.ids_in(db, (State.MOVING, State.LEASED)):
-        updates.moving_back(db, box)
-        updates.set_state(db, box, State.CONFIRMED, now)
-        touched.add(box)
+    for sandbox in updates.ids_in(db, (State.MOVING, State.LEASED)):
+        updates.moving_back(db, sandbox)
+        updates.set_state(db, sandbox, State.CONFIRMED, now)
+        touched.add(sandbox)
     unsynced = []
-    for ticket, (box, synced, its_boot) in queries.kept_tickets(db).items():
-        if not _is_needed(db, ticket, box):
+    for ticket, (sandbox, synced, its_boot) in queries.kept_tickets(db).items():
+        if not _is_needed(db, ticket, sandbox):
             continue
         if ticket not in directories:
-            lose(db, box, now, "its directory in the spool is gone")
+            lose(db, sandbox, now, "its directory in the spool is gone")
         elif synced is SyncState.DONE:
             continue
         elif its_boot != boot:
-            lose(db, box, now, "the machine went down before the output was safely on its disk")
+            lose(db, sandbox, now, "the machine went down before the output was safely on its disk")
         elif synced is SyncState.BEGUN:
             lose(
-                db, box, now, "the manager died while it wrote the output to the disk, and nobody knows how that ended"
+                db,
+                sandbox,
+                now,
+                "the manager died while it wrote the output to the disk, and nobody knows how that ended",
             )
         else:
             unsynced.append(ticket)
             continue
-        touched.add(box)
+        touched.add(sandbox)
     return touched, unsynced
 
 
@@ -77,10 +80,10 @@ def lose_tickets(db: sqlite3.Connection, lost: Mapping[str, str], now: int) -> I
     """Mark sandboxes LOST whose data the disk has lost. :param lost: why, by ticket. :returns: sandboxes touched."""
     touched = []
     for ticket, reason in lost.items():
-        box = queries.sandbox_of(db, ticket)
-        if box is not None and _is_needed(db, ticket, box):
-            lose(db, box, now, reason)
-            touched.append(box)
+        sandbox = queries.sandbox_of(db, ticket)
+        if sandbox is not None and _is_needed(db, ticket, sandbox):
+            lose(db, sandbox, now, reason)
+            touched.append(sandbox)
     return touched
 
 
@@ -93,19 +96,19 @@ def record_synced(db: sqlite3.Connection, on_disk: Iterable[str], lost: Mapping[
     return lose_tickets(db, lost, now)
 
 
-def may_need(box: Sandbox) -> bool:
+def may_need(sandbox: Sandbox) -> bool:
     """Tell whether bytes of this sandbox may be needed."""
-    return box.state in _NEEDS_BYTES and not box.freed
+    return sandbox.state in _NEEDS_BYTES and not sandbox.freed
 
 
-def _is_needed(db: sqlite3.Connection, ticket: str, box: int) -> bool:
+def _is_needed(db: sqlite3.Connection, ticket: str, sandbox: int) -> bool:
     """Tell whether this sandbox still needs the bytes of its ticket."""
-    return updates.state_of(db, box) in _NEEDS_BYTES and updates.is_wanted(db, ticket)
+    return updates.state_of(db, sandbox) in _NEEDS_BYTES and updates.is_wanted(db, ticket)
 
 
-def lose(db: sqlite3.Connection, box: int, now: int, reason: str) -> None:
-    log.error("sandbox-lost", sandbox=box, reason=reason)
-    updates.end(db, box, State.LOST, now, reason)
+def lose(db: sqlite3.Connection, sandbox: int, now: int, reason: str) -> None:
+    log.error("sandbox-lost", sandbox=sandbox, reason=reason)
+    updates.end(db, sandbox, State.LOST, now, reason)
 
 
 T = TypeVar("T")

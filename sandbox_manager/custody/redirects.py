@@ -275,56 +275,58 @@ def problem_of(
     return ""
 
 
-def use_if_due(db: sqlite3.Connection, box: Sandbox, rules: FallbackRules, now: int) -> bool:
+def use_if_due(db: sqlite3.Connection, sandbox: Sandbox, rules: FallbackRules, now: int) -> bool:
     """Send undelivered files to the fallback if their time has come. Return whether the sandbox has changed."""
-    if not box.fallback or not (_has_failed(box) or _has_waited(box, rules.after_s, now)):
+    if not sandbox.fallback or not (_has_failed(sandbox) or _has_waited(sandbox, rules.after_s, now)):
         return False
-    why = destination_failure(db, box, rules.reason_away)
+    why = destination_failure(db, sandbox, rules.reason_away)
     if not why:
         return False
-    use(db, box, why, rules.find_plugin, now)
-    found = queries.sandbox(db, box.id)
-    return found is not None and found.change != box.change
+    use(db, sandbox, why, rules.find_plugin, now)
+    found = queries.sandbox(db, sandbox.id)
+    return found is not None and found.change != sandbox.change
 
 
-def use(db: sqlite3.Connection, box: Sandbox, why: str, find_plugin: FindPlugin, now: int) -> bool:
+def use(db: sqlite3.Connection, sandbox: Sandbox, why: str, find_plugin: FindPlugin, now: int) -> bool:
     """Send undelivered files to the fallback with fresh attempts. Return whether any go there.
 
     :param why: the failure of the first destination.
     """
-    if not box.fallback:
+    if not sandbox.fallback:
         return False
     try:
-        files = fall_back(db, box.id, box.fallback, find_plugin)
+        files = fall_back(db, sandbox.id, sandbox.fallback, find_plugin)
     except NotRedirected as refused:
-        if not box.fallback_note:
+        if not sandbox.fallback_note:
             problem = str(refused)[:_REASON_CHARS]
-            updates.ignore_fallback(db, box.id, problem)
-            log.warn("fallback-ignored", job=box.run.job, run=box.run.number, problem=problem)
+            updates.ignore_fallback(db, sandbox.id, problem)
+            log.warn("fallback-ignored", job=sandbox.run.job, run=sandbox.run.number, problem=problem)
         return False
     if files:
-        reason = box.fallback_note or why[:_REASON_CHARS]
-        updates.keep_fallback_reason(db, box.id, reason)
-        updates.fresh_attempts(db, box.id, now)
-        updates.set_reason(db, box.id, _present(box.fallback, reason))
-        log.event("fallback-used", job=box.run.job, run=box.run.number, files=files, to=box.fallback, reason=why)
+        reason = sandbox.fallback_note or why[:_REASON_CHARS]
+        updates.keep_fallback_reason(db, sandbox.id, reason)
+        updates.fresh_attempts(db, sandbox.id, now)
+        updates.set_reason(db, sandbox.id, _present(sandbox.fallback, reason))
+        log.event(
+            "fallback-used", job=sandbox.run.job, run=sandbox.run.number, files=files, to=sandbox.fallback, reason=why
+        )
     return bool(files)
 
 
-def _has_failed(box: Sandbox) -> bool:
-    return bool(box.failed) and not box.waiting and not box.moving
+def _has_failed(sandbox: Sandbox) -> bool:
+    return bool(sandbox.failed) and not sandbox.waiting and not sandbox.moving
 
 
-def _has_waited(box: Sandbox, after_s: float, now: int) -> bool:
-    return bool(box.waiting or box.failed) and not box.paused and 0 < after_s <= now - box.due_since
+def _has_waited(sandbox: Sandbox, after_s: float, now: int) -> bool:
+    return bool(sandbox.waiting or sandbox.failed) and not sandbox.paused and 0 < after_s <= now - sandbox.due_since
 
 
-def destination_failure(db: sqlite3.Connection, box: Sandbox, reason_away: Callable[[int], str]) -> str:
+def destination_failure(db: sqlite3.Connection, sandbox: Sandbox, reason_away: Callable[[int], str]) -> str:
     """Return the failure of the first destination; "" while nothing was tried there, or only the node failed."""
-    worst = queries.first_error(db, box.id, of_destination=True)
+    worst = queries.first_error(db, sandbox.id, of_destination=True)
     if worst is not None:
         return worst.error or "an attempt failed"
-    return next(filter(None, (reason_away(part.destination) for part in box.waiting)), "")
+    return next(filter(None, (reason_away(part.destination) for part in sandbox.waiting)), "")
 
 
 # ---- texts for the owner ---------------------------------------------------------------------------------------------
@@ -334,32 +336,32 @@ def _present(url: str, reason: str) -> str:
     return f"goes to the fallback {url} because the destination failed: {reason}"
 
 
-def present_reason(box: Sandbox) -> str:
+def present_reason(sandbox: Sandbox) -> str:
     """Return the reason of a sandbox that has not failed since it went to its fallback; "" for others."""
-    return _present(box.fallback, box.fallback_note) if box.fallback and box.fallback_note else ""
+    return _present(sandbox.fallback, sandbox.fallback_note) if sandbox.fallback and sandbox.fallback_note else ""
 
 
-def delivery_reason(db: sqlite3.Connection, box: Sandbox) -> str:
+def delivery_reason(db: sqlite3.Connection, sandbox: Sandbox) -> str:
     """Return which part of a delivered sandbox is at the fallback, and why; "" when nothing is."""
-    files = queries.count_below(db, box.id, directory(box.fallback)) if present_reason(box) else 0
+    files = queries.count_below(db, sandbox.id, directory(sandbox.fallback)) if present_reason(sandbox) else 0
     if not files:
         return ""
-    return f"{count(files, 'file')} delivered to the fallback {box.fallback} because the destination failed: " + (
-        box.fallback_note
+    return f"{count(files, 'file')} delivered to the fallback {sandbox.fallback} because the destination failed: " + (
+        sandbox.fallback_note
     )
 
 
-def failure_reason(box: Sandbox, worst: StoredFile | None, reason: str) -> str:
+def failure_reason(sandbox: Sandbox, worst: StoredFile | None, reason: str) -> str:
     """Return the reason of a failed sandbox, with what became of its fallback.
 
     :param worst: the file whose failure counts. :param reason: that failure.
     """
-    if not box.fallback:
-        return f"{reason}; the fallback was not used: {box.fallback_note}" if box.fallback_note else reason
-    is_there = worst is not None and worst.fell_back and worst.url.startswith(directory(box.fallback))
+    if not sandbox.fallback:
+        return f"{reason}; the fallback was not used: {sandbox.fallback_note}" if sandbox.fallback_note else reason
+    is_there = worst is not None and worst.fell_back and worst.url.startswith(directory(sandbox.fallback))
     if not is_there:
         return reason
     if worst is not None and worst.of_node:
-        return f"{reason}; the destination had failed before: {box.fallback_note}"
-    both = f"Destination: {box.fallback_note}. Fallback {box.fallback}: {reason}"
+        return f"{reason}; the destination had failed before: {sandbox.fallback_note}"
+    both = f"Destination: {sandbox.fallback_note}. Fallback {sandbox.fallback}: {reason}"
     return f"the destination and the fallback failed. {both}"

@@ -41,9 +41,9 @@ _Key = tuple[int, bool, int, int, int]
 _T = TypeVar("_T", _Key, tuple[float, _Key], tuple[int, int])
 
 
-def order(box: Sandbox) -> _Key:
+def order(sandbox: Sandbox) -> _Key:
     """Order a queue by job priority, begun before not begun, small before large, and age."""
-    return (-box.priority, box.state not in ACTIVE, box.bytes_left, box.accepted_at, box.id)
+    return (-sandbox.priority, sandbox.state not in ACTIVE, sandbox.bytes_left, sandbox.accepted_at, sandbox.id)
 
 
 class BatchQueue:
@@ -68,31 +68,31 @@ class BatchQueue:
     def __iter__(self) -> Iterator[int]:
         return iter(self._parts)
 
-    def put(self, box: Sandbox, part: Waiting, deadline: float) -> None:
+    def put(self, sandbox: Sandbox, part: Waiting, deadline: float) -> None:
         """Add a sandbox's files. :param deadline: wall clock; infinite without one."""
-        self._parts[box.id] = (box, part, deadline)
+        self._parts[sandbox.id] = (sandbox, part, deadline)
         self.files += part.files
         self.size_bytes += part.size_bytes
-        bisect.insort(self._later, (part.ready_at, box.id))
+        bisect.insort(self._later, (part.ready_at, sandbox.id))
 
-    def drop(self, sandbox: int) -> None:
+    def drop(self, sandbox_id: int) -> None:
         """Remove a sandbox's files."""
-        box, part, deadline = self._parts.pop(sandbox)
+        sandbox, part, deadline = self._parts.pop(sandbox_id)
         self.files -= part.files
         self.size_bytes -= part.size_bytes
-        if not _take(self._later, (part.ready_at, sandbox)):
-            _take(self._ready, order(box))
-            _take(self._deadlines, (deadline, order(box)))
+        if not _take(self._later, (part.ready_at, sandbox_id)):
+            _take(self._ready, order(sandbox))
+            _take(self._deadlines, (deadline, order(sandbox)))
 
     def wake(self, now: float) -> None:
         """Make files ready that are due. :param now: wall clock."""
         due = bisect.bisect_right(self._later, (int(now), 1 << 62))
-        woken = [self._parts[sandbox] for _, sandbox in self._later[:due]]
+        woken = [self._parts[sandbox_id] for _, sandbox_id in self._later[:due]]
         del self._later[:due]
         if woken:  # Sorting is linear here: all but the new ones are in order.
-            self._ready += sorted(order(box) for box, _, _ in woken)
+            self._ready += sorted(order(sandbox) for sandbox, _, _ in woken)
             self._ready.sort()
-            self._deadlines += sorted((deadline, order(box)) for box, _, deadline in woken)
+            self._deadlines += sorted((deadline, order(sandbox)) for sandbox, _, deadline in woken)
             self._deadlines.sort()
 
     @property
@@ -141,24 +141,24 @@ class Backlog:
         self._of: dict[int, tuple[QueueKey, ...]] = {}
         self.queues: dict[QueueKey, BatchQueue] = {}
 
-    def put(self, box: Sandbox) -> None:
+    def put(self, sandbox: Sandbox) -> None:
         """Add a sandbox, or replace its record."""
-        self.drop(box.id)
-        if box.state not in SENDABLE or box.paused or not box.waiting:
+        self.drop(sandbox.id)
+        if sandbox.state not in SENDABLE or sandbox.paused or not sandbox.waiting:
             return
-        keys = tuple(QueueKey(box.owner, box.uid, box.gid, part.destination) for part in box.waiting)
-        for key, part in zip(keys, box.waiting):
+        keys = tuple(QueueKey(sandbox.owner, sandbox.uid, sandbox.gid, part.destination) for part in sandbox.waiting)
+        for key, part in zip(keys, sandbox.waiting):
             queue = self.queues.get(key)
             if queue is None:
                 queue = self.queues[key] = BatchQueue(key)
-            queue.put(box, part, self._deadline(box))
-        self._of[box.id] = keys
+            queue.put(sandbox, part, self._deadline(sandbox))
+        self._of[sandbox.id] = keys
 
-    def drop(self, sandbox: int) -> None:
+    def drop(self, sandbox_id: int) -> None:
         """Forget a sandbox."""
-        for key in self._of.pop(sandbox, ()):
+        for key in self._of.pop(sandbox_id, ()):
             queue = self.queues[key]
-            queue.drop(sandbox)
+            queue.drop(sandbox_id)
             if not queue:
                 del self.queues[key]
 
@@ -168,7 +168,9 @@ class Backlog:
 
     def waiting_for(self, destinations: frozenset[int]) -> list[int]:
         """Return the sandboxes with files that wait for any of the destinations."""
-        return sorted({box for key, queue in self.queues.items() if key.destination in destinations for box in queue})
+        return sorted(
+            {sandbox for key, queue in self.queues.items() if key.destination in destinations for sandbox in queue}
+        )
 
 
 def _take(ordered: list[_T], item: _T) -> bool:
@@ -193,7 +195,7 @@ class Registry:
     :param deadline: see :class:`sandbox_manager.custody.registry.Backlog`.
     """
 
-    def __init__(self, deadline: Deadline = lambda box: float("inf")) -> None:
+    def __init__(self, deadline: Deadline = lambda sandbox: float("inf")) -> None:
         self.by_id: dict[int, Sandbox] = {}
         self.destinations: dict[int, Destination] = {}
         self.fences: dict[JobKey, int] = {}
@@ -206,12 +208,12 @@ class Registry:
         self._by_run: dict[Run, int] = {}
         self._occupying: dict[tuple[str, int], Counter[Occupant]] = {}
 
-    def load(self, boxes: Iterable[Sandbox], destinations: Mapping[int, Destination], fences: Fences) -> None:
+    def load(self, sandboxes: Iterable[Sandbox], destinations: Mapping[int, Destination], fences: Fences) -> None:
         """Fill the registry with the content of the ledger (at start)."""
         self.destinations = dict(destinations)
         self.fences.update(fences)
-        for box in boxes:
-            self.put(box)
+        for sandbox in sandboxes:
+            self.put(sandbox)
 
     def keep_only(self, destinations: Mapping[int, Destination], fences: Fences) -> None:
         """Forget all other destinations and runs."""
@@ -266,20 +268,20 @@ class Registry:
             self._count(old, -1)
             self.backlog.drop(sandbox_id)
 
-    def _count(self, box: Sandbox, by: int) -> None:
-        self.states[box.state] += by
-        if box.state not in FREED:
-            self.bytes_at_risk += by * box.bytes_left
-        self.record_bytes[box.owner] += by * box.record_bytes
-        if not box.freed:
-            self.holders[box.uid, box.owner] += by
-            if not self.holders[box.uid, box.owner]:
-                del self.holders[box.uid, box.owner]
-        if box.state in SENDABLE and not box.paused:
-            self.movable_bytes += by * (box.bytes_left + box.files_left * NAME_BYTES)
-        if box.state in OCCUPYING:
-            alike = self._occupying.setdefault(box.slot.parent, Counter())
-            one = occupant_of(box)
+    def _count(self, sandbox: Sandbox, by: int) -> None:
+        self.states[sandbox.state] += by
+        if sandbox.state not in FREED:
+            self.bytes_at_risk += by * sandbox.bytes_left
+        self.record_bytes[sandbox.owner] += by * sandbox.record_bytes
+        if not sandbox.freed:
+            self.holders[sandbox.uid, sandbox.owner] += by
+            if not self.holders[sandbox.uid, sandbox.owner]:
+                del self.holders[sandbox.uid, sandbox.owner]
+        if sandbox.state in SENDABLE and not sandbox.paused:
+            self.movable_bytes += by * (sandbox.bytes_left + sandbox.files_left * NAME_BYTES)
+        if sandbox.state in OCCUPYING:
+            alike = self._occupying.setdefault(sandbox.slot.parent, Counter())
+            one = occupant_of(sandbox)
             alike[one] += by
             if not alike[one]:
                 del alike[one]
@@ -287,8 +289,8 @@ class Registry:
     def order_anew(self, deadline: Deadline) -> None:
         """Order all queues by another deadline from now on."""
         self.backlog = Backlog(deadline)
-        for box in self.by_id.values():
-            self.backlog.put(box)
+        for sandbox in self.by_id.values():
+            self.backlog.put(sandbox)
 
     def occupying(self, slot: SlotKey | None = None) -> Iterable[tuple[Occupant, int]]:
         """Count the content of data slots: of all, or of one CPU slot and its siblings."""

@@ -49,18 +49,18 @@ class Renewal:
         log.event("credential-renewed", ticket=ticket, kind=new.kind, service=new.service, ends_at=new.expires_at)
         return True
 
-    async def say_why_not(self, sandbox: int, why: str) -> None:
+    async def say_why_not(self, sandbox_id: int, why: str) -> None:
         """Put into the words of a sandbox that needs a credential why none has come."""
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
-            box, worst = queries.sandbox(db, sandbox), queries.first_error(db, sandbox)
-            if box is None or worst is None or box.state is not State.RETRY_WAIT:
+            sandbox, worst = queries.sandbox(db, sandbox_id), queries.first_error(db, sandbox_id)
+            if sandbox is None or worst is None or sandbox.state is not State.RETRY_WAIT:
                 return []
             text = f"needs credential: {worst.error}; {why}"
-            if text == box.reason:
+            if text == sandbox.reason:
                 return []
-            updates.set_reason(db, sandbox, text)
-            return [sandbox]
+            updates.set_reason(db, sandbox_id, text)
+            return [sandbox_id]
 
         await self._store.write(change)
 
@@ -77,8 +77,8 @@ class Renewal:
 
     async def _record(self, held: StoredCredentials) -> bool:
         def change(db: sqlite3.Connection) -> Iterable[int]:
-            box = updates.renew(db, held, wall_now(self._clock))
-            return [] if box is None else [box]
+            sandbox = updates.renew(db, held, wall_now(self._clock))
+            return [] if sandbox is None else [sandbox]
 
         return bool(await self._store.write(change, "record-renewed"))
 

@@ -547,9 +547,9 @@ def moving_back(db: sqlite3.Connection, sandbox: int, destination: int | None = 
 
 def lease(db: sqlite3.Connection, sandboxes: Iterable[int], now: int) -> list[int]:
     """Give sandboxes that wait an active place in their data slots. Return the sandboxes that got one."""
-    leased = [box for box in sandboxes if state_of(db, box) in (State.CONFIRMED, State.RETRY_WAIT)]
-    for box in leased:
-        set_state(db, box, State.LEASED, now)
+    leased = [sandbox for sandbox in sandboxes if state_of(db, sandbox) in (State.CONFIRMED, State.RETRY_WAIT)]
+    for sandbox in leased:
+        set_state(db, sandbox, State.LEASED, now)
     return leased
 
 

@@ -122,8 +122,8 @@ class BatchRunner:
             await asyncio.sleep(_PLUGINS_END_S)
 
     def _is_wanted(self, batch: RunningBatch) -> bool:
-        boxes = (self.custody.store.registry.by_id.get(sandbox) for sandbox in batch.sandboxes)
-        return all(box is not None and box.state not in FREED for box in boxes)
+        sandboxes = (self.custody.store.registry.by_id.get(sandbox_id) for sandbox_id in batch.sandboxes)
+        return all(sandbox is not None and sandbox.state not in FREED for sandbox in sandboxes)
 
     def close(self) -> None:
         """Wait for the threads of plugins that have ended."""
@@ -257,7 +257,7 @@ class Delivery:
             limit_s, settings = most_s, call_settings(None, self._transfer, now)
         settings.update(self._drain_settings or {})
         settings["STAGEOUT_JOBS"] = job_names(registry.job_of(item.sandbox) for item in files)
-        jobs = {registry.by_id[box].run.key: box for box in {item.sandbox for item in files}}
+        jobs = {registry.by_id[sandbox].run.key: sandbox for sandbox in {item.sandbox for item in files}}
         directory = self._custody.spool.root / "movers" / f"{number}-{files[0].ticket[:8]}"
         user = (self._batch.uid, self._batch.gid)
         return BatchRun(

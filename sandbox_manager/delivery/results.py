@@ -139,51 +139,51 @@ def mark_lost(db: sqlite3.Connection, outcome: BatchOutcome, now: int) -> None:
 
 
 def update_state(
-    db: sqlite3.Connection, sandbox: int, is_open: Callable[[int], bool], fallback: FallbackRules, now: int
+    db: sqlite3.Connection, sandbox_id: int, is_open: Callable[[int], bool], fallback: FallbackRules, now: int
 ) -> None:
     """Put a sandbox into the state that its files ask for, after some of them got an outcome.
 
     :param is_open: may files be sent to this destination now? :param fallback: rules of its use.
     """
-    box = queries.sandbox(db, sandbox)
-    if box is None or box.state is not State.MOVING:
+    sandbox = queries.sandbox(db, sandbox_id)
+    if sandbox is None or sandbox.state is not State.MOVING:
         return
-    updates.note_failures(db, sandbox, now)
-    if box.fallback:
-        redirects.use_if_due(db, box, fallback, now)
-        box = queries.sandbox(db, sandbox) or box
-    if box.moving:
-        updates.touch(db, sandbox)
+    updates.note_failures(db, sandbox_id, now)
+    if sandbox.fallback:
+        redirects.use_if_due(db, sandbox, fallback, now)
+        sandbox = queries.sandbox(db, sandbox_id) or sandbox
+    if sandbox.moving:
+        updates.touch(db, sandbox_id)
         return
-    if not box.waiting and not box.failed:
-        if box.custody:
-            updates.set_state(db, sandbox, State.HANDED_OVER, now, f"in custody of {_custodians(box.custody)}")
+    if not sandbox.waiting and not sandbox.failed:
+        if sandbox.custody:
+            updates.set_state(db, sandbox_id, State.HANDED_OVER, now, f"in custody of {_custodians(sandbox.custody)}")
         else:
-            reasons = (redirects.delivery_reason(db, box), _node_path_reason(db, box))
-            updates.end(db, sandbox, State.DELIVERED, now, "; ".join(filter(None, reasons)))
+            reasons = (redirects.delivery_reason(db, sandbox), _node_path_reason(db, sandbox))
+            updates.end(db, sandbox_id, State.DELIVERED, now, "; ".join(filter(None, reasons)))
         return
-    worst = queries.first_error(db, sandbox)
-    reason, code = (worst.error, worst.error_code) if worst else (redirects.present_reason(box), 0)
-    if not box.waiting:
-        updates.end(db, sandbox, State.FAILED, now, redirects.failure_reason(box, worst, reason), code)
-    elif any(part.ready_at <= now and is_open(part.destination) for part in box.waiting) and not box.paused:
+    worst = queries.first_error(db, sandbox_id)
+    reason, code = (worst.error, worst.error_code) if worst else (redirects.present_reason(sandbox), 0)
+    if not sandbox.waiting:
+        updates.end(db, sandbox_id, State.FAILED, now, redirects.failure_reason(sandbox, worst, reason), code)
+    elif any(part.ready_at <= now and is_open(part.destination) for part in sandbox.waiting) and not sandbox.paused:
         # Its turn comes again; meanwhile the place in the data slot is free for others.
-        updates.set_state(db, sandbox, State.CONFIRMED, now, reason, code)
+        updates.set_state(db, sandbox_id, State.CONFIRMED, now, reason, code)
     else:
         text = _waits_for(reason, code)
-        updates.set_state(db, sandbox, State.RETRY_WAIT, now, text, code)
+        updates.set_state(db, sandbox_id, State.RETRY_WAIT, now, text, code)
 
 
-def _node_path_reason(db: sqlite3.Connection, box: Sandbox) -> str:
+def _node_path_reason(db: sqlite3.Connection, sandbox: Sandbox) -> str:
     """Say that delivered output is on this node; only of the first one of an owner, who may know it afterwards."""
     files = sum(
-        number for scheme, number in queries.delivered_by_scheme(db, box.id).items() if method_of(scheme) == "file"
+        number for scheme, number in queries.delivered_by_scheme(db, sandbox.id).items() if method_of(scheme) == "file"
     )
-    name = f"node path told {box.owner}"
+    name = f"node path told {sandbox.owner}"
     if not files or get_meta(db, name):
         return ""
     set_meta(db, name, "yes")
-    node = box.slot_name.partition("@")[2] or box.slot.startd
+    node = sandbox.slot_name.partition("@")[2] or sandbox.slot.startd
     return f"{count(files, 'file')} delivered to the filesystem of the node {node}: {NODE_PATH}"
 
 

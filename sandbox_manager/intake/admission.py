@@ -67,8 +67,8 @@ class PilotEnd:
 
     def _waiting(self) -> dict[str, int]:
         waiting: dict[str, int] = {}
-        for box in self.registry.by_id.values():
-            for part in box.waiting if box.state not in FREED else ():
+        for sandbox in self.registry.by_id.values():
+            for part in sandbox.waiting if sandbox.state not in FREED else ():
                 server = self.registry.destinations[part.destination].server
                 waiting[server] = waiting.get(server, 0) + part.size_bytes
         return waiting

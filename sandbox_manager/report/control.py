@@ -88,23 +88,25 @@ class Control:
             await _send(writer, {"op": "refuse", "reason": f"unknown question {question['op']!r}"})
 
     async def _status(self, job: str, uid: int, writer: asyncio.StreamWriter) -> None:
-        boxes = [box for box in list(self._pipeline.store.registry.by_id.values()) if _may_see(uid, box)]
-        for box in boxes:
-            if job in ("", box.run.job, box.run.job_id):
-                await self._one(box, writer)
+        sandboxes = [
+            sandbox for sandbox in list(self._pipeline.store.registry.by_id.values()) if _may_see(uid, sandbox)
+        ]
+        for sandbox in sandboxes:
+            if job in ("", sandbox.run.job, sandbox.run.job_id):
+                await self._one(sandbox, writer)
         servers = [asdict(one) for one in self._pipeline.scheduler.breakers.troubles()]
         flows = [asdict(one) for one in flow_reports(self._pipeline)]
         name = self._pipeline.manager.name
         await _send(writer, {"op": "end", "manager": name, "servers": servers, "flows": flows})
 
-    async def _one(self, box: Sandbox, writer: asyncio.StreamWriter) -> None:
-        files = await self._pipeline.store.ledger.read(lambda db: list(queries.all_files(db, box.id)))
+    async def _one(self, sandbox: Sandbox, writer: asyncio.StreamWriter) -> None:
+        files = await self._pipeline.store.ledger.read(lambda db: list(queries.all_files(db, sandbox.id)))
         places = self._pipeline.store.registry.destinations
         rules = self._pipeline.rules.retry
-        report = sandbox_report(box, rules.attempts, (), gives_up_at=last_attempt_at(box, rules))
+        report = sandbox_report(sandbox, rules.attempts, (), gives_up_at=last_attempt_at(sandbox, rules))
         await _send(writer, {"op": "sandbox", "sandbox": asdict(report), "files": len(files)})
         for start in range(0, len(files), FILES_PER_FRAME):
-            chunk = [asdict(file_report(row, box, places)) for row in files[start : start + FILES_PER_FRAME]]
+            chunk = [asdict(file_report(row, sandbox, places)) for row in files[start : start + FILES_PER_FRAME]]
             await _send(writer, {"op": "files", "files": chunk})
 
     def metrics(self) -> dict[str, Any]:
@@ -115,9 +117,9 @@ class Control:
         return {**self._figures(), **self._trust(), "Sandboxes": states, "MoversRunning": movers}
 
 
-def _may_see(uid: int, box: Sandbox) -> bool:
+def _may_see(uid: int, sandbox: Sandbox) -> bool:
     """Return whether a user may see a sandbox. Accounts of the manager's own have output of other owners later."""
-    return uid in (0, os.geteuid()) or (uid == box.uid and not box.is_foreign)
+    return uid in (0, os.geteuid()) or (uid == sandbox.uid and not sandbox.is_foreign)
 
 
 async def _frame(reader: asyncio.StreamReader) -> dict[str, Any]:

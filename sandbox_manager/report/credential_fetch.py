@@ -41,14 +41,14 @@ class NotReached(Exception):
 class Want(NamedTuple):
     """One credential near or past its end, or refused."""
 
-    box: Sandbox
+    sandbox: Sandbox
     ticket: str
     credential: Credential
 
     @property
     def ask(self) -> Ask:
         """As it is asked for."""
-        run, held = self.box.run, self.credential
+        run, held = self.sandbox.run, self.credential
         return Ask(run.job, run.number, self.ticket, held.kind, held.service, held.digest)
 
 
@@ -79,29 +79,31 @@ class Fetcher:
 
     async def round(self) -> None:
         """Ask once for everything that is wanted now."""
-        boxes = {box.id: box for box in self.pipeline.store.registry.by_id.values() if self._may_want(box)}
-        if not boxes:
+        sandboxes = {
+            sandbox.id: sandbox for sandbox in self.pipeline.store.registry.by_id.values() if self._may_want(sandbox)
+        }
+        if not sandboxes:
             return
-        held = await self.pipeline.store.ledger.read(lambda db: _held(db, boxes))
+        held = await self.pipeline.store.ledger.read(lambda db: _held(db, sandboxes))
         wanted: dict[str, list[Want]] = {}
-        for want in self._wants(boxes, held):
-            wanted.setdefault(want.box.run.schedd, []).append(want)
+        for want in self._wants(sandboxes, held):
+            wanted.setdefault(want.sandbox.run.schedd, []).append(want)
         for schedd, wants in wanted.items():
             for start in range(0, len(wants), MAX_ASKS):
                 await self._ask(schedd, wants[start : start + MAX_ASKS])
 
-    def _may_want(self, box: Sandbox) -> bool:
-        return box.state in _NEEDED and (_is_refused(box) or self._is_near(box.deadline_at))
+    def _may_want(self, sandbox: Sandbox) -> bool:
+        return sandbox.state in _NEEDED and (_is_refused(sandbox) or self._is_near(sandbox.deadline_at))
 
     def _is_near(self, end: int) -> bool:
         return 0 < end < wall_now(self.pipeline.custody.clock) + self.pipeline.rules.limits.urgent_window_s
 
-    def _wants(self, boxes: dict[int, Sandbox], held: Iterable[tuple[int, StoredCredentials]]) -> Iterator[Want]:
+    def _wants(self, sandboxes: dict[int, Sandbox], held: Iterable[tuple[int, StoredCredentials]]) -> Iterator[Want]:
         for number, item in held:
-            box = boxes[number]
+            sandbox = sandboxes[number]
             for credential in item.credentials:
-                if _is_refused(box) or self._is_near(credential.expires_at):
-                    yield Want(box, item.ticket, credential)
+                if _is_refused(sandbox) or self._is_near(credential.expires_at):
+                    yield Want(sandbox, item.ticket, credential)
 
     async def _ask(self, schedd: str, wants: Sequence[Want]) -> None:
         url, certificate = self.agents.credential_port(schedd)
@@ -131,16 +133,16 @@ class Fetcher:
                 why = "what came from the access point is no newer"
             except (BadCredential, OSError) as problem:
                 why = str(problem)
-        if want.box.state is State.RETRY_WAIT and _is_refused(want.box):
-            await self.pipeline.custody.renewal.say_why_not(want.box.id, why)
+        if want.sandbox.state is State.RETRY_WAIT and _is_refused(want.sandbox):
+            await self.pipeline.custody.renewal.say_why_not(want.sandbox.id, why)
 
 
-def _held(db: sqlite3.Connection, boxes: Iterable[int]) -> list[tuple[int, StoredCredentials]]:
-    return [(box, held) for box in boxes for held in queries.tickets_with_credentials(db, box)]
+def _held(db: sqlite3.Connection, sandboxes: Iterable[int]) -> list[tuple[int, StoredCredentials]]:
+    return [(sandbox, held) for sandbox in sandboxes for held in queries.tickets_with_credentials(db, sandbox)]
 
 
-def _is_refused(box: Sandbox) -> bool:
-    return bool(box.error_code) and ErrorClass.from_code(box.error_code).advice is Advice.NEEDS_CREDENTIAL
+def _is_refused(sandbox: Sandbox) -> bool:
+    return bool(sandbox.error_code) and ErrorClass.from_code(sandbox.error_code).advice is Advice.NEEDS_CREDENTIAL
 
 
 def post(url: str, certificate: str, body: bytes) -> bytes:

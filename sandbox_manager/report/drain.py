@@ -72,18 +72,21 @@ class Drain:
         # The reports about lost output carry its receipts, those of an earlier start too.
         pipeline.runner.tell_of(self._drain_target)
         lost = await self._mark_lost()
-        for box in lost:
+        for sandbox in lost:
             log.error(
                 "sandbox-lost",
-                job=box.run.job,
-                run=box.run.number,
-                owner=box.owner,
-                bytes=box.bytes_left,
-                reason=_reason(box),
+                job=sandbox.run.job,
+                run=sandbox.run.number,
+                owner=sandbox.owner,
+                bytes=sandbox.bytes_left,
+                reason=_reason(sandbox),
             )
-        away = [box for box in pipeline.store.registry.by_id.values() if box.state is State.HANDED_OVER]
+        away = [sandbox for sandbox in pipeline.store.registry.by_id.values() if sandbox.state is State.HANDED_OVER]
         log.event(
-            "pilot-drained", lost=len(lost), lost_bytes=sum(box.bytes_left for box in lost), handed_over=len(away)
+            "pilot-drained",
+            lost=len(lost),
+            lost_bytes=sum(sandbox.bytes_left for sandbox in lost),
+            handed_over=len(away),
         )
 
     @property
@@ -94,12 +97,12 @@ class Drain:
         """Give to the custodian what cannot arrive in time, as soon as that is seen; after some time all the rest."""
         if self._drain_target is None or self._pipeline.runner.hand_over_to is not None:
             return
-        late = any(self.deadline(box) == float("inf") for box in self._remaining() if box.state in SENDABLE)
+        late = any(self.deadline(sandbox) == float("inf") for sandbox in self._remaining() if sandbox.state in SENDABLE)
         if late or self._clock.monotonic_s() >= self._hand_over_s:
             log.warn(
                 "handover-started", router=self._drain_target.router, bytes=self._pipeline.store.registry.bytes_at_risk
             )
-            others = [box for box in self._remaining() if not self._takes_all(box, self._drain_target)]
+            others = [sandbox for sandbox in self._remaining() if not self._takes_all(sandbox, self._drain_target)]
             if others:
                 log.warn(
                     "output-stranded", jobs=jobs_at_risk(others), reason="only overlay:// output can be handed over"
@@ -108,43 +111,49 @@ class Drain:
             self._pipeline.store.registry.order_anew(self.deadline)
             await self._all_due()
 
-    def _takes_all(self, box: Sandbox, target: DrainTarget) -> bool:
+    def _takes_all(self, sandbox: Sandbox, target: DrainTarget) -> bool:
         places = self._pipeline.store.registry.destinations
-        return all(target.takes(places[part.destination]) for part in box.waiting)
+        return all(target.takes(places[part.destination]) for part in sandbox.waiting)
 
     def _remaining(self) -> list[Sandbox]:
         """Return the sandboxes that end with the pilot; those that a custodian holds do not."""
-        boxes = self._pipeline.store.registry.by_id.values()
-        return [box for box in boxes if box.state not in FREED and box.state is not State.HANDED_OVER]
+        sandboxes = self._pipeline.store.registry.by_id.values()
+        return [
+            sandbox for sandbox in sandboxes if sandbox.state not in FREED and sandbox.state is not State.HANDED_OVER
+        ]
 
     def _unfinished(self) -> bool:
         """Tell whether waiting may still help any sandbox."""
-        return any(box.state in SENDABLE or box.state is State.ACCEPTED for box in self._remaining() if not box.paused)
+        return any(
+            sandbox.state in SENDABLE or sandbox.state is State.ACCEPTED
+            for sandbox in self._remaining()
+            if not sandbox.paused
+        )
 
-    def deadline(self, box: Sandbox) -> float:
+    def deadline(self, sandbox: Sandbox) -> float:
         """Return the end (wall clock) for all that can still arrive before it; the rest goes behind, as if in time."""
         target = self._pipeline.runner.hand_over_to
-        if target is not None and self._takes_all(box, target):
+        if target is not None and self._takes_all(sandbox, target):
             return self._end  # the custodian is near: all of it has time, the most urgent goes first
         left_s = self._until_s - self._clock.monotonic_s()
         places, throughput = self._pipeline.store.registry.destinations, self._pipeline.scheduler.throughput
-        rates = ((part.size_bytes, throughput.bytes_per_s(places[part.destination].server)) for part in box.waiting)
+        rates = ((part.size_bytes, throughput.bytes_per_s(places[part.destination].server)) for part in sandbox.waiting)
         needs_s = max((size_bytes / rate for size_bytes, rate in rates if rate > 0), default=0.0)
         return self._end if needs_s <= left_s else float("inf")
 
     async def _all_due(self) -> None:
         """Make every waiting file due now."""
-        boxes = [box.id for box in self._remaining() if box.state in SENDABLE]
-        await self._pipeline.store.write(lambda db: updates.due_now(db, boxes, int(self._clock.wall_s())))
+        sandboxes = [sandbox.id for sandbox in self._remaining() if sandbox.state in SENDABLE]
+        await self._pipeline.store.write(lambda db: updates.due_now(db, sandboxes, int(self._clock.wall_s())))
 
     async def _mark_lost(self) -> list[Sandbox]:
         """Give up what is left; nothing of it is running. On return it is on the disk. Returns it as it was."""
         lost, now = self._remaining(), int(self._clock.wall_s())
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
-            for box in lost:
-                updates.end(db, box.id, State.LOST, now, _reason(box))
-                yield box.id
+            for sandbox in lost:
+                updates.end(db, sandbox.id, State.LOST, now, _reason(sandbox))
+                yield sandbox.id
 
         await self._pipeline.store.write(change, "record-lost")
         return lost
@@ -156,15 +165,15 @@ class Drain:
                  left_s=round(left_s, 1))  # fmt: skip
 
 
-def _reason(box: Sandbox) -> str:
+def _reason(sandbox: Sandbox) -> str:
     """Write the reason, with what had been in the way: the next run may meet it too."""
-    in_the_way = box.reason if box.error_code else ""
+    in_the_way = sandbox.reason if sandbox.error_code else ""
     return f"{REASON}; before that: {in_the_way}" if in_the_way else REASON
 
 
-def jobs_at_risk(boxes: Iterable[Sandbox]) -> str:
+def jobs_at_risk(sandboxes: Iterable[Sandbox]) -> str:
     """List ``SCHEDD#CLUSTER.PROC=BYTES`` of undelivered sandboxes, most bytes first; the rest as a number."""
-    left = [box for box in boxes if box.state not in FREED]
-    first = heapq.nlargest(_NAMED, left, key=lambda box: box.bytes_left)
-    named = [f"{box.run.schedd}#{box.run.job_id}={box.bytes_left}" for box in first]
+    left = [sandbox for sandbox in sandboxes if sandbox.state not in FREED]
+    first = heapq.nlargest(_NAMED, left, key=lambda sandbox: sandbox.bytes_left)
+    named = [f"{sandbox.run.schedd}#{sandbox.run.job_id}={sandbox.bytes_left}" for sandbox in first]
     return " ".join([*named, *([f"+{len(left) - _NAMED}"] if len(left) > _NAMED else [])])

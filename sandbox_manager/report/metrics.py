@@ -40,10 +40,10 @@ class ManagerMetrics:
         files: Counter[str] = Counter(dict.fromkeys(_FILE_STATES, 0))
         sizes: Counter[str] = Counter(dict.fromkeys(_FILE_STATES, 0))
         oldest_at = now = int(self._clock.wall_s())
-        for box in registry.by_id.values():
-            _count_files(box, files, sizes)
-            if box.state not in ENDS:
-                oldest_at = min(oldest_at, box.accepted_at)
+        for sandbox in registry.by_id.values():
+            _count_files(sandbox, files, sizes)
+            if sandbox.state not in ENDS:
+                oldest_at = min(oldest_at, sandbox.accepted_at)
         found.put_all("stageout_manager_sandboxes", {state: registry.states[state] for state in State})
         found.put_all("stageout_manager_files", dict(files))
         found.put_all("stageout_manager_bytes", dict(sizes))
@@ -56,11 +56,11 @@ class ManagerMetrics:
         waiting: Counter[str] = Counter()
         owners: dict[str, set[str]] = {}
         hosts = {number: host_of(place.server) for number, place in registry.destinations.items()}
-        for box in registry.by_id.values():
-            for part in box.waiting:
+        for sandbox in registry.by_id.values():
+            for part in sandbox.waiting:
                 host = hosts.get(part.destination, UNKNOWN)
                 waiting[host] += part.size_bytes
-                owners.setdefault(host, set()).add(box.owner)
+                owners.setdefault(host, set()).add(sandbox.owner)
         away = {host_of(one.server) for one in self._pipeline.scheduler.breakers.troubles()}
         waiting.update(dict.fromkeys(away, 0))
         labels = bounded(waiting, lambda: owners)
@@ -96,14 +96,14 @@ class ManagerMetrics:
         found.put("stageout_manager_ledger_write_duration_seconds", self._pipeline.store.ledger.commits)
 
 
-def _count_files(box: Sandbox, files: Counter[str], sizes: Counter[str]) -> None:
+def _count_files(sandbox: Sandbox, files: Counter[str], sizes: Counter[str]) -> None:
     """Add the files of a sandbox. While some are sent, its failed files' bytes count as moving."""
-    gone = "handed_over" if box.custody else "delivered"
-    waiting_bytes = sum(part.size_bytes for part in box.waiting)
-    files["waiting"] += sum(part.files for part in box.waiting)
-    files["moving"] += box.moving
-    files["failed"] += box.failed
-    files[gone] += box.files_total - box.files_left
+    gone = "handed_over" if sandbox.custody else "delivered"
+    waiting_bytes = sum(part.size_bytes for part in sandbox.waiting)
+    files["waiting"] += sum(part.files for part in sandbox.waiting)
+    files["moving"] += sandbox.moving
+    files["failed"] += sandbox.failed
+    files[gone] += sandbox.files_total - sandbox.files_left
     sizes["waiting"] += waiting_bytes
-    sizes["moving" if box.moving else "failed"] += box.bytes_left - waiting_bytes
-    sizes[gone] += box.bytes_total - box.bytes_left
+    sizes["moving" if sandbox.moving else "failed"] += sandbox.bytes_left - waiting_bytes
+    sizes[gone] += sandbox.bytes_total - sandbox.bytes_left

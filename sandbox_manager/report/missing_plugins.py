@@ -15,18 +15,19 @@ _ADVICE = "name a plugin for it in FILETRANSFER_PLUGINS, last the one that shall
 
 def missing_methods(
     finds: Callable[[str, str], object | None],
-    boxes: Iterable[Sandbox],
+    sandboxes: Iterable[Sandbox],
     places: Mapping[int, Destination],
     drain_method: str = "",
 ) -> dict[str, str]:
     """Find what waits for a plugin that moves a method, by method.
 
-    :param finds: the table's :meth:`~stageout.movers.plugins_table.PluginsTable.find`. :param boxes: all that is held.
+    :param finds: the table's :meth:`~stageout.movers.plugins_table.PluginsTable.find`.
+    :param sandboxes: all sandboxes that the node holds.
     :param drain_method: method by which a pilot hands over what it cannot deliver, "" without.
     """
     waiting: Counter[str] = Counter()
-    for box in boxes:
-        wanted = {places[part.destination] for part in box.waiting} if box.state not in FREED else set()
+    for sandbox in sandboxes:
+        wanted = {places[part.destination] for part in sandbox.waiting} if sandbox.state not in FREED else set()
         waiting.update({method_of(place.scheme) for place in wanted if finds(place.plugin, place.scheme) is None})
     found = {method: f"output of {jobs} jobs" for method, jobs in waiting.items()}
     if drain_method and finds("", drain_method) is None:

@@ -74,8 +74,8 @@ class OrderReader:
         of the pool.
         """
         since_at = self._clock.wall_s() - _CONFIRMATION_SOON_S
-        boxes = self._pipeline.store.registry.by_id.values()
-        waits = any(box.state is State.ACCEPTED and box.accepted_at > since_at for box in boxes)
+        sandboxes = self._pipeline.store.registry.by_id.values()
+        waits = any(sandbox.state is State.ACCEPTED and sandbox.accepted_at > since_at for sandbox in sandboxes)
         leases = self._pipeline.scheduler.leases
         if waits or leases.missing():
             return interval_s
@@ -83,7 +83,7 @@ class OrderReader:
 
     async def _apply(self, ads: Sequence[Mapping[str, object]]) -> None:
         store = self._pipeline.store
-        held = frozenset(box.run.schedd for box in store.registry.by_id.values())
+        held = frozenset(sandbox.run.schedd for sandbox in store.registry.by_id.values())
         sheets = self._verifier.sheets(ads, held)
         try:
             if self._keys.take_unsaved():

@@ -104,23 +104,23 @@ def _shown_digest(text: str) -> str:
     return text if len(text) <= _DIGEST_CHARS else text[: _DIGEST_CHARS + 1].rpartition(" ")[0]
 
 
-def _next_attempt(row: StoredFile, box: Sandbox) -> int:
-    return row.next_attempt if row.state is FileState.WAITING and not _stands_still(box) else 0
+def _next_attempt(row: StoredFile, sandbox: Sandbox) -> int:
+    return row.next_attempt if row.state is FileState.WAITING and not _stands_still(sandbox) else 0
 
 
-def _stands_still(box: Sandbox) -> bool:
+def _stands_still(sandbox: Sandbox) -> bool:
     """Tell whether its owner has paused a sandbox that would otherwise go on."""
-    return box.paused and (box.state in SENDABLE or box.state is State.ACCEPTED)
+    return sandbox.paused and (sandbox.state in SENDABLE or sandbox.state is State.ACCEPTED)
 
 
-def _reason(box: Sandbox) -> str:
-    if not _stands_still(box):
-        return box.reason
-    return _PAUSED + (f"; before that: {box.reason}" if box.reason else "")
+def _reason(sandbox: Sandbox) -> str:
+    if not _stands_still(sandbox):
+        return sandbox.reason
+    return _PAUSED + (f"; before that: {sandbox.reason}" if sandbox.reason else "")
 
 
 def sandbox_report(
-    box: Sandbox,
+    sandbox: Sandbox,
     attempts_limit: int,
     files: Sequence[FileReport],
     begun: tuple[str, ...] = (),
@@ -131,23 +131,24 @@ def sandbox_report(
 
     :param begun: receipts of what custodians may have. :param only_here: files left that are in none of them.
     """
-    may_be_away = bool(begun) and (box.state in _GIVEN_UP or box.state in SENDABLE)
+    may_be_away = bool(begun) and (sandbox.state in _GIVEN_UP or sandbox.state in SENDABLE)
     return SandboxReport(
-        job=box.run.job, number=box.run.number, owner=box.owner, state=str(box.state), change=box.change,
-        reason=_reason(box), error_code=box.error_code,
-        tickets=box.tickets or box.named_tickets, files_total=box.files_total,
-        files_left=box.files_left, bytes_total=box.bytes_total,
-        bytes_left=box.bytes_left, attempts=box.attempts,
-        attempts_limit=attempts_limit, excused=box.excused,
-        next_attempt_at=0 if _stands_still(box) else box.next_attempt_at,
-        accepted_at=box.accepted_at, data_slot=box.slot_name, files=tuple(files),
-        custody=begun if may_be_away else box.custody, holdings=box.holdings,
-        files_only_here=only_here if may_be_away and box.state in SENDABLE else 0,
-        files_dropped=box.files_dropped if box.state in _DROPPED else 0,
-        bytes_dropped=box.bytes_dropped if box.state in _DROPPED else 0,
-        group=box.group, confirmed_at=box.confirmed_at, ended_at=box.ended_at, paused=int(_stands_still(box)),
-        refused=box.refused, gives_up_at=gives_up_at, fallback=box.fallback, fallback_note=box.fallback_note,
-        failing_since=box.failing_since,
+        job=sandbox.run.job, number=sandbox.run.number, owner=sandbox.owner, state=str(sandbox.state),
+        change=sandbox.change, reason=_reason(sandbox), error_code=sandbox.error_code,
+        tickets=sandbox.tickets or sandbox.named_tickets, files_total=sandbox.files_total,
+        files_left=sandbox.files_left, bytes_total=sandbox.bytes_total,
+        bytes_left=sandbox.bytes_left, attempts=sandbox.attempts,
+        attempts_limit=attempts_limit, excused=sandbox.excused,
+        next_attempt_at=0 if _stands_still(sandbox) else sandbox.next_attempt_at,
+        accepted_at=sandbox.accepted_at, data_slot=sandbox.slot_name, files=tuple(files),
+        custody=begun if may_be_away else sandbox.custody, holdings=sandbox.holdings,
+        files_only_here=only_here if may_be_away and sandbox.state in SENDABLE else 0,
+        files_dropped=sandbox.files_dropped if sandbox.state in _DROPPED else 0,
+        bytes_dropped=sandbox.bytes_dropped if sandbox.state in _DROPPED else 0,
+        group=sandbox.group, confirmed_at=sandbox.confirmed_at, ended_at=sandbox.ended_at,
+        paused=int(_stands_still(sandbox)), refused=sandbox.refused, gives_up_at=gives_up_at,
+        fallback=sandbox.fallback, fallback_note=sandbox.fallback_note,
+        failing_since=sandbox.failing_since,
     )  # fmt: skip
 
 
@@ -306,10 +307,10 @@ class Reporter:
         """Seconds since the last report was made."""
         return self._clock.monotonic_s() - self._made_s
 
-    def _begun(self, boxes: Iterable[Sandbox]) -> dict[int, Mapping[int, Receipt]]:
+    def _begun(self, sandboxes: Iterable[Sandbox]) -> dict[int, Mapping[int, Receipt]]:
         """Return the files of these sandboxes that custodians may hold now. A writer may change it meanwhile."""
         target = self._pipeline.runner.hand_over_to
-        return {box.id: target.begun(box.id) for box in boxes} if target else {}
+        return {sandbox.id: target.begun(sandbox.id) for sandbox in sandboxes} if target else {}
 
     async def _publish_apart(self, ad: Mapping[str, Any]) -> None:
         try:
@@ -332,8 +333,10 @@ class Reporter:
         self._began_s = self._clock.monotonic_s()  # that wait is no work
         pipeline, leases = self._pipeline, self._pipeline.scheduler.leases
         lease_s = leases.reported(number)
-        boxes = sorted(pipeline.store.registry.by_id.values(), key=lambda box: (box.files_left == 0, -box.error_code))
-        sandboxes = await self._sandboxes(boxes)
+        sandboxes = sorted(
+            pipeline.store.registry.by_id.values(), key=lambda sandbox: (sandbox.files_left == 0, -sandbox.error_code)
+        )
+        encoded = await self._sandboxes(sandboxes)
         figures = self.figures()
         report = Report(
             pipeline.manager.name, pipeline.manager.key, number, int(self._clock.wall_s()),
@@ -345,47 +348,54 @@ class Reporter:
             figures.get("StageOutSynchronous", {}),
             self._full_since,
         )  # fmt: skip
-        return report_ad(report, self._key, sandboxes)
+        return report_ad(report, self._key, encoded)
 
-    async def _sandboxes(self, boxes: Sequence[Sandbox]) -> list[EncodedSandbox]:
+    async def _sandboxes(self, sandboxes: Sequence[Sandbox]) -> list[EncodedSandbox]:
         room = _FILES_IN_ALL
         wanted: dict[int, int] = {}
-        for box in boxes:
-            known = self._shown.get(box.id)
-            share = known.files if known and known.change == box.change else min(FILES_SHOWN, room)
-            if not known or known.change != box.change:
-                wanted[box.id] = share
-            room = max(0, room - min(share, box.files_total + box.files_dropped))
-        given_up = {box.id for box in boxes if box.state in _DROPPED}
+        for sandbox in sandboxes:
+            known = self._shown.get(sandbox.id)
+            share = known.files if known and known.change == sandbox.change else min(FILES_SHOWN, room)
+            if not known or known.change != sandbox.change:
+                wanted[sandbox.id] = share
+            room = max(0, room - min(share, sandbox.files_total + sandbox.files_dropped))
+        given_up = {sandbox.id for sandbox in sandboxes if sandbox.state in _DROPPED}
         files = await self._pipeline.store.ledger.read(
-            lambda db: {box: _some_files(db, box, limit, box in given_up) for box, limit in wanted.items()}
+            lambda db: {
+                sandbox: _some_files(db, sandbox, limit, sandbox in given_up) for sandbox, limit in wanted.items()
+            }
         )
-        begun = self._begun(box for box in boxes if box.id in wanted)
+        begun = self._begun(sandbox for sandbox in sandboxes if sandbox.id in wanted)
         only_here = await self._only_here(begun)
         rules = self._pipeline.rules.retry
         places = self._pipeline.store.registry.destinations
         fresh: dict[int, _Shown] = {}
-        for box in boxes:
-            if box.id in wanted:
-                rows = [file_report(row, box, places) for row in files[box.id]]
-                receipts = written(begun.get(box.id, {}))
+        for sandbox in sandboxes:
+            if sandbox.id in wanted:
+                rows = [file_report(row, sandbox, places) for row in files[sandbox.id]]
+                receipts = written(begun.get(sandbox.id, {}))
                 report = sandbox_report(
-                    box, rules.attempts, rows, receipts, only_here.get(box.id, 0), last_attempt_at(box, rules)
+                    sandbox,
+                    rules.attempts,
+                    rows,
+                    receipts,
+                    only_here.get(sandbox.id, 0),
+                    last_attempt_at(sandbox, rules),
                 )
-                fresh[box.id] = _Shown(box.change, len(rows), encoded(report))
+                fresh[sandbox.id] = _Shown(sandbox.change, len(rows), encoded(report))
             else:
-                fresh[box.id] = self._shown[box.id]
+                fresh[sandbox.id] = self._shown[sandbox.id]
         self._shown = fresh
         return [item.encoded for item in fresh.values()]
 
     async def _only_here(self, begun: Mapping[int, Mapping[int, Receipt]]) -> dict[int, int]:
         """Count the files that were not handed over, of a sandbox that may have been handed over in part."""
         target = self._pipeline.runner.hand_over_to
-        some = {box: numbers for box, numbers in begun.items() if numbers}
+        some = {sandbox: numbers for sandbox, numbers in begun.items() if numbers}
         if target is None or not some:
             return {}
         return await self._pipeline.store.ledger.read(
-            lambda db: {box: target.only_here(queries.left_files(db, box), some[box]) for box in some}
+            lambda db: {sandbox: target.only_here(queries.left_files(db, sandbox), some[sandbox]) for sandbox in some}
         )
 
     async def _next_number(self) -> int:
@@ -442,8 +452,8 @@ class Reporter:
         """Return the further figures for the operator of a pilot."""
         if not self._pipeline.rules.is_pilot:
             return {}
-        boxes = self._pipeline.store.registry.by_id.values()
-        return {"StageOutDraining": self._leaving, "StageOutJobsAtRisk": jobs_at_risk(boxes)}
+        sandboxes = self._pipeline.store.registry.by_id.values()
+        return {"StageOutDraining": self._leaving, "StageOutJobsAtRisk": jobs_at_risk(sandboxes)}
 
     def write_state(self, ad: Mapping[str, Any] | None) -> None:
         """Write ``run/state.json``. Not durable: it is written anew at every start.
@@ -460,13 +470,13 @@ class Reporter:
             log.warn("state-write-failed", problem=problem)
 
 
-def _some_files(db: sqlite3.Connection, box: int, limit: int, with_dropped: bool) -> list[StoredFile]:
+def _some_files(db: sqlite3.Connection, sandbox: int, limit: int, with_dropped: bool) -> list[StoredFile]:
     """Choose files for the report. A sandbox whose files cannot be read is reported without them: others go on."""
     try:
-        return queries.files_in_trouble_first(db, box, limit, with_dropped)
+        return queries.files_in_trouble_first(db, sandbox, limit, with_dropped)
     except (sqlite3.DatabaseError, ValueError, TypeError) as problem:
         log.error(
-            "ledger-read-failed", sandbox=box, problem=problem, advice="see whether the disk of the spool is sound"
+            "ledger-read-failed", sandbox=sandbox, problem=problem, advice="see whether the disk of the spool is sound"
         )
         return []
 

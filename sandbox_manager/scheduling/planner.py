@@ -138,7 +138,7 @@ class PlanInput:
     now: float
     batch_files: Callable[[Destination], int] = lambda place: 0
     room: Callable[[Destination, str], int] = lambda place, owner: 1
-    may_send: Callable[[Sandbox], bool] = lambda box: True
+    may_send: Callable[[Sandbox], bool] = lambda sandbox: True
 
 
 def plan(backlog: Backlog, inputs: PlanInput) -> list[BatchPlan]:
@@ -189,20 +189,20 @@ def _batch(queue: BatchQueue, inputs: PlanInput) -> BatchPlan | None:
     most_files = 1 if is_probe else max(limits.batch_files, inputs.batch_files(place))
     parts: list[Part] = []
     files = size_bytes = 0
-    for looked_at, (box, part) in enumerate(queue.due(inputs.now + limits.urgent_window_s)):
+    for looked_at, (sandbox, part) in enumerate(queue.due(inputs.now + limits.urgent_window_s)):
         if files >= most_files or looked_at >= _LOOKED_AT:
             break
         taken = min(most_files - files, part.files)
         taken_bytes = part.size_bytes * taken // part.files
-        if (box.id, key.destination) in inputs.load.running or not inputs.may_send(box):
+        if (sandbox.id, key.destination) in inputs.load.running or not inputs.may_send(sandbox):
             continue
         if parts and size_bytes + taken_bytes > limits.batch_bytes:
             continue
-        if place.server not in {inputs.destinations[number].server for number in box.sent_to}:
-            if not inputs.places.has_active(box.slot, box.owner, place.server):
+        if place.server not in {inputs.destinations[number].server for number in sandbox.sent_to}:
+            if not inputs.places.has_active(sandbox.slot, sandbox.owner, place.server):
                 continue
-            inputs.places.activate(box.slot, box.owner, place.server)
-        parts.append(Part(box.id, taken))
+            inputs.places.activate(sandbox.slot, sandbox.owner, place.server)
+        parts.append(Part(sandbox.id, taken))
         files += taken
         size_bytes += taken_bytes
     if not parts:

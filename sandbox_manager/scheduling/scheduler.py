@@ -119,9 +119,9 @@ class Scheduler:
             return Target(place.server)
         return Target(place.server, plugin.several, method_of(place.scheme) in plugin.multi_stream_methods)
 
-    def _may_send(self, box: Sandbox) -> bool:
+    def _may_send(self, sandbox: Sandbox) -> bool:
         """Tell whether the lease of its access point holds and no plugin sends output of another run of the job."""
-        return self.leases.holds(box.run.schedd) and not self._running.sends_other_run(box.run.key, box.id)
+        return self.leases.holds(sandbox.run.schedd) and not self._running.sends_other_run(sandbox.run.key, sandbox.id)
 
     # ---- servers -----------------------------------------------------------------------------------------------------
 

@@ -192,9 +192,9 @@ class Occupant(NamedTuple):
     destinations: tuple[int, ...]
 
 
-def occupant_of(box: Sandbox) -> Occupant:
+def occupant_of(sandbox: Sandbox) -> Occupant:
     """Return the properties of a sandbox that count in its data slot."""
     return Occupant(
-        box.slot, box.owner, box.sent_to, box.state in _UNSENT and bool(box.waiting), box.paused,
-        tuple(part.destination for part in box.waiting),
+        sandbox.slot, sandbox.owner, sandbox.sent_to, sandbox.state in _UNSENT and bool(sandbox.waiting),
+        sandbox.paused, tuple(part.destination for part in sandbox.waiting),
     )  # fmt: skip

@@ -30,8 +30,8 @@ def listing(context: PageContext, state: PageState, query: Mapping[str, str]) ->
     """Return the list of servers, those in trouble first."""
     troubled, etas, q = state.pool.troubled_servers(), state.pool.expected(), query.get("q", "").strip()
     reasons, today = dict[str, Reasons](), state.records.days()[-1]
-    for box, text in Why(state.pool).all():
-        reasons.setdefault(box.server, Reasons()).add(box, text)
+    for sandbox, text in Why(state.pool).all():
+        reasons.setdefault(sandbox.server, Reasons()).add(sandbox, text)
     sums = state.records.sums("destination", today, today)
 
     def tally(name: str) -> Tally:
@@ -135,7 +135,7 @@ def _facts(state: PageState, server: str, reports: list[tuple[Node, ServerReport
 def _errors(context: PageContext, state: PageState, server: str) -> Markup:
     """Return the errors of the outputs that are here now, by class."""
     found = Counter(
-        box.error_code for _, box in state.pool.boxes() if box.server == server and box.error_code
+        sandbox.error_code for _, sandbox in state.pool.sandboxes() if sandbox.server == server and sandbox.error_code
     )  # fmt: skip
     rows = [
         (tag("a", happened_now(code),

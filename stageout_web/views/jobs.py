@@ -15,7 +15,7 @@ from stageout.wire.custody import FileReport, SandboxReport
 from stageout.wire.expected import for_runs
 from stageout_web.format import count, duration, expected, size
 from stageout_web.html import Markup, join, moment, table, tag, with_code
-from stageout_web.model import GROUP_OF, LEFT, MOVING, TROUBLE, WAITING, Box, Node, Pool, server_of
+from stageout_web.model import GROUP_OF, LEFT, MOVING, TROUBLE, WAITING, Node, Pool, SandboxSummary, server_of
 from stageout_web.state import PageState
 from stageout_web.views import requests
 from stageout_web.views.listing import Column, Listing
@@ -32,7 +32,7 @@ _GROUPS = {"": "all", "waiting": "waiting", "moving": "moving", "trouble": "fail
 _FIRST = {TROUBLE: 0, MOVING: 1, WAITING: 2}
 
 
-Pair = tuple[Node, Box]
+Pair = tuple[Node, SandboxSummary]
 
 
 class Filter(NamedTuple):
@@ -54,33 +54,33 @@ class Filter(NamedTuple):
         """Return the search in a query."""
         return cls(*(query.get(name, "").strip()[:200] for name in cls._fields))
 
-    def selects(self, pool: Pool, node: Node, box: Box) -> bool:
+    def selects(self, pool: Pool, node: Node, sandbox: SandboxSummary) -> bool:
         """Tell whether a sandbox is searched for."""
         return (
-            (pool.has_left(box) if self.group == LEFT else self.group in ("", box.group))
-            and (not self.state or box.state == self.state)
-            and (not self.server or box.server == self.server)
-            and (not self.error or str(box.error_code) == self.error)
-            and (not self.owner or box.owner == self.owner)
+            (pool.has_left(sandbox) if self.group == LEFT else self.group in ("", sandbox.group))
+            and (not self.state or sandbox.state == self.state)
+            and (not self.server or sandbox.server == self.server)
+            and (not self.error or str(sandbox.error_code) == self.error)
+            and (not self.owner or sandbox.owner == self.owner)
             and (not self.node or node.name == self.node)
-            and (not self.q or self._matches(node, box))
+            and (not self.q or self._matches(node, sandbox))
         )
 
-    def _matches(self, node: Node, box: Box) -> bool:
+    def _matches(self, node: Node, sandbox: SandboxSummary) -> bool:
         if _JOB_ID.match(self.q):
-            return box.job_id == self.q or box.job_id.startswith(f"{self.q}.")
-        return self.q in box.owner or self.q in node.name or self.q in box.job
+            return sandbox.job_id == self.q or sandbox.job_id.startswith(f"{self.q}.")
+        return self.q in sandbox.owner or self.q in node.name or self.q in sandbox.job
 
 
 def _order(pair: Pair) -> tuple[int, int, str]:
-    box = pair[1]
-    return _FIRST.get(box.group, 3), box.accepted_at, box.job
+    sandbox = pair[1]
+    return _FIRST.get(sandbox.group, 3), sandbox.accepted_at, sandbox.job
 
 
 def listing(context: PageContext, state: PageState, query: Mapping[str, str]) -> Listing[Pair]:
     """Return the list of outputs that an address asks for: those in trouble first, then the oldest."""
     pool, wanted = state.pool, Filter.of(query)
-    found = (pair for pair in pool.boxes() if wanted.selects(pool, *pair))
+    found = (pair for pair in pool.sandboxes() if wanted.selects(pool, *pair))
     return Listing("jobs", "output", _columns(context, pool), found, query, _order, ROWS)
 
 
@@ -109,11 +109,11 @@ def _columns(context: PageContext, pool: Pool) -> list[Column[Pair]]:
     ]  # fmt: skip
 
 
-def job_order(box: Box) -> tuple[int, int, str]:
+def job_order(sandbox: SandboxSummary) -> tuple[int, int, str]:
     """Return the place of a job by its numbers."""
-    cluster, _, proc = box.job_id.partition(".")
-    is_id = bool(_JOB_ID.match(box.job_id))
-    return int(cluster) if is_id else -1, int(proc or 0) if is_id else -1, box.job
+    cluster, _, proc = sandbox.job_id.partition(".")
+    is_id = bool(_JOB_ID.match(sandbox.job_id))
+    return int(cluster) if is_id else -1, int(proc or 0) if is_id else -1, sandbox.job
 
 
 def _server(context: PageContext, server: str) -> Markup | None:
@@ -168,17 +168,17 @@ def _happened(code: str) -> str:
     return happened_now(int(code)) if re.match(r"\d{1,3}\Z", code, re.A) else ""
 
 
-def _state(pool: Pool, node: Node, box: Box) -> Markup:
+def _state(pool: Pool, node: Node, sandbox: SandboxSummary) -> Markup:
     """Return the state of output that is not delivered; for a silent node since when that is all that is known."""
-    if pool.has_left(box):
-        return join(_state_of_output(pool, node, box), tag("br"), tag("small", "job has left the queue"))
-    return _state_of_output(pool, node, box)
+    if pool.has_left(sandbox):
+        return join(_state_of_output(pool, node, sandbox), tag("br"), tag("small", "job has left the queue"))
+    return _state_of_output(pool, node, sandbox)
 
 
-def _state_of_output(pool: Pool, node: Node, box: Box) -> Markup:
-    if not pool.is_silent(node) or box.group not in (WAITING, MOVING):
-        return state_mark(box.state)
-    text = f"node silent, {plain_word(box.state)} as of {duration(pool.now_at - node.heard_at)} ago"
+def _state_of_output(pool: Pool, node: Node, sandbox: SandboxSummary) -> Markup:
+    if not pool.is_silent(node) or sandbox.group not in (WAITING, MOVING):
+        return state_mark(sandbox.state)
+    text = f"node silent, {plain_word(sandbox.state)} as of {duration(pool.now_at - node.heard_at)} ago"
     return tag("span", text, class_=f"state {TROUBLE}")
 
 
@@ -218,7 +218,7 @@ def job(context: PageContext, state: PageState, name: str, ad: Mapping[str, Any]
 def _requests(context: PageContext, runs: list[_Run], ad: Mapping[str, Any]) -> Markup | None:
     newest = runs[0] if runs else None
     is_paused = newest is not None and newest.said is not None and bool(newest.said.paused)
-    verbs = requests.offered(newest.box if newest else None, is_paused)
+    verbs = requests.offered(newest.sandbox if newest else None, is_paused)
     return requests.links(context, f"{ad['ClusterId']}.{ad['ProcId']}", verbs, ad)
 
 
@@ -226,7 +226,7 @@ class _Run(NamedTuple):
     """One run of a job. :param said: its whole report."""
 
     node: Node
-    box: Box
+    sandbox: SandboxSummary
     said: SandboxReport | None
     eta: Eta | None
 
@@ -234,33 +234,37 @@ class _Run(NamedTuple):
 def _runs(pool: Pool, name: str, user: str) -> list[_Run]:
     """Return the runs of a job, the newest first. :param name: GlobalJobId. :param user: of the job, "" if unknown."""
     found = []
-    for node, box in pool.find(name, user):
+    for node, sandbox in pool.find(name, user):
         report = node.report()
-        said = next((one for one in report.sandboxes if one.run == box.run), None)
+        said = next((one for one in report.sandboxes if one.run == sandbox.run), None)
         etas = for_runs(report, pool.now_at, [said.run] if said else [])
-        found.append(_Run(node, box, said, etas.get(said.run) if said else None))
+        found.append(_Run(node, sandbox, said, etas.get(said.run) if said else None))
     return found
 
 
 def _run(context: PageContext, run: _Run, pool: Pool) -> Markup:
     """Return one run of the job: why it waits, and its files."""
-    (node, box, said, eta), now_at = run, pool.now_at
+    (node, sandbox, said, eta), now_at = run, pool.now_at
     is_silent = pool.is_silent(node)
-    why = tag("p", _SILENT if is_silent else _why(box, said, context.sees_names_of(box.owner), now_at), class_="why")
+    why = tag(
+        "p", _SILENT if is_silent else _why(sandbox, said, context.sees_names_of(sandbox.owner), now_at), class_="why"
+    )
     facts = tag(
         "dl",
-        _fact("State", _state(pool, node, box)),
-        _fact("Owner", box.owner),
-        _fact("Destination", tag("a", box.server, href=context.link("destination", server=box.server))),
+        _fact("State", _state(pool, node, sandbox)),
+        _fact("Owner", sandbox.owner),
+        _fact("Destination", tag("a", sandbox.server, href=context.link("destination", server=sandbox.server))),
         _fact("Node", tag("a", node.host, href=context.link("node", name=node.name))),
-        _fact("Left", f"{count(box.files_left, 'file')}, {size(box.bytes_left)} of {size(box.bytes_total)}"),
+        _fact(
+            "Left", f"{count(sandbox.files_left, 'file')}, {size(sandbox.bytes_left)} of {size(sandbox.bytes_total)}"
+        ),
         None
         if is_silent
-        else _fact("Next attempt", join(moment(box.next_attempt_at), " ", _until(box.next_attempt_at, now_at))),
-        _fact("Expected", expected(eta)) if is_expected(box) and not is_silent else None,
+        else _fact("Next attempt", join(moment(sandbox.next_attempt_at), " ", _until(sandbox.next_attempt_at, now_at))),
+        _fact("Expected", expected(eta)) if is_expected(sandbox) and not is_silent else None,
     )
-    files = _files(context, said, context.sees_names_of(box.owner), now_at) if said is not None else None
-    return tag("section", tag("h2", f"Run {box.number}"), why, facts, files)
+    files = _files(context, said, context.sees_names_of(sandbox.owner), now_at) if said is not None else None
+    return tag("section", tag("h2", f"Run {sandbox.number}"), why, facts, files)
 
 
 _SILENT = (
@@ -269,28 +273,28 @@ _SILENT = (
 )
 
 
-def is_expected(box: Box) -> bool:
+def is_expected(sandbox: SandboxSummary) -> bool:
     """Tell whether the node will deliver the output, as far as it knows."""
-    return box.group in (WAITING, MOVING) and box.state != State.HANDED_OVER
+    return sandbox.group in (WAITING, MOVING) and sandbox.state != State.HANDED_OVER
 
 
 def _fact(name: str, value: Any) -> Markup:
     return tag("div", tag("dt", name), tag("dd", value))
 
 
-def _why(box: Box, said: SandboxReport | None, sees_names: bool, now_at: int) -> Markup:
+def _why(sandbox: SandboxSummary, said: SandboxReport | None, sees_names: bool, now_at: int) -> Markup:
     """Return why the output is not delivered, and the next step."""
     reason = f" {said.reason}." if said is not None and said.reason and sees_names else ""
-    if box.group == TROUBLE:
-        explanation = FAILURES[ErrorClass.from_code(box.error_code)]
+    if sandbox.group == TROUBLE:
+        explanation = FAILURES[ErrorClass.from_code(sandbox.error_code)]
         happened, action = explanation.happened, explanation.action
-        if box.state == State.LOST:
+        if sandbox.state == State.LOST:
             happened, action = "The output was lost.", "Nothing: the agent runs the job again."
         return join(tag("strong", happened), reason, " ", with_code(action))
-    text = _WHY.get(box.state, "")
-    if box.state == State.RETRY_WAIT:
-        again = _until(box.next_attempt_at, now_at) or "by itself"
-        text = f"{happened_now(box.error_code)} The node tries again {again}."
+    text = _WHY.get(sandbox.state, "")
+    if sandbox.state == State.RETRY_WAIT:
+        again = _until(sandbox.next_attempt_at, now_at) or "by itself"
+        text = f"{happened_now(sandbox.error_code)} The node tries again {again}."
     return join(text, reason)
 
 
@@ -351,14 +355,14 @@ def _timeline(runs: list[_Run], ad: Mapping[str, Any] | None) -> Markup:
     """Return the moments of the job in their order."""
     names = {"QDate": "Submitted", "JobCurrentStartExecutingDate": "Last run began", "CompletionDate": "Job ended"}
     found = [(ad.get(name), text) for name, text in names.items()] if ad is not None else []
-    for node, box, said, _ in runs:
-        found.append((box.accepted_at, f"{node.host} took the output of run {box.number}"))
+    for node, sandbox, said, _ in runs:
+        found.append((sandbox.accepted_at, f"{node.host} took the output of run {sandbox.number}"))
         if said is not None:
-            found.append((said.confirmed_at, f"The access point confirmed run {box.number}"))
-            found.append((said.ended_at, f"The output of run {box.number}: {plain_word(box.state)}"))
+            found.append((said.confirmed_at, f"The access point confirmed run {sandbox.number}"))
+            found.append((said.ended_at, f"The output of run {sandbox.number}: {plain_word(sandbox.state)}"))
     moments = sorted((at, text) for at, text in found if isinstance(at, int) and at > 0)
     items = [tag("li", moment(at), " ", text) for at, text in moments]
-    now = [tag("li", tag("strong", "Now: "), plain_word(runs[0].box.state))] if runs else []
+    now = [tag("li", tag("strong", "Now: "), plain_word(runs[0].sandbox.state))] if runs else []
     return tag("section", tag("h2", "Timeline"), tag("ol", items, now, class_="timeline"))
 
 
@@ -376,13 +380,13 @@ def _from_ad(context: PageContext, ad: Mapping[str, Any]) -> Markup:
 
 def _commands(name: str, runs: list[_Run], ad: Mapping[str, Any] | None) -> Markup:
     """Return the commands for the job."""
-    box = runs[0].box if runs else None
-    number = box.job_id if box else f"{ad['ClusterId']}.{ad['ProcId']}" if ad else name
+    sandbox = runs[0].sandbox if runs else None
+    number = sandbox.job_id if sandbox else f"{ad['ClusterId']}.{ad['ProcId']}" if ad else name
     lines = [f"stageout status {number}"]
-    if box is not None and box.group == TROUBLE:
+    if sandbox is not None and sandbox.group == TROUBLE:
         lines = [f"stageout retry {number}", *lines, f"condor_release {number}"]
-    elif box is not None and box.state == State.RETRY_WAIT:
+    elif sandbox is not None and sandbox.state == State.RETRY_WAIT:
         lines = [f"stageout retry {number}", *lines]
-    where = tag("p", "Run these commands on ", tag("code", shlex.quote(box.schedd)), ".") if box else None
+    where = tag("p", "Run these commands on ", tag("code", shlex.quote(sandbox.schedd)), ".") if sandbox else None
     shown = [tag("li", tag("code", line, class_="command")) for line in lines]
     return tag("section", tag("h2", "Commands"), where, tag("ul", shown, class_="commands"))

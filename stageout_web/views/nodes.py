@@ -10,7 +10,7 @@ from stageout.wire.expected import for_runs
 from stageout.wire.outlook import outlook
 from stageout_web.format import count, duration, expected, size
 from stageout_web.html import Markup, join, moment, table, tag
-from stageout_web.model import MOVING, TROUBLE, WAITING, Box, Figures, Node, Pool
+from stageout_web.model import MOVING, TROUBLE, WAITING, Figures, Node, Pool, SandboxSummary
 from stageout_web.state import PageState
 from stageout_web.views.jobs import is_expected, job_order, state_mark
 from stageout_web.views.listing import Column, Listing, search
@@ -95,9 +95,9 @@ def _reason(pool: Pool, why: Why, node: Node, found: str) -> str:
     if found == "full":
         return "Its spool or its data slots are full, or it drains."
     reasons = Reasons()
-    for box in node.boxes:
-        if text := why.of(node, box):
-            reasons.add(box, text)
+    for sandbox in node.sandboxes:
+        if text := why.of(node, sandbox):
+            reasons.add(sandbox, text)
     return reasons.main()
 
 
@@ -164,7 +164,7 @@ def _doubt(found: list[Node]) -> Markup | None:
 def _one(context: PageContext, pool: Pool, node: Node, query: Mapping[str, str]) -> Markup:
     found, figures, total = condition(pool, node), pool.figures.get(node.name), node.total()
     report = node.report()
-    etas = for_runs(report, pool.now_at, {box.run for box in report.sandboxes})
+    etas = for_runs(report, pool.now_at, {sandbox.run for sandbox in report.sandboxes})
     all_away = expected(node.expected(pool.now_at)) if total.waiting + total.moving else ""
     values = [
         ("Condition", CONDITIONS[found]), ("Output at risk", size(node.bytes_at_risk)), ("Spool", _spool(node)),
@@ -174,23 +174,28 @@ def _one(context: PageContext, pool: Pool, node: Node, query: Mapping[str, str])
     ]  # fmt: skip
     facts = tag("dl", (tag("div", tag("dt", key), tag("dd", value)) for key, value in values if value))
     why = Why(pool)
-    columns: list[Column[Box]] = [
-        Column("job", "Job", lambda box: box.job_id,
-               lambda box: tag("a", box.job_id, href=context.job_link(box.job)), order=job_order),
-        Column("owner", "Owner", lambda box: box.owner),
-        Column("state", "State", lambda box: box.state, lambda box: state_mark(box.state)),
-        Column("reason", "Reason", lambda box: why.of(node, box)),
-        Column("left", "Left", lambda box: box.bytes_left,
-               lambda box: f"{count(box.files_left, 'file')}, {size(box.bytes_left)}", is_number=True),
-        Column("expected", "Expected", lambda box: limits_s(etas.get(box.run))[1],
-               lambda box: expected(etas.get(box.run)) if is_expected(box) else ""),
-        Column("server", "Destination", lambda box: box.server),
-        Column("since", "Since", lambda box: box.accepted_at, lambda box: moment(box.accepted_at)),
+    columns: list[Column[SandboxSummary]] = [
+        Column("job", "Job", lambda sandbox: sandbox.job_id,
+               lambda sandbox: tag("a", sandbox.job_id, href=context.job_link(sandbox.job)), order=job_order),
+        Column("owner", "Owner", lambda sandbox: sandbox.owner),
+        Column("state", "State", lambda sandbox: sandbox.state, lambda sandbox: state_mark(sandbox.state)),
+        Column("reason", "Reason", lambda sandbox: why.of(node, sandbox)),
+        Column("left", "Left", lambda sandbox: sandbox.bytes_left,
+               lambda sandbox: f"{count(sandbox.files_left, 'file')}, {size(sandbox.bytes_left)}", is_number=True),
+        Column("expected", "Expected", lambda sandbox: limits_s(etas.get(sandbox.run))[1],
+               lambda sandbox: expected(etas.get(sandbox.run)) if is_expected(sandbox) else ""),
+        Column("server", "Destination", lambda sandbox: sandbox.server),
+        Column("since", "Since", lambda sandbox: sandbox.accepted_at, lambda sandbox: moment(sandbox.accepted_at)),
     ]  # fmt: skip
-    boxes = Listing(
-        "node", "output", columns, node.boxes, query, lambda box: (_FIRST.get(box.group, 3), box.accepted_at)
+    sandboxes = Listing(
+        "node",
+        "output",
+        columns,
+        node.sandboxes,
+        query,
+        lambda sandbox: (_FIRST.get(sandbox.group, 3), sandbox.accepted_at),
     )
-    return join(facts, _servers(context, node), boxes.table(context, "No output is here."))
+    return join(facts, _servers(context, node), sandboxes.table(context, "No output is here."))
 
 
 def _away(report: Report, etas: Mapping[Run, Eta], left_s: int) -> str:

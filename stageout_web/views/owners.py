@@ -17,8 +17,8 @@ Group = tuple[str, str]
 def listing(context: PageContext, state: PageState, query: Mapping[str, str]) -> Listing[Group]:
     """Return the list, the owners with the most failed output first, then those with the most bytes."""
     tallies, reasons = state.pool.by_owner(), dict[Group, Reasons]()
-    for box, text in Why(state.pool).all():
-        reasons.setdefault((box.owner, box.accounting_group), Reasons()).add(box, text)
+    for sandbox, text in Why(state.pool).all():
+        reasons.setdefault((sandbox.owner, sandbox.accounting_group), Reasons()).add(sandbox, text)
     q = query.get("q", "").strip()
     columns: list[Column[Group]] = [
         Column("owner", "Owner", lambda one: one[0], lambda one: tag("a", one[0], href=context.link("jobs", q=one[0]))),

@@ -10,7 +10,7 @@ from stageout.core.states import State
 from stageout.wire.owner_requests import OwnerRequest, Verb, parse_request, redirect_problem
 from stageout_web.format import count, size
 from stageout_web.html import Markup, tag
-from stageout_web.model import MOVING, TROUBLE, WAITING, Box
+from stageout_web.model import MOVING, TROUBLE, WAITING, SandboxSummary
 from stageout_web.views.page import PageContext
 
 MOST_REASON, MOST_FILE = 200, 1000
@@ -34,13 +34,13 @@ _EFFECTS = {
 }
 
 
-def offered(box: Box | None, is_paused: bool) -> list[Verb]:
+def offered(sandbox: SandboxSummary | None, is_paused: bool) -> list[Verb]:
     """Return the requests that make sense for the newest run of a job."""
-    if box is None or box.group not in (WAITING, MOVING, TROUBLE) or box.state == State.LOST:
+    if sandbox is None or sandbox.group not in (WAITING, MOVING, TROUBLE) or sandbox.state == State.LOST:
         return []
-    if box.group == TROUBLE:
+    if sandbox.group == TROUBLE:
         return [Verb.RETRY, Verb.REDIRECT, Verb.CANCEL]
-    retry = [Verb.RETRY] if box.state == State.RETRY_WAIT else []
+    retry = [Verb.RETRY] if sandbox.state == State.RETRY_WAIT else []
     return [*retry, Verb.REDIRECT, Verb.RESUME if is_paused else Verb.PAUSE, Verb.CANCEL]
 
 
@@ -66,10 +66,16 @@ def _answers(ad: Mapping[str, Any]) -> Iterator[str]:
 
 
 def form(
-    context: PageContext, job: str, verb: Verb, run: int, box: Box | None, given: Mapping[str, str], problem: str = ""
+    context: PageContext,
+    job: str,
+    verb: Verb,
+    run: int,
+    sandbox: SandboxSummary | None,
+    given: Mapping[str, str],
+    problem: str = "",
 ) -> Markup:
     """Return the form of a request. :param job: ``cluster.proc``. :param given: what was filled in before."""
-    left = f" {count(box.files_left, 'file')}, {size(box.bytes_left)} are not delivered." if box else ""
+    left = f" {count(sandbox.files_left, 'file')}, {size(sandbox.bytes_left)} are not delivered." if sandbox else ""
     fields = [
         _field("reason", "Reason, for the job's owner", given, required=True, maxlength=MOST_REASON),
         tag("p", tag("button", f"{_ASKED[verb]} the output of job {job}", type="submit"), " ",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from stageout.core.errors import ErrorClass
 from stageout.core.reasons import FAILURES
 from stageout.core.states import State
-from stageout_web.model import MOVING, TROUBLE, WAITING, Box, Node, Pool
+from stageout_web.model import MOVING, TROUBLE, WAITING, Node, Pool, SandboxSummary
 
 _WAITS = {
     State.ACCEPTED.value: "Waits for the access point's confirmation.",
@@ -26,26 +26,26 @@ def happened_now(code: int) -> str:
     return text.replace(", in any attempt", "").replace(", in every attempt", "")
 
 
-def reason(box: Box, is_silent: bool, away: frozenset[str]) -> str:
+def reason(sandbox: SandboxSummary, is_silent: bool, away: frozenset[str]) -> str:
     """Return why a sandbox is not delivered; "" for one that is, or is being sent.
 
     :param is_silent: its node sends no reports. :param away: servers that the node cannot reach.
     """
-    if box.group == TROUBLE:
-        if box.state == State.LOST:
+    if sandbox.group == TROUBLE:
+        if sandbox.state == State.LOST:
             return "The output was lost. The agent runs the job again."
-        return FAILURES[ErrorClass.from_code(box.error_code)].happened
-    if box.group not in (WAITING, MOVING):
+        return FAILURES[ErrorClass.from_code(sandbox.error_code)].happened
+    if sandbox.group not in (WAITING, MOVING):
         return ""
     if is_silent:
         return "The node sends no reports."
-    if box.is_paused:
+    if sandbox.is_paused:
         return "Paused on request."
-    if box.state == State.RETRY_WAIT:
-        return happened_now(box.error_code)
-    if box.state == State.CONFIRMED and box.server in away:
+    if sandbox.state == State.RETRY_WAIT:
+        return happened_now(sandbox.error_code)
+    if sandbox.state == State.CONFIRMED and sandbox.server in away:
         return "The node cannot reach the destination."
-    return _WAITS.get(box.state, "")
+    return _WAITS.get(sandbox.state, "")
 
 
 class Why:
@@ -55,19 +55,19 @@ class Why:
         self._pool = pool
         self._nodes: dict[int, tuple[bool, frozenset[str]]] = {}
 
-    def of(self, node: Node, box: Box) -> str:
+    def of(self, node: Node, sandbox: SandboxSummary) -> str:
         """Return why a sandbox of a node is not delivered."""
         facts = self._nodes.get(id(node))
         if facts is None:
             away = frozenset(one.server for one in node.servers)
             facts = self._nodes[id(node)] = self._pool.is_silent(node), away
-        return reason(box, *facts)
+        return reason(sandbox, *facts)
 
-    def all(self) -> Iterator[tuple[Box, str]]:
+    def all(self) -> Iterator[tuple[SandboxSummary, str]]:
         """Yield all sandboxes that wait, with their reasons."""
-        for node, box in self._pool.boxes():
-            if text := self.of(node, box):
-                yield box, text
+        for node, sandbox in self._pool.sandboxes():
+            if text := self.of(node, sandbox):
+                yield sandbox, text
 
 
 class Reasons:
@@ -76,9 +76,9 @@ class Reasons:
     def __init__(self) -> None:
         self._failed, self._others = Counter[str](), Counter[str]()
 
-    def add(self, box: Box, text: str) -> None:
+    def add(self, sandbox: SandboxSummary, text: str) -> None:
         """Count a sandbox."""
-        (self._failed if box.group == TROUBLE else self._others)[text] += 1
+        (self._failed if sandbox.group == TROUBLE else self._others)[text] += 1
 
     def main(self) -> str:
         """Return the most frequent reason of failed output, else of output that does not only wait its turn."""

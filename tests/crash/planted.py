@@ -395,7 +395,9 @@ BUGS = (
     # ---- recovery
     Planted(
         "files that were being sent are not sent after a start",
-        lambda: [mutated(sandbox_manager.custody.recovery, "settle_ledger", "updates.moving_back(db, box)", "pass")],
+        lambda: [
+            mutated(sandbox_manager.custody.recovery, "settle_ledger", "updates.moving_back(db, sandbox)", "pass")
+        ],
         ("kill_while_moving",),
     ),
     Planted(
@@ -431,7 +433,7 @@ BUGS = (
     ),
     Planted(
         "older runs are not superseded by a newer hand-off",
-        lambda: [mutated(orders, "record_handoff", "[box, *supersede_older(db, run, now)]", "[box]")],
+        lambda: [mutated(orders, "record_handoff", "[sandbox, *supersede_older(db, run, now)]", "[sandbox]")],
         ("linger", "vacate", "schedd_down"),
     ),
     Planted(
@@ -480,7 +482,7 @@ BUGS = (
             mutated(
                 orders,
                 "_send_again",
-                "state is State.FAILED and updates.was_confirmed(db, box)",
+                "state is State.FAILED and updates.was_confirmed(db, sandbox)",
                 "state in (State.FAILED, State.ACCEPTED)",
             )
         ],
@@ -539,7 +541,7 @@ BUGS = (
     # ---- releases
     Planted(
         "tickets that the record does not name are never freed",
-        lambda: [mutated(Releases, "consider", "not box.freed and box.confirmed_at", "False")],
+        lambda: [mutated(Releases, "consider", "not sandbox.freed and sandbox.confirmed_at", "False")],
         ("destination_down",),
         0.0,
         3,
@@ -547,7 +549,7 @@ BUGS = (
     ),
     Planted(
         "releases go round and round",
-        lambda: [mutated(Releases, "consider", "not box.freed and box.confirmed_at", "box.confirmed_at")],
+        lambda: [mutated(Releases, "consider", "not sandbox.freed and sandbox.confirmed_at", "sandbox.confirmed_at")],
         ("destination_down",),
         0.0,
         3,
@@ -555,7 +557,7 @@ BUGS = (
     ),
     Planted(
         "a failed removal is not tried again",
-        lambda: [mutated(Releases, "_free", "self._background.run(self._free(sandbox))", "pass")],
+        lambda: [mutated(Releases, "_free", "self._background.run(self._free(sandbox_id))", "pass")],
         ("names_stay",),
     ),
     Planted(

@@ -82,7 +82,7 @@ def site(tmp_path: Path) -> Any:
 
 def test_every_output_that_waits_or_failed_has_a_reason(site: Site) -> None:
     why = Why(site.state.pool)
-    found = {box.job_id: why.of(node, box) for node, box in site.state.pool.boxes()}
+    found = {box.job_id: why.of(node, box) for node, box in site.state.pool.sandboxes()}
     assert found["1.0"] == "Your quota at the destination is used up."
     assert found["2.0"].startswith("The server ")
     assert found["3.0"] == "", "it is being sent"
@@ -94,8 +94,8 @@ def test_every_output_that_waits_or_failed_has_a_reason(site: Site) -> None:
     for _ in range(9):
         site.collector.put(ad_of(2, sandbox(9), number=2, heard_at=NOW + int(site.clock.now_s)))
         asyncio.run(site.tick(100))
-    assert why.of(*next(site.state.pool.boxes())) and Why(site.state.pool).of(*next(site.state.pool.boxes()))
-    silent = {box.job_id: Why(site.state.pool).of(node, box) for node, box in site.state.pool.boxes()}
+    assert why.of(*next(site.state.pool.sandboxes())) and Why(site.state.pool).of(*next(site.state.pool.sandboxes()))
+    silent = {box.job_id: Why(site.state.pool).of(node, box) for node, box in site.state.pool.sandboxes()}
     assert silent["4.0"] == "The node sends no reports."
     assert silent["1.0"] == found["1.0"]
 
@@ -105,7 +105,7 @@ def test_every_state_is_explained(tmp_path: Path, state: State) -> None:
     site = Site(tmp_path, ad_of(1, sandbox(1, state.value, code=72)))
     asyncio.run(site.tick())
     site.ring.close()
-    ((node, box),) = site.state.pool.boxes()
+    ((node, box),) = site.state.pool.sandboxes()
     is_done = box.group in ("delivered", "gone", "moving")
     assert bool(Why(site.state.pool).of(node, box)) is not is_done or state in (State.OFFERED, State.HANDED_OVER)
 

@@ -18,7 +18,7 @@ from stageout.core.signing import SigningKey
 from stageout.wire.custody import FlowReport, ServerReport
 from stageout.wire.matters import Kind
 from stageout_web import reader
-from stageout_web.model import GROUP_OF, box_of, server_of
+from stageout_web.model import GROUP_OF, server_of, summary_of
 from stageout_web.reader import FIRST_PARTS
 from stageout_web.ring import COARSE_STEP_S, Ring
 from stageout_web.views.jobs import _state, listing
@@ -289,7 +289,7 @@ def replace_heard(ad: object) -> dict[str, object]:
 
 
 def test_equal_texts_are_kept_once() -> None:
-    one, two = box_of(sandbox(1)), box_of(replace(sandbox(2), owner="".join(["alice@", "example.org"])))
+    one, two = summary_of(sandbox(1)), summary_of(replace(sandbox(2), owner="".join(["alice@", "example.org"])))
     assert one.owner is two.owner
     assert one.server is two.server
     assert one.bytes_left is one.bytes_total
@@ -405,9 +405,9 @@ def test_output_whose_job_has_left_the_queue_is_a_matter_and_has_a_mark(make: Ma
     found = listing(PageContext(), site.state, matter.query)
     assert (len(found), sorted(box.state for _, box in found.rows())) == (2, ["Failed", "RetryWait"])
     assert len(listing(PageContext(), site.state, {})) == 3
-    pairs = sorted(site.state.pool.boxes(), key=lambda pair: pair[1].job)
+    pairs = sorted(site.state.pool.sandboxes(), key=lambda pair: pair[1].job)
     assert ["job has left the queue" in str(_state(site.state.pool, *pair)) for pair in pairs] == [True, True, False]
     site.collector.agents = [notice_of(SCHEDD)]
     asyncio.run(site.tick(60))
     assert [one for one in site.state.matters if one.kind is Kind.LEFT] == []
-    assert not any(site.state.pool.has_left(box) for _, box in site.state.pool.boxes())
+    assert not any(site.state.pool.has_left(box) for _, box in site.state.pool.sandboxes())
