@@ -84,7 +84,7 @@ class Pipeline:
         self.housekeeping = Housekeeping(custody, lambda: self.scheduler.busy_sandboxes)
 
     async def recover(self) -> None:
-        """Bring ledger, spool and processes into agreement after whatever ended the last manager."""
+        """Bring ledger, spool and processes into agreement after the end of the last manager, also a crash."""
         await self.scheduler.load()
         await self.housekeeping.recover()
 

@@ -34,8 +34,8 @@ class Limits:
 
     :param active: places of one data slot that send to one server; :param depth: further ones that wait.
     :param cpus: of the node; the data slots of one partitionable slot together are never more.
-    :param movers: batches at once on the node; :param movers_per_server: of these to one server;
-    :param movers_per_owner: of these of one owner. :param batch_bytes: after which a batch takes no further file.
+    :param movers: batches at once on the node; :param movers_per_server: batches at once to one server;
+    :param movers_per_owner: batches at once of one owner. :param batch_bytes: after which a batch gets no further file.
     :param urgent_window_s: before a deadline, from which on a sandbox goes before all others.
     """
 
@@ -57,8 +57,8 @@ class RetryRules:
     :param attempts: that count, of one file; 0 without a limit. :param initial_delay_s: wait before the second attempt.
     :param max_delay_s: most between two attempts.
     :param delivery_timeout_s: after acceptance, or after the last `stageout retry`.
-    :param credential_timeout_s: likewise, of a file whose credential in custody has ended: it waits for a new one.
-    :param fallback_after_s: likewise, until files that were tried go to the job's fallback; 0: only when they fail.
+    :param credential_timeout_s: the same for a file whose credential in custody has ended: it waits for a new one.
+    :param fallback_after_s: time until files that were tried go to the job's fallback; 0: only when they fail.
     """
 
     attempts: int

@@ -48,8 +48,8 @@ class Credential:
 class StoredCredentials:
     """The credentials of a ticket's files.
 
-    :param job_ad: attributes that the plugin may read, an ad in the new syntax; :param plugin_data: likewise; "" for
-    none.
+    :param job_ad: attributes that the plugin may read, as an ad in the new syntax; "" for none.
+    :param plugin_data: data of the job for the plugin, as an ad in the new syntax; "" for none.
     """
 
     ticket: str

@@ -36,7 +36,7 @@ class Housekeeping:
         return {"SpoolProblem": self._spool_problem}
 
     async def recover(self) -> None:
-        """Bring ledger, spool and processes into agreement after whatever ended the last manager. No sync begins."""
+        """Bring ledger, spool and processes into agreement after the last manager ended, or crashed. No sync begins."""
         await self._custody.on_disk(lambda: recovery.end_movers(self._spool))
         await self._custody.orphans.take_back()
         self._unsynced = await self._settle_ledger()

@@ -121,7 +121,7 @@ _ADVICE = (
 class OrphanCollector:
     """Output without a record.
 
-    :param disk: where directories are moved. :param retention_s: it is kept so long.
+    :param disk: threads that move directories. :param retention_s: time for which the output is kept.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from stageout.wire.custody import JobKey
 class RunningBatch:
     """One batch whose plugin runs, or is about to.
 
-    :param sandboxes: whose files it sends. :param destination: of all of these files.
+    :param sandboxes: whose files it sends. :param destination: of all its files.
     :param jobs: sandbox by job.
     :ivar began_s: monotonic time of its start. :ivar answered: its server has answered another batch since then.
     """

@@ -124,7 +124,7 @@ def _count_columns(connection: sqlite3.Connection) -> int:
 
 
 def is_ledger(tables: Iterable[str]) -> bool:
-    """Tell whether a database with these tables is a ledger, whatever is damaged in it.
+    """Tell whether a database with these tables is a ledger, also a damaged one.
 
     Tables that databases of other programs have, too, prove nothing.
     """

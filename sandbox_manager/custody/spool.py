@@ -201,7 +201,7 @@ class Spool:
         return place
 
     def withdraw(self, ticket: str) -> None:
-        """Remove a hand-off that was not accepted, with whatever its user put there; never raises."""
+        """Remove a hand-off that was not accepted, and all that its user put there; never raises."""
         try:
             trees.remove(self._intake, ticket)
         except OSError as problem:
@@ -328,8 +328,10 @@ class Spool:
         return self._sandboxes / ticket / str(position)
 
     def write_back(self, tickets: Sequence[str]) -> None:
-        """Have the data of tickets written before they are synced. This takes as long as the disk needs for the bytes,
-        and whatever fails is left for the sync to find, also when the manager dies here."""
+        """Have the data of tickets written before they are synced. This takes as long as the disk needs for the bytes.
+
+        The sync finds each failure again, also when the manager dies here.
+        """
         for ticket in tickets:
             with contextlib.suppress(OSError):
                 _each_file(self._sandboxes / ticket, durable.write_back)

@@ -134,7 +134,8 @@ class Lessons(NamedTuple):
     """The knowledge about a server from one batch, for the ledger.
 
     :param rate: of the server. :param breakers: of all servers, "" if they are as before.
-    :param due: sandboxes with files that are due now, because the server is back. :param destinations: of these files.
+    :param due: sandboxes with files that are due now, because the server is back.
+    :param destinations: the destinations of these sandboxes' files.
     """
 
     rate: Known | None = None
@@ -523,9 +524,9 @@ def utc(wall_s: float) -> str:
 def claim_files(
     db: sqlite3.Connection, batch: BatchPlan, batch_bytes: int, now: int
 ) -> tuple[list[StoredFile], list[int]]:
-    """Files that the batch moves, MOVING from now on, and the sandboxes that were looked at.
+    """Return the files that the batch moves, MOVING from now on, and the sandboxes that were considered.
 
-    :param batch_bytes: after so many no further file is taken.
+    :param batch_bytes: limit after which the batch gets no further file.
     """
     taken: list[StoredFile] = []
     looked_at: list[int] = []

@@ -30,9 +30,11 @@ _GO_ON_BELOW = 10**14
 
 
 class DrainTarget:
-    """One drain's. A file has one number however often it is given away: a custodian that has it says so, and whoever
-    gives the job up finds every deposit that there may be. The ledger has the numbers before the plugin begins, so a
-    manager that crashed goes on with the same numbers.
+    """The custodian to which one drain hands files over.
+
+    A file keeps its number when it is handed over again. So a custodian that already has the file reports it, and the
+    agent that gives the job up finds every deposit that may exist. The ledger has the numbers before the plugin
+    begins, so a manager that crashed continues with the same numbers.
 
     :param router: ``HOST:PORT`` of the custodian, or of several, with commas between. :param key: public key that
         reports are signed with. :param copies: custodians that must have a file.
@@ -47,8 +49,8 @@ class DrainTarget:
     def remember(self, begun: Iterable[StoredFile]) -> None:
         """Go on with what an earlier start has begun, before anything is begun here.
 
-        The ledger may have forgotten files since then (of jobs that were removed), whose numbers nobody knows. A
-        custodian would take a file that gets one of these for that other one, which it has; so none does.
+        The ledger may have forgotten files since then (of jobs that were removed), and their numbers. A custodian would
+        mistake a file with such a number for the forgotten one, so no file gets such a number.
 
         :param begun: files whose receipts :meth:`receipts` gave; those of another key count for nothing any more. A
             file that a custodian may have gets another number here: then both deposits can be found.
@@ -57,7 +59,7 @@ class DrainTarget:
             try:
                 receipt = read_receipt(file.digest)
             except BadReceipt:
-                continue  # a digest, in the words of whatever plugin delivered it
+                continue  # a digest, in the format of the plugin that delivered the file
             if is_seed_of(receipt.seed, self._key) and (not self._last or receipt.seed == self._seed):
                 self._seed, self._last = receipt.seed, max(self._last, receipt.last)
                 self._begun.setdefault(file.sandbox, {})[receipt.last] = receipt
@@ -91,7 +93,7 @@ class DrainTarget:
         }
 
     def receipts(self, files: Iterable[StoredFile]) -> list[tuple[str, int, int]]:
-        """For the ledger: what each of these files may be asked for by, once it is begun; with its ticket and place."""
+        """Return receipt, ticket and position of each file that is handed over, for the ledger."""
         return [
             (str(self._begun[one.sandbox][self._numbers[one.ticket_id, one.position]]), one.ticket_id, one.position)
             for one in files
@@ -133,7 +135,8 @@ def deposits_of(settings: Mapping[str, str], files: int) -> Sequence[Receipt | N
 def for_these(settings: Mapping[str, str], indices: Sequence[int]) -> dict[str, str]:
     """Return the settings for a plugin that gets only some of the files: each keeps its own number.
 
-    :param settings: of :meth:`DrainTarget.begin`, or others. :param indices: of these files, among all.
+    :param settings: of :meth:`DrainTarget.begin`, or others.
+    :param indices: positions of these files in the list of all.
     """
     if _NUMBERS not in settings:
         return dict(settings)

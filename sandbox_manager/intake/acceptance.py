@@ -98,9 +98,10 @@ class Acceptance:
         return Reservation(number, self._admission.account_of(number))
 
     def may_copy(self, reservation: Reservation, size_bytes: int) -> float | Refusal:
-        """Reserve room for a copy of so much of what was reserved, or say why not.
+        """Reserve room for a copy of a part of the offer, or return the reason against it.
 
-        Returns the seconds that sending everything would take; infinity where nobody knows.
+        :param size_bytes: of the copied files. :returns: seconds that sending all files would take; infinity if
+        unknown.
         """
         reason = self._admission.reason_against_copy(reservation.number, size_bytes)
         if reason:

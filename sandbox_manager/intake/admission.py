@@ -54,7 +54,10 @@ class PilotEnd:
         return left_s is None or left_s > self.throughput.needs_s(self._waiting())
 
     def reason_against(self, servers: Iterable[str], size_bytes: int) -> Reason:
-        """Return why so many bytes for these servers, behind all that waits, would come too late."""
+        """Return why output for these servers would arrive too late, behind all that waits.
+
+        :param size_bytes: of the output.
+        """
         left_s = self.left_s
         if left_s is None:
             return NO_REASON

@@ -30,7 +30,7 @@ class Client:
         self.taken_bytes = 0
 
     def take(self, size_bytes: int) -> None:
-        """Use so many bytes more. :raises Full: the user has too much, or all together."""
+        """Count memory that the client uses from now on. :raises Full: the user has too much, or all together."""
         self._client_limits.check_room(self._uid, size_bytes)
         self.taken_bytes += size_bytes
         self._client_limits.bytes[self._uid] += size_bytes
@@ -73,7 +73,7 @@ class ClientLimits:
             self._connections, self.bytes = +self._connections, +self.bytes
 
     def check_room(self, uid: int, size_bytes: int) -> None:
-        """Check that the user may send so much more. :raises Full: it is too much for the user or for all."""
+        """Check that the user may send this amount more. :raises Full: it is too much for the user or for all."""
         if self.bytes[uid] + size_bytes > self._most_bytes_of_user:
             raise Full(f"the sandbox manager has too many files of uid {uid} on offer at once")
         if sum(self.bytes.values()) + size_bytes > self._most_bytes:

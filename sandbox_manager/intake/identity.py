@@ -33,9 +33,9 @@ class RunFacts:
     :param slot_name: ``slot1_1@host``. :param startd_name: the part behind the ``@``.
     :param dslot_id: 0 for a static slot. :param guard: the AP's consent (StageOutGuard).
     :param async_wish: the owner's wish (StageOutAsync). :param output_destination: "" when the job has none.
-    :param checkpoint_destination: likewise; uploads there are no output.
+    :param checkpoint_destination: "" when the job has none; uploads there are no output.
     :param encrypted: the job asked for an encrypted scratch directory.
-    :param shared_uid: all jobs of this node run under the manager's own uid, whoever owns them.
+    :param shared_uid: all jobs of this node run under the manager's own uid, also those of different owners.
     :param agent_key: public key of the job's access point, as the access point itself told the startd; "" without.
     :param left_out: code of why the access point did not mark the job (StageOutSynchronous).
     :param foreign_account: the job runs under an account that is not its owner's; other owners may share it.

@@ -1,7 +1,7 @@
 """The manager's side of a hand-off, from the plugin's offer to the receipt.
 
 The order of steps is in ``docs/developer/durable-steps.md``. A plugin that does not get as far as its receipt uploads
-itself, so whatever goes wrong here before ``record-accepted`` leaves nothing behind.
+itself, so a failure here before ``record-accepted`` leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LEAST_COPY_S = 1.0
 _FILE_BYTES = 512
 #: Between two looks at what a hand-off on its way takes of the spool; a look takes at most this part of the time.
 _LOOK_S, _LOOK_PART = 0.2, 10
-#: So long a run waits that has overrun its offer.
+#: Seconds that a run waits after it has overrun its offer.
 _OVERRUN_S = 300.0
 #: Of a reason in the report.
 _REASON_CHARS = 300
@@ -69,9 +69,9 @@ class Identifier(Protocol):
 class Limits:
     """The bounds of one client, and of all together.
 
-    :param clients: connections at once. :param clients_per_user: of these, of one uid.
-    :param files: in one hand-off. :param silence_s: s without a word after which a client is dropped.
-    :param offers_bytes: memory for all offers. :param offers_bytes_per_user: of this, for one uid.
+    :param clients: connections at once. :param clients_per_user: connections at once of one uid.
+    :param files: in one hand-off. :param silence_s: seconds without a message after which a client is dropped.
+    :param offers_bytes: memory for all offers. :param offers_bytes_per_user: memory for the offers of one uid.
     """
 
     clients: int = 256

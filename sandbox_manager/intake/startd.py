@@ -29,7 +29,7 @@ JOB_ATTRIBUTES = (
     "StageOutSynchronousCode",
     "StageOutFallback",
 )
-#: Of these, attributes without which a hand-off needs no refusal; the value stands for one that cannot be decoded.
+#: Attributes that a hand-off may lack without a refusal. The value replaces an attribute that cannot be decoded.
 _OPTIONAL = {"StageOutFallback": False}
 SlotAd = Mapping[str, Any]
 _CACHED_S = 1.0

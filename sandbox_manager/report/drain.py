@@ -25,7 +25,7 @@ _LAST_WORDS_S = 10.0
 _LOOK_S = 0.2
 _TELL_S = 10.0
 _NAMED = 50
-#: Of the time that is left, so much is for the way to the destinations themselves; then the custodian gets the rest.
+#: Share of the remaining time in which files go to their own destinations. Then the custodian gets the rest.
 _OWN_SHARE = 1 / 3
 
 

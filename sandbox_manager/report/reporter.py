@@ -64,17 +64,17 @@ _HEARTBEAT_S = 30
 _PAUSE_PER_REPORT = 10
 #: States of output whose owner waits for it. Access points must soon notice that its node is gone.
 _WAITING = SENDABLE | {State.ACCEPTED}
-#: A hand-over waits so long at most for the report about it.
+#: Seconds that a hand-over waits at most for the report about it.
 _TELL_S = 5.0
 _PAUSED = "paused by its owner, `stageout resume` goes on"
-#: The collector keeps the last report so long at least, or as long as the longest lease: an access point that was away
-#: for a shorter time still reads what became of its output.
+#: Shortest time that the collector keeps the last report. A longer lease makes it longer. An access point that was
+#: away for a shorter time still reads what became of its output.
 _LAST_WORD_S = 7200
 _LAST_WORD_MOST_S = 30 * 86400
 STATE_FILE = "state.json"
-#: Nothing of these may arrive any more.
+#: States after which no file of the sandbox may arrive any more.
 _GIVEN_UP = (State.LOST, State.SUPERSEDED, State.CANCELLED)
-#: The access point records files of these that do not arrive.
+#: States in which the access point records the files that do not arrive.
 _DROPPED = frozenset({State.LOST, State.CANCELLED})
 _WORDS = {
     FileState.MOVING: State.MOVING, FileState.DELIVERED: State.DELIVERED, FileState.FAILED: State.FAILED,
@@ -224,7 +224,7 @@ class Reporter:
                 await asyncio.wait_for(changed.wait(), min(_STATE_INTERVAL_S, self._next_in_s()))
 
     async def _pause(self, left_s: float) -> None:
-        """Make no report for so long, whatever changes. The figures for the slots do not pause."""
+        """Make no report for this time, even if sandboxes change. The figures for the slots do not pause."""
         while left_s > _STATE_INTERVAL_S:
             await asyncio.sleep(_STATE_INTERVAL_S)
             self.write_state(None)
@@ -330,7 +330,7 @@ class Reporter:
     async def _report(self) -> dict[str, Any]:
         number = await self._next_number()
         await self._pipeline.runner.plugins_ended()
-        self._began_s = self._clock.monotonic_s()  # that wait is no work
+        self._began_s = self._clock.monotonic_s()  # the wait for plugins does not count as work
         pipeline, leases = self._pipeline, self._pipeline.scheduler.leases
         lease_s = leases.reported(number)
         sandboxes = sorted(

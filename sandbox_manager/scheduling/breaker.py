@@ -79,7 +79,7 @@ class Breaker:
 class Breakers:
     """The breakers of all servers; one that is not in the table is closed.
 
-    :param backoff_s: wait before the next probe after so many failures in a row.
+    :param backoff_s: wait before the next probe, by the number of failures in a row.
     """
 
     clock: Clock

@@ -20,7 +20,7 @@ MARGIN = 10.0
 LEAST_S = 600.0
 #: Rate that is assumed of a destination without measurements.
 UNKNOWN_BYTES_S = 1_000_000.0
-#: Knowledge that was not confirmed for so long is worth nothing.
+#: Age in seconds from which a measured rate that was not confirmed is ignored.
 OLD_S = 30 * 86400.0
 #: Spread after one call.
 FIRST_SPREAD = 1.0

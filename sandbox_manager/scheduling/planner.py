@@ -36,7 +36,7 @@ class Shares:
     _given: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def give(self, owner: str, files: int, size_bytes: int, now_s: float) -> None:
-        """So much was delivered for an owner."""
+        """Count files that were delivered for an owner."""
         self._given[owner] = (self.of(owner, now_s) + cost_bytes(files, size_bytes), now_s)
 
     def of(self, owner: str, now_s: float) -> float:
@@ -56,7 +56,10 @@ _LOOKED_AT = 2000
 
 @dataclass(frozen=True)
 class Part:
-    """Share of one sandbox in a batch: up to so many of its due files for the batch's destination."""
+    """Share of one sandbox in a batch.
+
+    :param files: largest number of its due files for the batch's destination.
+    """
 
     sandbox: int
     files: int
@@ -64,7 +67,7 @@ class Part:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """One call of a plugin to come. :param size_bytes: about so much."""
+    """One call of a plugin to come. :param size_bytes: estimate of the bytes in it."""
 
     owner: str
     uid: int
@@ -90,7 +93,7 @@ class BatchPlan:
 class Load:
     """The batches that run now.
 
-    :param movers: how many; by server, by owner, by both. :param cost_bytes: of these, by owner.
+    :param movers: number of batches; by server, by owner, by both. :param cost_bytes: of all batches, by owner.
     :param running: (sandbox, destination) pairs with files in them.
     """
 
@@ -126,7 +129,7 @@ class PlanInput:
     :param flow: what may be sent to a server. :param share: bytes that an owner was given lately.
     :param now: wall clock. :param batch_files: what a destination's plugin would rather have than the limit when it is
     more. :param room: files that a further batch of an owner may move at once to a destination; 0: none may start.
-    :param may_send: False for a sandbox that must not be sent now, whatever its turn.
+    :param may_send: False for a sandbox that must not be sent now, even if it is the first.
     """
 
     destinations: Mapping[int, Destination]

@@ -43,7 +43,7 @@ class Rates:
         return known.observed if known else None
 
     def sending_s(self, servers: Collection[str], files: int, size_bytes: int, now: float) -> float:
-        """Seconds in which one call of a plugin usually sends so much; infinity when a server's rate is not known."""
+        """Return the seconds that one call of a plugin usually needs; infinity when a server's rate is not known."""
         known = [self.of(server) for server in servers]
         if not all(deadlines.is_fresh(one, now) for one in known):
             return math.inf

@@ -45,8 +45,9 @@ class BatchOutcome:
     """The decisions on the files of a batch.
 
     :param lost: gone from the spool, and their sandboxes with them.
-    :param tried: some of them say something of the server.
-    :param unreachable: not one of these got an answer from it. :param retry_after_s: that it asked for.
+    :param tried: some outcomes tell something about the server.
+    :param unreachable: none of the tried files got an answer from the server.
+    :param retry_after_s: wait that the server asked for.
     """
 
     delivered: list[StoredFile] = field(default_factory=list)
@@ -113,7 +114,7 @@ def decide_retry(
 
 
 def backoff_s(rules: RetryRules, attempts: int) -> float:
-    """Wait after so many earlier attempts: doubles from ``initial_delay_s`` up to ``max_delay_s``."""
+    """Return the wait after a number of earlier attempts: it doubles from ``initial_delay_s`` up to ``max_delay_s``."""
     return growing_s(rules.initial_delay_s, rules.max_delay_s, attempts + 1)
 
 

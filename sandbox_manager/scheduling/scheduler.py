@@ -28,7 +28,7 @@ _IDLE_S = 30.0
 _COALESCE_S = 0.02
 _LEASES_INTERVAL_S = 5.0
 _LOOK_INTERVAL_S = 0.05
-#: A server that answers nobody for so long, though files are sent to it, is taken for one that is away.
+#: Seconds without any answer to files that are sent to a server, after which the manager regards it as away.
 _SILENT_S = 30.0
 
 

@@ -196,7 +196,7 @@ def test_sentences_of_the_code_have_a_subject(folder: str) -> None:
     assert [(str(path), sentence) for path, text in texts for sentence in bare_openings(text)] == []
 
 
-@pytest.mark.parametrize("folder", ("policy_service", "schedd_agent", "stageout", "stageout_web"))
+@pytest.mark.parametrize("folder", ("policy_service", "sandbox_manager", "schedd_agent", "stageout", "stageout_web"))
 def test_phrases_of_the_code_are_plain(folder: str) -> None:
     sources = [(path, path.read_text()) for path in _modules(folder) if "overlay" not in path.parts]
     texts = [(path, text) for path, source in sources for text in [*docstrings(source), *comments(source)]]
