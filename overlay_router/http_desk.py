@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from overlay_router.ends import Ends
+from overlay_router.http_relay import Relaying
 from overlay_router.local.destination import Destination
 from overlay_router.local.replies import Published, Reply
 from overlay_router.local.tree import no_room
@@ -43,12 +44,20 @@ class HttpDesk:
     """Answers the questions of all workers.
 
     :param on_disk: runs a call in the thread that owns the disk. :param deliver: sends replies to others.
+    :param relaying: connects clients to other routers.
     """
 
     def __init__(
-        self, ends: Ends, rights: Rights, limits: Limits, on_disk: OnDisk[Any], deliver: Callable[[list[Reply]], None]
+        self,
+        ends: Ends,
+        rights: Rights,
+        limits: Limits,
+        on_disk: OnDisk[Any],
+        deliver: Callable[[list[Reply]], None],
+        relaying: Relaying,
     ) -> None:
         self.ends, self.rights, self.limits, self.on_disk, self.deliver = ends, rights, limits, on_disk, deliver
+        self.relaying = relaying
 
     async def serve(self, channel: socket.socket, raw: socket.socket, host: str, end: Callable[[], object]) -> None:
         """Answer about one connection until its worker ends it.
@@ -124,6 +133,8 @@ class _Talk:
             self._proved(facts["share"])
             self._counted.enter_context(self._desk.limits.peer(facts["share"], self._end))
             return {}, -1
+        if name == "connect":
+            return {}, (await self._desk.relaying.connected(**facts)).detach()
         tree = self._tree
         if name == "look":
             self._is_here(facts["path"])

@@ -34,6 +34,7 @@ from overlay_router.delivery.outflow import Means
 from overlay_router.ends import Ends
 from overlay_router.http_access import HttpAccess
 from overlay_router.http_desk import HttpDesk
+from overlay_router.http_relay import Relaying
 from overlay_router.incoming import Receiving, listen_on
 from overlay_router.line import Line, answered, closed
 from overlay_router.local.destination import Destination
@@ -136,7 +137,8 @@ class Router:
         self._recording = Recording(ends, self._on_disk, self._deliver, self._end_lines, self._outgoing, self._pool)
         copier, outflow = self._outgoing.copier, self._outgoing.outflow
         fetching = outflow.fetching if outflow else None
-        self._desk = HttpDesk(ends, rights, self.limits, self._on_disk, self._deliver)
+        relaying = Relaying(lambda: self.neighbours.allowed, links.address, connect)
+        self._desk = HttpDesk(ends, rights, self.limits, self._on_disk, self._deliver, relaying)
         self._questions = Questions(node, ends, rights, self._on_disk, leases, copier, fetching)
 
     def have_keys(self, keys: Keys) -> None:

@@ -48,10 +48,17 @@ _MOST_WAITING = 256
 _WORDS = 1000
 #: Kinds of jobs whose peers take a REFUSE: at both ends of the others something else is under way.
 _TOLD = ("receive", "send", "send-pack", "http")
-_http = Service()
 _waiting = threading.BoundedSemaphore(_MOST_WAITING)
 #: The interpreter's lock changes hands sooner, so that a thread that has data does not wait for one that computes.
 _SWITCH_INTERVAL_S = 0.0002
+
+
+def _pass_on(near: socket.socket, far: socket.socket, hop: str, owner: str) -> None:
+    with links().lane(hop, Claim(owner=owner)) as lane:
+        Circuit(near, far, take=lane.tap(partial(acked_bytes, far)).take, turn=lane.turn).run()
+
+
+_http = Service(_pass_on)
 
 
 def send_files(job: Job, connection: socket.socket, root: int) -> None:
@@ -226,7 +233,7 @@ def _refuse(job: Job, connection: socket.socket, problem: NoThread) -> None:
 def _serve_http(channel: socket.socket, tunnel: Tunnel, first: bytes) -> None:
     """Serve HTTP in TLS. The daemon takes the letter for a request, and goes on with questions."""
     channel.sendall(b"H")
-    Connection(_http, TlsStream(*tunnel.taken(), first), channel).run()
+    Connection(_http, TlsStream(tunnel, first), channel).run()
 
 
 def _problem(report: Reporter, problem: str) -> None:

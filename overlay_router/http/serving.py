@@ -17,6 +17,7 @@ from overlay_router.http.asking import Desk, Lost
 from overlay_router.http.copying import Copying
 from overlay_router.http.exchange import Exchange, Handler
 from overlay_router.http.reading import Digests, Reading
+from overlay_router.http.relaying import PassOn, relay
 from overlay_router.http.stream import Stream
 from overlay_router.http.writing import Writing
 from stageout.core import log
@@ -37,9 +38,10 @@ _CHALLENGE = 'Bearer realm="stageout", Basic realm="stageout"'
 
 
 class Service:
-    """HTTP in one worker: who may ask, and the connections that are open."""
+    """HTTP in one worker: who may ask, and the connections that are open. :param pass_on: as CONNECT takes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, pass_on: PassOn) -> None:
+        self.pass_on = pass_on
         self.access, self.takes_plain = Access(frozenset(), {}, {}), False
         self.copy_hosts: tuple[str, ...] = ()
         self._open: dict[Connection, socket.socket] = {}
@@ -110,7 +112,11 @@ class Connection:
         except Refused as why:
             self._last(why)
             return False
-        if not self._stream.is_secure and not self._service.takes_plain:
+        is_private = self._stream.is_secure or self._service.takes_plain
+        if head.method == "CONNECT":
+            self._relay(head, is_private)
+            return False
+        if not is_private:
             self._last(Refused(400, _PLAIN), is_text=True)
             return False
         try:
@@ -120,7 +126,7 @@ class Connection:
             return False
         try:
             self._check(head)
-            one.subject = self._authorized(head)
+            one.subject = self._authorized(head.get("authorization"))
             handler = self._service.handlers.get(head.method)
             if handler is None:
                 raise Refused(405, f"{head.method} is not known here", {"Allow": ", ".join(self._service.handlers)})
@@ -140,6 +146,16 @@ class Connection:
             self._stream.end(_DRAIN_S)
         return one.keeps
 
+    def _relay(self, head: Head, is_private: bool) -> None:
+        try:
+            self._check(head)
+            if head.body_bytes:
+                raise Refused(400, "CONNECT has no body")
+            subject = self._authorized(head.get("proxy-authorization"), 407, "Proxy-Authenticate")
+            relay(self._stream, self._desk, head, subject, is_private, self._service.pass_on)
+        except Refused as why:
+            self._last(why)
+
     def _check(self, head: Head) -> None:
         """:raises Refused: it is no request for this router."""
         host = head.get("host")
@@ -151,17 +167,16 @@ class Connection:
         if head.get("expect") and not head.expects:
             raise Refused(417, "nothing but 100-continue can be expected here")
 
-    def _authorized(self, head: Head) -> Subject:
-        """Return whose request it is. :raises Refused: 401, or 429."""
-        token = token_of(head.get("authorization"))
+    def _authorized(self, field: str, status: int = 401, challenge: str = "WWW-Authenticate") -> Subject:
+        """Return whose request it is. :raises Refused: with that status and challenge, or 429."""
+        token = token_of(field)
         if not token:
-            raise Refused(401, "a request needs a token: as Bearer, or as password", {"WWW-Authenticate": _CHALLENGE})
+            raise Refused(status, "a request needs a token: as Bearer, or as password", {challenge: _CHALLENGE})
         try:
             subject = self._service.access.subject(token)
             check_times(subject.token, time.time())
         except BadToken as why:
-            challenge = f'{_CHALLENGE}, error="invalid_token"'
-            raise Refused(401, str(why), {"WWW-Authenticate": challenge}) from None
+            raise Refused(status, str(why), {challenge: f'{_CHALLENGE}, error="invalid_token"'}) from None
         if subject.name != self.subject.name:
             self._desk.ask("proved", share=subject.name)
         self.subject = subject

@@ -9,8 +9,10 @@ import socket
 import ssl
 import time
 
+from stageout.core.threads import started
 from stageout.overlay.http.heads import Refused, end_of_head
 from stageout.overlay.tcp import SHORTER, wait_at_most
+from stageout.overlay.tls import Tunnel
 
 _READ_BYTES = 256 * 1024
 #: A body, or its reader, moves so many bytes in each of these times, while this side is ready.
@@ -129,11 +131,9 @@ class Stream:
         poll.register(self.raw, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
         return bool(poll.poll(0))
 
-    @property
-    def waiting(self) -> bytes:
-        """Take the bytes that came behind the head."""
-        carry, self._carry = bytes(self._carry), bytearray()
-        return carry
+    def plain(self) -> tuple[socket.socket, bytes]:
+        """Return a socket for what comes and goes from now on, without TLS, and what has come already."""
+        return self.raw, bytes(self._carry)
 
     def _send_read(self, file: int, offset: int, end: int) -> None:
         while offset < end:
@@ -180,24 +180,33 @@ class Stream:
 
 
 class TlsStream(Stream):
-    """The same in TLS: one call of the kernel brings many records.
-
-    :param tls: after its handshake, with what it reads from and writes to.
-    """
+    """The same in TLS: one call of the kernel brings many records. :param tunnel: after its handshake."""
 
     is_secure = True
 
-    def __init__(
-        self, raw: socket.socket, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, first: bytes
-    ) -> None:
+    def __init__(self, tunnel: Tunnel, first: bytes) -> None:
+        raw, self._tls, self._incoming, self._outgoing = tunnel.taken()
         super().__init__(raw)
-        self._tls, self._incoming, self._outgoing = tls, incoming, outgoing
+        self._tunnel = tunnel
         self._sealed = memoryview(bytearray(_READ_BYTES))
         self._carry += first
 
     def send_file(self, file: int, offset: int, size_bytes: int) -> None:
         """As of a plain one: what is read is encrypted here."""
         self._send_read(file, offset, offset + size_bytes)
+
+    def plain(self) -> tuple[socket.socket, bytes]:
+        """As of a plain one: the tunnel goes on beside. It ends when the socket is closed."""
+        mine, other = socket.socketpair()
+        self._tunnel.onto(other)
+        wait_at_most(self.raw, 0)  # without an end: who passes bytes on knows what moves in both directions
+        try:
+            started(self._tunnel.run)
+        except OSError:
+            mine.close()
+            other.close()
+            raise
+        return mine, bytes(self._carry)
 
     def _receive(self, view: memoryview) -> int:
         while True:

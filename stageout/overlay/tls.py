@@ -88,6 +88,10 @@ class Tunnel:
         """Return the connection and its TLS, for who goes on without a tunnel."""
         return self._raw, self._tls, self._incoming, self._outgoing
 
+    def onto(self, plain: socket.socket) -> None:
+        """From now on the plain side is this socket."""
+        self._plain = plain
+
     def run(self) -> None:
         """Pass bytes on until both directions have ended; then both sockets are closed.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import secrets
 import time
 from base64 import urlsafe_b64decode
 from pathlib import Path
@@ -11,7 +12,8 @@ from stageout.cli.arguments import add_json
 from stageout.cli.exits import CommandError, Exit, UsageError
 from stageout.cli.results import tell
 from stageout.core.signing import load_or_make_key
-from stageout.overlay.http.claims import MOST_OWN_S, MOST_S
+from stageout.overlay.http.claims import MOST_OWN_S, MOST_RELAY_S, MOST_S, RELAY
+from stageout.overlay.wire.route import address, written
 
 _MINUTES = 15
 
@@ -19,7 +21,8 @@ DESCRIPTION = """\
 Make a token for HTTP requests at a router, signed with your key, and print it. If the key is missing, it is made. The
 administrator of the router adds the line 'USER KEY PREFIX', with the key that --public prints, to the file
 STAGEOUT_ROUTER_KEYS. A token without --scope has all rights below that prefix, and lasts at most 15 minutes. A token
-with scopes lasts at most 7 days: storage.read:PATH, storage.create:PATH, storage.modify:PATH, relay.
+with scopes lasts at most 7 days: storage.read:PATH, storage.create:PATH, storage.modify:PATH, relay. With --relay-to
+the token lets one connection through the router to HOST:PORT, and lasts one minute.
 
 exit status: 0 made, 1 the key cannot be used, 64 the command line cannot be used"""
 
@@ -31,6 +34,11 @@ def _minutes(text: str) -> float:
     return value
 
 
+def _address(text: str) -> str:
+    return written(*address(text))
+
+
+_address.__name__ = "HOST:PORT"
 _minutes.__name__ = "number of minutes"
 
 
@@ -42,6 +50,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     what.add_argument("--router", metavar="NAME", help="router: the host of its STAGEOUT_ROUTER_ADDRESS")
     command.add_argument("--user", metavar="NAME", default="", help="name of your line in the router's keys file")
     command.add_argument("--scope", metavar="SCOPE", action="append", default=[], help="scope of the token; repeatable")
+    command.add_argument(
+        "--relay-to", metavar="HOST:PORT", type=_address, help="go through the router to this one, once"
+    )
     command.add_argument(
         "--minutes", metavar="N", type=_minutes, default=float(_MINUTES),
         help=f"minutes until the token expires (default: {_MINUTES})",
@@ -56,6 +67,8 @@ def run(options: argparse.Namespace) -> int:
         facts, line = {"public": key.public}, key.public
     elif not options.user:
         raise UsageError("--user is missing: name the line of the router's keys file that has your key")
+    elif options.relay_to and options.scope:
+        raise UsageError("--relay-to goes without --scope")
     elif not options.scope and options.minutes > MOST_OWN_S / 60:
         raise UsageError(f"a token without --scope lasts at most {MOST_OWN_S // 60} minutes")
     else:
@@ -75,9 +88,12 @@ def _token(private: str, options: argparse.Namespace) -> str:
     except ImportError:
         raise CommandError("a token needs the Python package PyJWT: pip install 'stageout[overlay]'") from None
     now = int(time.time())
-    claims = {"iss": options.user, "sub": options.user, "aud": options.router, "iat": now, "nbf": now}
-    claims["exp"] = now + int(options.minutes * 60)
-    if options.scope:
+    ends = now + int(options.minutes * 60)
+    claims = {"iss": options.user, "sub": options.user, "aud": options.router, "iat": now, "nbf": now, "exp": ends}
+    if options.relay_to:  # to parts of a second: a router refuses what was made before it started
+        claims = {**claims, "iat": time.time(), "exp": now + MOST_RELAY_S, "jti": secrets.token_hex(16)}
+        claims["scope"] = f"{RELAY}:{options.relay_to}"
+    elif options.scope:
         claims["scope"] = " ".join(options.scope)
     key = Ed25519PrivateKey.from_private_bytes(urlsafe_b64decode(private + "=" * (-len(private) % 4)))
     return jwt.encode(claims, key, "EdDSA")

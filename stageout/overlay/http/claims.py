@@ -14,8 +14,9 @@ from stageout.overlay.rules.rights import TOLERANCE_S, BadToken, Grant, Right, T
 MOST_OWN_S, MOST_RELAY_S, MOST_S = 15 * 60, 60, 7 * 86400
 #: Audience of tokens that are for every service (WLCG Common JWT Profile 1.0); taken with a setting only.
 ANY = ("https://wlcg.cern.ch/jwt/v1/any", "ANY")
-#: Scope of a token with which a client may go through a router.
+#: Scope of a token with which a client may go through a router; with ``:HOST:PORT`` to that address, once.
 RELAY = "relay"
+_MOST_ID_CHARS = 128
 
 
 #: Words of WLCG tokens, and of SciTokens.
@@ -46,16 +47,25 @@ class Issuer:
 
 @dataclass(frozen=True)
 class Subject:
-    """The sender of a request. :param name: of its share. :param token_id: ``jti``."""
+    """The sender of a request.
+
+    :param name: of its share. :param token_id: ``jti``. :param relays: may go through a router to all that it lists.
+    :param relay_to: address to which it may, with this token, once; "" for none.
+    """
 
     name: str
     token: Token
     relays: bool = False
+    relay_to: str = ""
     token_id: str = field(default="", repr=False)
 
     def may(self, right: Right, path: str) -> bool:
         """Tell whether it has a right at a name."""
         return may(self.token.grants, right, path)
+
+    def may_relay(self, address: str, is_private: bool) -> bool:
+        """Tell whether it may go through to an address. :param is_private: nobody on the way has seen its token."""
+        return self.relay_to == address if self.relay_to else self.relays and is_private
 
     def sees(self, path: str) -> bool:
         """Tell whether it may read something at a name or below it."""
@@ -83,18 +93,21 @@ def judge(claims: Mapping[str, Any], issuer: Issuer, audiences: frozenset[str]) 
     said = claims.get("scope")
     if said is not None and not isinstance(said, str):
         raise BadToken("scope is a text of words")
-    longest = MOST_OWN_S if issuer.is_own and said is None else MOST_S
+    words, base = (said or "").split(), segments(issuer.prefix)
+    onward, jti = [word.partition(":")[2] for word in words if word.startswith(f"{RELAY}:")], claims.get("jti")
+    longest = MOST_OWN_S if issuer.is_own and said is None else MOST_RELAY_S if onward else MOST_S
     if ends - made > longest + TOLERANCE_S:
         raise BadToken(f"the token lasts longer than {longest} s")
-    words, base = (said or "").split(), segments(issuer.prefix)
+    if onward and (len(words) > 1 or not isinstance(jti, str) or not 0 < len(jti) <= _MOST_ID_CHARS):
+        raise BadToken(f"a token with the scope {RELAY}:HOST:PORT has no other one, and a jti")
     grants = [grant for grant in (_grant(word, base, issuer.is_own) for word in words) if grant]
     if issuer.is_own and said is None:
         grants = [Grant(frozenset(Right), base)]
     if issuer.prefix == _NOTHING:
         grants = []
-    jti = claims.get("jti")
     token = Token(issuer.name, sub, named, tuple(grants), begins, made, ends, is_own=issuer.is_own)
-    return Subject(_name(issuer, sub), token, RELAY in words, jti if isinstance(jti, str) else "")
+    to = onward[0].lower() if onward else ""
+    return Subject(_name(issuer, sub), token, RELAY in words, to, jti if isinstance(jti, str) else "")
 
 
 def _grant(word: str, base: tuple[str, ...], is_own: bool) -> Grant | None:
