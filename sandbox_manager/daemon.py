@@ -270,7 +270,7 @@ class Daemon:
         if self._pipeline is not None:
             self._pipeline.new_rules(rules)
             if self._own_lease is not None:
-                await self._own_lease.look()
+                await self._own_lease.refresh()
             await self._renew_plugins(self._pipeline)
         return settings
 

@@ -100,7 +100,7 @@ class Pipeline:
         Only then the agent's acknowledgement of the last report counts, because it came together with the orders.
         """
         await self._apply(sheet)
-        self.scheduler.leases.heard(sheet.agent, sheet.heard, sheet.lease_s)
+        self.scheduler.leases.mark_read(sheet.agent, sheet.heard, sheet.lease_s)
         self.store.wake.set()
 
     async def _apply(self, sheet: OrderSheet) -> None:

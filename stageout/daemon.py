@@ -297,7 +297,7 @@ async def _reload_on_request(
         asked.clear()
         settings = await _reload(service, reopen_log)
         if published and settings:
-            await _publish(published.follow(settings))
+            await _publish(published.update_settings(settings))
 
 
 async def _publish(work: Coroutine[None, None, None]) -> None:

@@ -286,11 +286,11 @@ class Pool:
         if after_outage:
             self.answers_since_at = self.now_at
 
-    def take_figures(self, figures: Mapping[str, Figures]) -> None:
+    def set_figures(self, figures: Mapping[str, Figures]) -> None:
         """Replace the figures in the slot ads, by manager."""
         self.figures = dict(figures)
 
-    def take_letters(self, letters: Letters) -> None:
+    def set_letters(self, letters: Letters) -> None:
         """Replace the notices of agents, and the figures of routers and policy services."""
         self.letters = letters
         self._left_jobs = frozenset().union(*map(left_jobs_in, letters.notices.values()))

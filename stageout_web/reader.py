@@ -100,7 +100,7 @@ class Reader:
             ads = await self._query(f"LastHeardFrom % {FIRST_PARTS} == {part}")
             if part == 0:
                 self._newest = max(map(heard_at_of, ads), default=0)
-            await self._take(ads)
+            await self._update_nodes(ads)
         self._begin_cycle(len(self._pool.nodes), self._newest)
         return []
 
@@ -120,7 +120,7 @@ class Reader:
         del self._ranges[0]
         self._newest = max(self._newest, max(map(heard_at_of, ads), default=0))
         self._count += len(ads)
-        found = await self._take(ads)
+        found = await self._update_nodes(ads)
         if not self._ranges:
             is_whole = self._count == len(ads)
             self._begin_cycle(self._count, self._newest if is_whole else self._begun_at)
@@ -130,7 +130,7 @@ class Reader:
         """Return a part of the ads. :param heard: a cheap condition, which is false for most of them."""
         return await self._collector.query(f'{heard} && MyType == "{MANAGER_AD}"', _REPORT, REPORTS.ad_type)
 
-    async def _take(self, ads: Sequence[Mapping[str, Any]]) -> list[Delivery]:
+    async def _update_nodes(self, ads: Sequence[Mapping[str, Any]]) -> list[Delivery]:
         found: list[Delivery] = []
         for number, ad in enumerate(ads):
             node = self._node(ad)
@@ -174,7 +174,7 @@ class Reader:
             except BadPayload as problem:
                 self._refuse((str(ad.get("MyType")), bounded(str(ad.get("Name")))), str(problem))
             await asyncio.sleep(0)  # the largest payload takes a third of a second
-        self._pool.take_letters(letters)
+        self._pool.set_letters(letters)
         self._letters_s = self._clock_s()
 
     async def _scan(self) -> list[Delivery]:
@@ -183,5 +183,5 @@ class Reader:
         ads = await self._collector.query(_SLOTS, (*_REPORT, *_FIGURES), "Startd")
         took_s = self._clock_s() - start_s
         self._scan_s = start_s + min(_SCAN_MOST_S, max(_SCAN_LEAST_S, took_s / _SCAN_SHARE))
-        self._pool.take_figures({str(ad.get("StageOutManager")): figures_of(ad) for ad in ads})
-        return await self._take([ad for ad in ads if ad.get("StageOutPayload")])
+        self._pool.set_figures({str(ad.get("StageOutManager")): figures_of(ad) for ad in ads})
+        return await self._update_nodes([ad for ad in ads if ad.get("StageOutPayload")])

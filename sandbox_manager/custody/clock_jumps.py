@@ -25,7 +25,7 @@ _DOWN_COUNTS_S = 86_400
 
 
 @dataclass(frozen=True)
-class ClockSeen:
+class ClockReading:
     """Both clocks of the machine at one moment, as the ledger keeps them for the next start.
 
     :param boot: id of the kernel's boot: within one the monotonic clock goes on. :param ahead_s: of the wall clock
@@ -39,7 +39,7 @@ class ClockSeen:
     def __str__(self) -> str:
         return f"{self.boot or '-'} {self.ahead_s} {self.wall}"
 
-    def jump_s(self, now: ClockSeen) -> int:
+    def jump_s(self, now: ClockReading) -> int:
         """Return the wall clock's jump in seconds until ``now``. Negative means backwards. Less than a minute is 0.
 
         Over a boot of the machine a jump back is certain, and the time that passed is unknown. At most a day of it
@@ -53,11 +53,11 @@ class ClockSeen:
         return by_s if abs(by_s) > _SET_S else 0
 
 
-def read_clock(text: str) -> ClockSeen | None:
+def read_clock(text: str) -> ClockReading | None:
     """Return the clocks that a ledger has kept, None for none."""
     words = text.split(" ")
     try:
-        return ClockSeen(words[0], int(words[1]), int(words[2]))
+        return ClockReading(words[0], int(words[1]), int(words[2]))
     except (IndexError, ValueError):
         return None
 
@@ -73,18 +73,18 @@ class WallWatch:
         self._offset_s = clock.wall_s() - clock.monotonic_s()
 
     @property
-    def seen(self) -> ClockSeen:
+    def reading(self) -> ClockReading:
         """Return both clocks, by which the next start counts ages."""
-        return self.seen_after(0)
+        return self.reading_after(0)
 
-    def seen_after(self, jump_s: int) -> ClockSeen:
-        """Return :attr:`seen` as it is once that jump is :meth:`handled`."""
-        return ClockSeen(self._boot, round(self._offset_s) + jump_s, int(self._clock.wall_s()))
+    def reading_after(self, jump_s: int) -> ClockReading:
+        """Return :attr:`reading` as it is once that jump is :meth:`handled`."""
+        return ClockReading(self._boot, round(self._offset_s) + jump_s, int(self._clock.wall_s()))
 
-    def since(self, before: ClockSeen) -> None:
+    def since(self, before: ClockReading) -> None:
         """Count from the clocks of an earlier start: :meth:`jump_s` then includes jumps since that start."""
         self._offset_s = self._clock.wall_s() - self._clock.monotonic_s()
-        self._offset_s -= before.jump_s(self.seen)
+        self._offset_s -= before.jump_s(self.reading)
 
     def jump_s(self) -> int:
         """Return the clock's jump in seconds since the last call. Negative means backwards. Less than a minute is 0.
@@ -137,11 +137,11 @@ class ClockJumpGuard:
     async def _keep(self) -> None:
         """Keep both clocks for the next start. Within one boot of the machine an older record is as good."""
         try:
-            await self._store.ledger.write(lambda db: set_meta(db, _META, str(self._watch.seen)))
+            await self._store.ledger.write(lambda db: set_meta(db, _META, str(self._watch.reading)))
         except (OSError, Error) as problem:
             log.warn("clock-write-failed", problem=problem)
 
     def _set(self, db: Connection, jump_s: int) -> Iterable[int]:
         now = int(self._clock.wall_s())
-        set_meta(db, _META, str(self._watch.seen_after(jump_s)))  # in the same transaction: a jump is handled once
+        set_meta(db, _META, str(self._watch.reading_after(jump_s)))  # in the same transaction: a jump is handled once
         return updates.keep_ages(db, jump_s, now) | updates.shorten_waits(db, now, self._longest_s())

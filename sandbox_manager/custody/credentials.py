@@ -84,7 +84,7 @@ class Safe:
     def __init__(self, sandboxes: Path) -> None:
         self._sandboxes = sandboxes
 
-    def take(self, ticket: str, offered: Sequence[OfferedCredential], now: float) -> tuple[Credential, ...]:
+    def examine_offered(self, ticket: str, offered: Sequence[OfferedCredential], now: float) -> tuple[Credential, ...]:
         """Examine what the spool has claimed.
 
         :raises BadCredential: one cannot be read or is past its end. :raises OSError: the disk fails.
@@ -107,8 +107,8 @@ class Safe:
 
     def replace(self, ticket: str, credential: Credential, content: bytes) -> None:
         """Put a renewed credential in the place of the old one. On return it is on the disk."""
-        place = self._sandboxes / ticket / DIRECTORY / credential.file_name
-        durable.write_file("credential-replace", place, content, 0o600)
+        path = self._sandboxes / ticket / DIRECTORY / credential.file_name
+        durable.write_file("credential-replace", path, content, 0o600)
 
     def examined(self, held: StoredCredentials) -> tuple[Credential, ...]:
         """Return the credentials of a ticket as their files are now.

@@ -64,8 +64,8 @@ class Custody:
         return FallbackRules(self.find_plugin, self.rules().retry.fallback_after_s, self._reason_away)
 
     def _reason_away(self, destination: int) -> str:
-        place = self.store.registry.destinations.get(destination)
-        return self._server_problem(place.server) if place else ""
+        found = self.store.registry.destinations.get(destination)
+        return self._server_problem(found.server) if found else ""
 
     async def on_disk(self, work: Callable[[], T]) -> T:
         """Run work that may wait for the spool's disk in a thread of its own."""

@@ -38,8 +38,8 @@ class Housekeeping:
     async def recover(self) -> None:
         """Bring ledger, spool and processes into agreement after the last manager ended, or crashed. No sync begins."""
         await self._custody.on_disk(lambda: recovery.end_movers(self._spool))
-        await self._custody.orphans.take_back()
-        self._unsynced = await self._settle_ledger()
+        await self._custody.orphans.move_back()
+        self._unsynced = await self._reconcile_ledger()
         await self._store.load()
         await self._custody.clock_guard.load()
         await self._custody.renewal.mend()
@@ -60,13 +60,13 @@ class Housekeeping:
             self._custody.syncs.add(ticket)
         self._unsynced = []
 
-    async def _settle_ledger(self) -> list[str]:
+    async def _reconcile_ledger(self) -> list[str]:
         """Return the tickets whose data must be synced again. On return the ledger agrees with the spool."""
         directories = set(self._spool.directories())
         unsynced: list[str] = []
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
-            touched, again = recovery.settle_ledger(
+            touched, again = recovery.reconcile_ledger(
                 db,
                 directories,
                 self._custody.boot,
@@ -115,7 +115,7 @@ class Housekeeping:
             return
         lost = dict.fromkeys(gone, f"{_DELETED} while the manager ran")
         touched = await self._store.write(
-            lambda db: recovery.lose_tickets(db, lost, wall_now(self._custody.clock)), "record-lost"
+            lambda db: recovery.mark_tickets_lost(db, lost, wall_now(self._custody.clock)), "record-lost"
         )
         if touched:
             self._spool_problem = f"{_DELETED}, lately that of {count(len(touched), 'run')}"
@@ -168,7 +168,7 @@ def pass_deadlines(
 def _unconfirmed(db: sqlite3.Connection, sandbox: int, rules: Rules, now: int) -> bool:
     times = updates.times(db, sandbox)
     if now - times.accepted_at > rules.retention_s:
-        recovery.lose(db, sandbox, now, f"never confirmed by the access point, deleted after {_days(rules)}")
+        recovery.mark_lost(db, sandbox, now, f"never confirmed by the access point, deleted after {_days(rules)}")
         return True
     if now - times.accepted_at > rules.confirm_timeout_s and not times.reason:
         updates.set_reason(db, sandbox, f"not confirmed by the access point within {rules.confirm_timeout_s:.0f} s")
@@ -210,7 +210,7 @@ def _failed(db: sqlite3.Connection, sandbox: int, rules: Rules, now: int) -> boo
     times = updates.times(db, sandbox)
     if now - times.ended_at <= rules.retention_s:
         return False
-    recovery.lose(db, sandbox, now, f"{times.reason} (its bytes were deleted {_days(rules)} after it had failed)")
+    recovery.mark_lost(db, sandbox, now, f"{times.reason} (its bytes were deleted {_days(rules)} after it had failed)")
     return True
 
 

@@ -107,21 +107,21 @@ class PluginState:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def place_of(self, uid: int, gid: int, group: int | None) -> Path:
+    def directory_of(self, uid: int, gid: int, group: int | None) -> Path:
         """Return the directory of a user. Create it if it is missing.
 
         :param group: that only movers of this user have, None for no such group. :raises OSError: it cannot be made.
         """
-        place = self._root / str(uid)
+        directory = self._root / str(uid)
         with contextlib.suppress(FileExistsError):
-            durable.make_dir("spool-state", place, 0o700)
+            durable.make_dir("spool-state", directory, 0o700)
         owner, owners, mode = (uid, gid, 0o700) if group is None else (0, group, 0o770)
         if os.geteuid() == 0:
-            found = durable.disk.lstat(place)
+            found = durable.disk.lstat(directory)
             if (found.st_uid, found.st_gid) != (owner, owners):
-                durable.disk.chown(place, owner, owners)
-                durable.disk.chmod(place, mode)
-        return place
+                durable.disk.chown(directory, owner, owners)
+                durable.disk.chmod(directory, mode)
+        return directory
 
     def sizes(self) -> dict[int, int]:
         """Bytes of the quota that each user's directory takes."""
@@ -131,13 +131,17 @@ class PluginState:
         """Bytes of the quota that a user's directory takes: its blocks, and a fixed number for each name."""
         waiting, total, left = [self._root / str(uid)], 0, _MOST_NAMES
         while waiting and left > 0:
-            place = waiting.pop()
-            with contextlib.suppress(OSError), trees.opened(place) as opened, durable.disk.scandir(opened) as entries:
+            directory = waiting.pop()
+            with (
+                contextlib.suppress(OSError),
+                trees.opened(directory) as opened,
+                durable.disk.scandir(opened) as entries,
+            ):
                 for entry in itertools.islice(entries, left):
                     left -= 1
                     total += NAME_BYTES
                     if entry.is_dir(follow_symlinks=False):
-                        waiting.append(place / entry.name)
+                        waiting.append(directory / entry.name)
                     else:
                         total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
         return total

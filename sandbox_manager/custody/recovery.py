@@ -34,7 +34,7 @@ def end_movers(spool: Spool) -> None:
         log.warn("orphan-movers-ended", processes=ended)
 
 
-def settle_ledger(
+def reconcile_ledger(
     db: sqlite3.Connection, directories: Collection[str], boot: str, now: int, longest_s: float
 ) -> tuple[set[int], list[str]]:
     """Bring the ledger into agreement with the spool after a start.
@@ -57,13 +57,13 @@ def settle_ledger(
         if not _is_needed(db, ticket, sandbox):
             continue
         if ticket not in directories:
-            lose(db, sandbox, now, "its directory in the spool is gone")
+            mark_lost(db, sandbox, now, "its directory in the spool is gone")
         elif synced is SyncState.DONE:
             continue
         elif its_boot != boot:
-            lose(db, sandbox, now, "the machine went down before the output was safely on its disk")
+            mark_lost(db, sandbox, now, "the machine went down before the output was safely on its disk")
         elif synced is SyncState.BEGUN:
-            lose(
+            mark_lost(
                 db,
                 sandbox,
                 now,
@@ -76,13 +76,13 @@ def settle_ledger(
     return touched, unsynced
 
 
-def lose_tickets(db: sqlite3.Connection, lost: Mapping[str, str], now: int) -> Iterable[int]:
+def mark_tickets_lost(db: sqlite3.Connection, lost: Mapping[str, str], now: int) -> Iterable[int]:
     """Mark sandboxes LOST whose data the disk has lost. :param lost: why, by ticket. :returns: sandboxes touched."""
     touched = []
     for ticket, reason in lost.items():
         sandbox = queries.sandbox_of(db, ticket)
         if sandbox is not None and _is_needed(db, ticket, sandbox):
-            lose(db, sandbox, now, reason)
+            mark_lost(db, sandbox, now, reason)
             touched.append(sandbox)
     return touched
 
@@ -93,7 +93,7 @@ def record_synced(db: sqlite3.Connection, on_disk: Iterable[str], lost: Mapping[
     :param lost: why, by ticket. :returns: sandboxes touched.
     """
     updates.mark_synced(db, on_disk)
-    return lose_tickets(db, lost, now)
+    return mark_tickets_lost(db, lost, now)
 
 
 def may_need(sandbox: Sandbox) -> bool:
@@ -106,7 +106,7 @@ def _is_needed(db: sqlite3.Connection, ticket: str, sandbox: int) -> bool:
     return updates.state_of(db, sandbox) in _NEEDS_BYTES and updates.is_wanted(db, ticket)
 
 
-def lose(db: sqlite3.Connection, sandbox: int, now: int, reason: str) -> None:
+def mark_lost(db: sqlite3.Connection, sandbox: int, now: int, reason: str) -> None:
     log.error("sandbox-lost", sandbox=sandbox, reason=reason)
     updates.end(db, sandbox, State.LOST, now, reason)
 
@@ -132,12 +132,12 @@ class OrphanCollector:
         self._before: frozenset[str] = frozenset()
         self._unknown = 0
 
-    async def take_back(self) -> None:
+    async def move_back(self) -> None:
         """At the start: move output back that was set aside, and that the ledger knows."""
         kept = await self._ledger.read(queries.kept_tickets)
         try:
             await self._on_disk(self._spool.remove_parts)
-            back = await self._on_disk(lambda: self._spool.take_back(kept))
+            back = await self._on_disk(lambda: self._spool.move_back(kept))
         except OSError as problem:
             log.error(
                 "unknown-output-restore-failed", problem=problem, advice="see whether the disk of the spool is sound"
@@ -164,8 +164,10 @@ class OrphanCollector:
         try:
             moved = await self._on_disk(lambda: self._spool.set_aside(sorted(tickets)))
             if moved:
-                place = self._spool.root / "unknown"
-                log.error("unknown-output-found", tickets=len(moved), first=moved[0], directory=place, advice=_ADVICE)
+                directory = self._spool.root / "unknown"
+                log.error(
+                    "unknown-output-found", tickets=len(moved), first=moved[0], directory=directory, advice=_ADVICE
+                )
             await self._keep()
         except (OSError, sqlite3.Error) as problem:
             log.error(

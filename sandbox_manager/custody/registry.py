@@ -80,9 +80,9 @@ class BatchQueue:
         sandbox, part, deadline = self._parts.pop(sandbox_id)
         self.files -= part.files
         self.size_bytes -= part.size_bytes
-        if not _take(self._later, (part.ready_at, sandbox_id)):
-            _take(self._ready, order(sandbox))
-            _take(self._deadlines, (deadline, order(sandbox)))
+        if not _remove(self._later, (part.ready_at, sandbox_id)):
+            _remove(self._ready, order(sandbox))
+            _remove(self._deadlines, (deadline, order(sandbox)))
 
     def wake(self, now: float) -> None:
         """Make files ready that are due. :param now: wall clock."""
@@ -173,7 +173,7 @@ class Backlog:
         )
 
 
-def _take(ordered: list[_T], item: _T) -> bool:
+def _remove(ordered: list[_T], item: _T) -> bool:
     """Remove an item from a sorted list; False when it is not in it."""
     at = bisect.bisect_left(ordered, item)
     if at < len(ordered) and ordered[at] == item:
@@ -240,7 +240,7 @@ class Registry:
 
     def destinations_at(self, server: str) -> frozenset[int]:
         """Numbers of the destinations on a server."""
-        return frozenset(number for number, place in self.destinations.items() if place.server == server)
+        return frozenset(number for number, destination in self.destinations.items() if destination.server == server)
 
     def files_waiting(self, may_send: Callable[[str], bool], most: int, now: int) -> Counter[str]:
         """Files that are due, by server, for servers to which something may be sent.

@@ -106,16 +106,16 @@ class Spool:
         :param forbidden: parameter -> directory whose content HTCondor deletes (EXECUTE, SPOOL, LOG).
         :raises SpoolError: a directory is in the wrong place or somebody else's.
         """
-        self._check_place(forbidden)
+        self._check_location(forbidden)
         try:
             with durable.step("spool-open"):
                 self._make(self.root, 0o711)
                 for part in _PARTS:
                     self._make(self.root / part, 0o700 if part in _OURS_ALONE else 0o711)
                 self._own, self._own_root = _identity(self._sandboxes), _identity(self.root)
-                self._take_lock()
-                for place in (self.root, self.root.parent):
-                    self._sync_names(place)
+                self._acquire_lock()
+                for path in (self.root, self.root.parent):
+                    self._sync_names(path)
             self._private_groups = self._root_mode and self._may_have_private_groups()
         except OSError as problem:
             text = f"STAGEOUT_SPOOL = {self.root}: {problem}; give it a place that can be written"
@@ -129,7 +129,7 @@ class Spool:
             durable.disk.close(self._lock)
             self._lock = -1
 
-    def _take_lock(self) -> None:
+    def _acquire_lock(self) -> None:
         descriptor = durable.disk.open(self.root / "ledger" / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not durable.lock(descriptor):
             durable.disk.close(descriptor)
@@ -138,12 +138,12 @@ class Spool:
             )
         self._lock = descriptor
 
-    def _check_place(self, forbidden: Mapping[str, str]) -> None:
+    def _check_location(self, forbidden: Mapping[str, str]) -> None:
         for name, value in forbidden.items():
-            place = Path(os.path.realpath(value)) if value else None
-            if place is not None and (place == self.root or place in self.root.parents):
+            path = Path(os.path.realpath(value)) if value else None
+            if path is not None and (path == self.root or path in self.root.parents):
                 raise SpoolError(
-                    f"STAGEOUT_SPOOL = {self.root} is inside {name} = {place}, which HTCondor empties; "
+                    f"STAGEOUT_SPOOL = {self.root} is inside {name} = {path}, which HTCondor empties; "
                     "set STAGEOUT_SPOOL to a directory beside it on the same filesystem"
                 )
         for parent in self.root.parents if self._root_mode else ():
@@ -188,17 +188,17 @@ class Spool:
 
     def state_of(self, uid: int, gid: int) -> Path:
         """Return the directory for the state of this user's plugins. :raises OSError: it cannot be made."""
-        return self.state.place_of(uid, gid, self.private_group(uid) if self._private_groups else None)
+        return self.state.directory_of(uid, gid, self.private_group(uid) if self._private_groups else None)
 
     # ---- one hand-off ------------------------------------------------------------------------------------------------
 
     def prepare_intake(self, ticket: str, uid: int, gid: int) -> Path:
         """Make the directory into which this user may link. Not on the disk, and need not be."""
-        place = self._intake / ticket
-        durable.make_dir("intake-mkdir", place, 0o700)
+        path = self._intake / ticket
+        durable.make_dir("intake-mkdir", path, 0o700)
         if self._root_mode:
-            durable.disk.chown(place, uid, gid)
-        return place
+            durable.disk.chown(path, uid, gid)
+        return path
 
     def withdraw(self, ticket: str) -> None:
         """Remove a hand-off that was not accepted, and all that its user put there; never raises."""
@@ -241,12 +241,12 @@ class Spool:
         :param account: that gets the files; None: they stay their user's.
         :raises NotClaimed: something is not as offered; the ticket is gone then.
         """
-        place = self._intake / ticket
+        path = self._intake / ticket
         try:
             with durable.step("intake-claim"):
-                files = self._checked(place, offered, uid, gid, credentials, account)
+                files = self._checked(path, offered, uid, gid, credentials, account)
             with durable.step("spool-move"):
-                durable.disk.rename(place, self._sandboxes / ticket)
+                durable.disk.rename(path, self._sandboxes / ticket)
         except (OSError, NotClaimed) as problem:
             self.withdraw(ticket)
             raise NotClaimed(str(problem), "Disk" if isinstance(problem, OSError) else "") from problem
@@ -254,14 +254,14 @@ class Spool:
 
     def _checked(
         self,
-        place: Path,
+        path: Path,
         offered: Sequence[OfferedFile],
         uid: int,
         gid: int,
         credentials: Sequence[OfferedCredential],
         account: Account | None,
     ) -> list[StoredFile]:
-        with trees.opened(place) as directory:
+        with trees.opened(path) as directory:
             if self._root_mode:
                 # From here on the user can add and remove nothing, not even through a descriptor he holds.
                 group = self.group_of(account.uid, account.gid) if account else self.group_of(uid, gid)
@@ -276,7 +276,7 @@ class Spool:
             _check_bounds(directory, offered, credentials)
             if credentials:
                 self._lock_away(directory, credentials, uid)
-            held = [self._held(place.name, directory, at, item, uid) for at, item in enumerate(offered)]
+            held = [self._held(path.name, directory, at, item, uid) for at, item in enumerate(offered)]
             if account is None:
                 return held
             with durable.step("intake-account"):
@@ -355,11 +355,11 @@ class Spool:
         return synced
 
     def _sync_data(self, ticket: str, synced: Synced) -> None:
-        place = self._sandboxes / ticket
+        path = self._sandboxes / ticket
         try:
-            _sync_directory(place)
+            _sync_directory(path)
             with contextlib.suppress(FileNotFoundError):  # no credentials, or one is just being renewed, which syncs it
-                _sync_directory(place / CREDENTIALS)
+                _sync_directory(path / CREDENTIALS)
         except FileNotFoundError:
             return
         except _Refused as problem:
@@ -372,8 +372,8 @@ class Spool:
         else:
             synced.on_disk.append(ticket)
 
-    def _sync_names(self, place: Path) -> None:
-        with trees.opened(place) as directory:
+    def _sync_names(self, path: Path) -> None:
+        with trees.opened(path) as directory:
             durable.disk.fsync(directory)
 
     def unchanged(self, held: StoredFile) -> bool:
@@ -449,10 +449,10 @@ class Spool:
 
     def remove_parts(self) -> None:
         """Finish removals that a crash interrupted. :raises OSError: they cannot be finished."""
-        for place in (self._sandboxes, self._unknown):
-            for name in durable.disk.listdir(place):
+        for path in (self._sandboxes, self._unknown):
+            for name in durable.disk.listdir(path):
                 if name.startswith(trees.MOVED):
-                    trees.remove(place, name)
+                    trees.remove(path, name)
 
     def set_aside(self, tickets: Iterable[str]) -> list[str]:
         """Move directories of tickets that the ledger does not know to ``unknown/``. Returns the tickets moved.
@@ -466,7 +466,7 @@ class Spool:
             self._move(moved, self._sandboxes, self._unknown)
         return moved
 
-    def take_back(self, tickets: Iterable[str]) -> list[str]:
+    def move_back(self, tickets: Iterable[str]) -> list[str]:
         """Move directories of tickets that the ledger knows back to their place. Returns those.
 
         :raises OSError: some could not be moved.
@@ -489,8 +489,8 @@ class Spool:
     def _move(self, tickets: Sequence[str], source: Path, target: Path) -> None:
         for ticket in tickets:
             durable.disk.rename(source / ticket, target / ticket)
-        for place in (target, source) if tickets else ():
-            self._sync_names(place)
+        for path in (target, source) if tickets else ():
+            self._sync_names(path)
 
     def unknown(self) -> list[str]:
         """Tickets that were set aside."""
@@ -544,9 +544,9 @@ def _check_bounds(directory: int, offered: Sequence[OfferedFile], credentials: S
         raise Overrun(f"{taken_bytes} bytes are in the spool where {offered_bytes} were offered")
 
 
-def _identity(place: Path) -> tuple[int, int]:
+def _identity(path: Path) -> tuple[int, int]:
     """Return device and inode, which identify a directory."""
-    found = durable.disk.lstat(place)
+    found = durable.disk.lstat(path)
     return found.st_dev, found.st_ino
 
 
@@ -568,16 +568,16 @@ def _given(directory: int, held: StoredFile, account: Account, gid: int) -> Stor
     return replace(held, mtime_ns=found.st_mtime_ns)
 
 
-def _sync_directory(place: Path) -> None:
+def _sync_directory(path: Path) -> None:
     """Sync the files in a ticket's directory, then their names."""
-    _each_file(place, _fdatasync)
-    with trees.opened(place) as directory:
+    _each_file(path, _fdatasync)
+    with trees.opened(path) as directory:
         _or_refused(durable.disk.fsync, directory)
 
 
-def _each_file(place: Path, work: Callable[[int], None]) -> None:
+def _each_file(path: Path, work: Callable[[int], None]) -> None:
     """Call ``work`` with a descriptor of each file in a ticket's directory."""
-    with trees.opened(place) as directory:
+    with trees.opened(path) as directory:
         for name in trees.names(directory):
             if name == CREDENTIALS:
                 continue

@@ -379,7 +379,7 @@ def move_files(
     return db.executemany(f"UPDATE files SET {also} state = {new:d} WHERE {is_old} AND {condition}", facts).rowcount
 
 
-def take_files(
+def claim_files(
     db: sqlite3.Connection, sandbox: int, destination: int, now: int, most_files: int, most_bytes: int
 ) -> list[StoredFile]:
     """Mark waiting files of a sandbox as moving, with one more attempt. Return them as they are now.

@@ -34,7 +34,7 @@ from sandbox_manager.delivery.results import (
 )
 from sandbox_manager.scheduling import rates
 from sandbox_manager.scheduling.planner import BatchPlan
-from sandbox_manager.scheduling.rates import Known, call_limits, call_settings
+from sandbox_manager.scheduling.rates import ServerRate, call_limits, call_settings
 from sandbox_manager.scheduling.retry import BatchOutcome, NameRecord
 from sandbox_manager.scheduling.scheduler import BREAKERS, Scheduler
 from sandbox_manager.scheduling.throughput import Amount
@@ -104,11 +104,11 @@ class BatchRunner:
         """From now on a custodian gets what it takes; what is on its way to a slower end is given to it instead."""
         self.hand_over_to = to
         self.scheduler.most_files[METHOD] = BATCH_FILES
-        for place in self.custody.store.registry.destinations.values():
-            if to.takes(place):
-                self.scheduler.breakers.reached(place.server)  # that it is away does not matter any more
+        for destination in self.custody.store.registry.destinations.values():
+            if to.accepts(destination):
+                self.scheduler.breakers.reached(destination.server)  # that it is away does not matter any more
         for batch in self.custody.running:
-            if to.takes(batch.destination):
+            if to.accepts(batch.destination):
                 batch.stop()
         self.custody.store.wake.set()
 
@@ -138,7 +138,7 @@ class Lessons(NamedTuple):
     :param destinations: the destinations of these sandboxes' files.
     """
 
-    rate: Known | None = None
+    rate: ServerRate | None = None
     breakers: str = ""
     due: Sequence[int] = ()
     destinations: Collection[int] = ()
@@ -187,7 +187,7 @@ class Delivery:
     def _custodian(self) -> DrainTarget | None:
         """Return the custodian that gets these files now, None for none."""
         to = self._runner.hand_over_to
-        return to if to is not None and to.takes(self._destination) else None
+        return to if to is not None and to.accepts(self._destination) else None
 
     # ---- files -------------------------------------------------------------------------------------------------------
 
@@ -250,10 +250,10 @@ class Delivery:
     def _prepared(self, number: int, now: float) -> BatchRun:
         """Return the call of the plugin with its time limit and settings. :param now: wall clock."""
         registry, most_s = self._registry, self._custody.rules().lifetime_s
-        place, files, table = self._destination, self.files, self._runner.table
+        destination, files, table = self._destination, self.files, self._runner.table
         known = self._scheduler.rates.of(self._batch.server)
         limit_s, settings = call_limits(known, files, self._transfer, most_s, now)
-        if table.batch_files(place.plugin, place.scheme):
+        if table.batch_files(destination.plugin, destination.scheme):
             # A service with a queue of its own: what the last call took says nothing about this one.
             limit_s, settings = most_s, call_settings(None, self._transfer, now)
         settings.update(self._drain_settings or {})
@@ -262,7 +262,7 @@ class Delivery:
         directory = self._custody.spool.root / "movers" / f"{number}-{files[0].ticket[:8]}"
         user = (self._batch.uid, self._batch.gid)
         return BatchRun(
-            self._custody.spool, table, place, jobs, user, files, directory, limit_s, settings, self._held, now
+            self._custody.spool, table, destination, jobs, user, files, directory, limit_s, settings, self._held, now
         )  # fmt: skip
 
     async def send(self, run: BatchRun) -> list[Answer]:
@@ -289,7 +289,7 @@ class Delivery:
     def check_name(self, run: BatchRun, answers: Sequence[Answer]) -> bool:
         """Record what the answers say about the server's name. Return whether it does not exist."""
         now_s = self._custody.clock.monotonic_s()
-        return self._runner.names.heard(self._destination.host, answers, run.began_s, now_s)
+        return self._runner.names.record_answers(self._destination.host, answers, run.began_s, now_s)
 
     def decide(self, answers: Sequence[Answer], answered: bool = False, unknown_name: bool = False) -> BatchOutcome:
         """Decide about every file.
@@ -317,7 +317,7 @@ class Delivery:
         learnt = scheduler.rates.after(self.server, self.files, outcome, took_s, level, self._began_at + took_s)
         return self._lessons(outcome, learnt) if run.asked else NO_LESSONS
 
-    def _lessons(self, outcome: BatchOutcome, rate: Known | None) -> Lessons:
+    def _lessons(self, outcome: BatchOutcome, rate: ServerRate | None) -> Lessons:
         """Tell the breaker of the server, whose plugin has answered."""
         breakers, registry = self._scheduler.breakers, self._registry
         is_back = update_breaker(breakers, self.server, outcome)
@@ -535,7 +535,7 @@ def claim_files(
         state = updates.state_of(db, part.sandbox)
         if state not in ACTIVE or (taken and room <= 0):
             continue
-        files = updates.take_files(db, part.sandbox, batch.destination, now, part.files, max(room, 0))
+        files = updates.claim_files(db, part.sandbox, batch.destination, now, part.files, max(room, 0))
         room -= sum(item.size_bytes for item in files)
         taken.extend(files)
         if files and state is State.LEASED:

@@ -16,11 +16,11 @@ class FrontEnds:
     """The renewed answers, by the path of the plugin."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, str] = {}
+        self._signatures: dict[str, str] = {}
 
     def forget(self) -> None:
         """Ask all plugins again the next time: an answer may depend on more than the file."""
-        self._seen.clear()
+        self._signatures.clear()
 
     def renew(self, paths: Iterable[str]) -> None:
         """Renew those of FILETRANSFER_PLUGINS that are front ends, each once for a change of its plugin. Blocks."""
@@ -34,9 +34,9 @@ class FrontEnds:
         plugin = front_end.plugin_of(path)
         if not plugin:
             return
-        seen = front_end.signature(Path(plugin).stat())
-        if self._seen.get(str(path)) != seen:
-            self._seen[str(path)] = seen
+        signature = front_end.signature(Path(plugin).stat())
+        if self._signatures.get(str(path)) != signature:
+            self._signatures[str(path)] = signature
             front_end.write(path.resolve(), plugin, _ask)
 
 

@@ -68,7 +68,7 @@ class DrainTarget:
         if self._last:
             self._last = max(self._last, secrets.randbelow(_GO_ON_BELOW))
 
-    def takes(self, destination: Destination) -> bool:
+    def accepts(self, destination: Destination) -> bool:
         """Tell whether files for that destination can go this way: the overlay's plugin must move them."""
         return method_of(destination.scheme) == METHOD
 

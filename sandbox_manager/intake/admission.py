@@ -20,7 +20,7 @@ from sandbox_manager.intake.agents import AgentTable
 from sandbox_manager.intake.identity import RunFacts
 from sandbox_manager.rules import Account, Rules
 from sandbox_manager.scheduling.breaker import Flow
-from sandbox_manager.scheduling.slots import is_stuck, places_free
+from sandbox_manager.scheduling.slots import is_stuck, positions_free
 from sandbox_manager.scheduling.throughput import Throughput
 from stageout.core.clock import Clock
 from stageout.core.reasons import sentence_of
@@ -187,7 +187,7 @@ class Admission:
         self._reservations.pop(number, None)
         self._copying.pop(number, None)
 
-    def places_free(self, slot: SlotKey, owner: str) -> int:
+    def positions_free(self, slot: SlotKey, owner: str) -> int:
         """Count the places left in a data slot for an owner."""
         taken = [
             (one.slot, one.owner, count)
@@ -198,10 +198,10 @@ class Admission:
         for run, place in promised:
             if place.parent == slot.parent and self.registry.of_run(run) is None:
                 taken.append((place, run.owner, 1))
-        return places_free(slot, owner, taken, self.rules().limits)
+        return positions_free(slot, owner, taken, self.rules().limits)
 
     @property
-    def places_taken(self) -> int:
+    def positions_used(self) -> int:
         """Places taken in all data slots together."""
         runs = {item.facts.run for item in self._reservations.values() if self.registry.of_run(item.facts.run) is None}
         return len(runs) + sum(count for one, count in self.registry.occupying() if not self._is_stuck(one))
@@ -304,7 +304,7 @@ class Admission:
         run = offer.facts.run
         if self.registry.of_run(run) or any(other.facts.run == run for other in self._reservations.values()):
             return NO_REASON  # a further hand-off of a run that has its place
-        if self.places_free(slot_of(offer.facts), offer.facts.owner) <= 0:
+        if self.positions_free(slot_of(offer.facts), offer.facts.owner) <= 0:
             return Reason("SlotFull", f"the data slot of {offer.facts.slot_name} is full (STAGEOUT_DATA_SLOT_DEPTH)")
         return NO_REASON
 

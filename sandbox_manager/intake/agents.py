@@ -12,7 +12,7 @@ from stageout.wire.custody import AgentNotice
 
 
 @dataclass
-class _Seen:
+class _LastNotice:
     sent_at: int
     number: int
     at_s: float
@@ -33,17 +33,17 @@ class AgentTable:
     clock: Clock
     timeout_s: float
     objection: Callable[[str, str], Reason] = lambda schedd, key: NO_REASON
-    _seen: dict[str, _Seen] = field(default_factory=dict)
+    _notices: dict[str, _LastNotice] = field(default_factory=dict)
 
-    def heard(self, notice: AgentNotice, age_s: float) -> None:
+    def record_notice(self, notice: AgentNotice, age_s: float) -> None:
         """Record that an agent's notice is in the collector. :param age_s: seconds since the collector received it."""
-        known = self._seen.get(notice.schedd)
-        if known is not None and (known.sent_at, known.number) == (notice.sent_at, notice.number):
+        last = self._notices.get(notice.schedd)
+        if last is not None and (last.sent_at, last.number) == (notice.sent_at, notice.number):
             return
         if not self.is_fresh(notice.schedd):
             log.event("agent-found", schedd=notice.schedd, agent=notice.agent)
-        at_s = self.clock.monotonic_s() - (max(0.0, age_s) if known is None else 0.0)
-        self._seen[notice.schedd] = _Seen(
+        at_s = self.clock.monotonic_s() - (max(0.0, age_s) if last is None else 0.0)
+        self._notices[notice.schedd] = _LastNotice(
             notice.sent_at, notice.number, at_s, (notice.renewal_url, notice.renewal_certificate)
         )
 
@@ -53,19 +53,19 @@ class AgentTable:
 
     def forget_all(self) -> None:
         """Forget all notices, after a change of keys: an agent is alive when a notice with its key is found again."""
-        self._seen.clear()
+        self._notices.clear()
 
     def is_fresh(self, schedd: str) -> bool:
         """Tell whether this schedd's agent sent an ad lately."""
-        known = self._seen.get(schedd)
-        return known is not None and self.clock.monotonic_s() - known.at_s <= self.timeout_s
+        last = self._notices.get(schedd)
+        return last is not None and self.clock.monotonic_s() - last.at_s <= self.timeout_s
 
     def credential_port(self, schedd: str) -> tuple[str, str]:
         """Return the URL of the port for renewed credentials and SHA-256 of its certificate; empty texts if unknown."""
-        known = self._seen.get(schedd)
-        return known.credential_port if known is not None else ("", "")
+        last = self._notices.get(schedd)
+        return last.credential_port if last is not None else ("", "")
 
     @property
     def fresh(self) -> list[str]:
         """Schedds whose agents are alive."""
-        return sorted(schedd for schedd in self._seen if self.is_fresh(schedd))
+        return sorted(schedd for schedd in self._notices if self.is_fresh(schedd))

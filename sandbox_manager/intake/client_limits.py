@@ -23,16 +23,16 @@ class Full(NotTaken):
 
 
 class Client:
-    """One client. :meth:`take` is called before the memory is used; it is given back when the client has gone."""
+    """One client. :meth:`use_memory` is called before the memory is used; it is given back when the client has gone."""
 
     def __init__(self, limits: ClientLimits, uid: int) -> None:
         self._client_limits, self._uid = limits, uid
-        self.taken_bytes = 0
+        self.used_bytes = 0
 
-    def take(self, size_bytes: int) -> None:
+    def use_memory(self, size_bytes: int) -> None:
         """Count memory that the client uses from now on. :raises Full: the user has too much, or all together."""
         self._client_limits.check_room(self._uid, size_bytes)
-        self.taken_bytes += size_bytes
+        self.used_bytes += size_bytes
         self._client_limits.bytes[self._uid] += size_bytes
 
 
@@ -69,7 +69,7 @@ class ClientLimits:
             yield client
         finally:
             self._connections[uid] -= 1
-            self.bytes[uid] -= client.taken_bytes
+            self.bytes[uid] -= client.used_bytes
             self._connections, self.bytes = +self._connections, +self.bytes
 
     def check_room(self, uid: int, size_bytes: int) -> None:

@@ -27,7 +27,7 @@ class Link:
         self._connection = connection
         self._silence_s = silence_s
         self._loop = asyncio.get_running_loop()
-        self._take_memory: Callable[[int], None] = _free
+        self._use_memory: Callable[[int], None] = _free
 
     async def __aenter__(self) -> Link:
         return self
@@ -37,9 +37,9 @@ class Link:
     ) -> None:
         self._connection.close()
 
-    def count_memory(self, take: Callable[[int], None]) -> None:
-        """Call ``take`` with the length of each frame from now on, before it is read."""
-        self._take_memory = take
+    def count_memory(self, use: Callable[[int], None]) -> None:
+        """Call ``use`` with the length of each frame from now on, before it is read."""
+        self._use_memory = use
 
     @property
     def is_gone(self) -> bool:
@@ -63,7 +63,7 @@ class Link:
 
     async def _body(self) -> bytes:
         (length,) = _LENGTH.unpack(await self._exactly(_LENGTH.size))
-        self._take_memory(wire.checked_length(length))
+        self._use_memory(wire.checked_length(length))
         return await self._exactly(length)
 
     async def _exactly(self, count: int) -> bytes:

@@ -224,10 +224,10 @@ class Intake:
         except NotIdentified as no:
             if peer.uid not in (0, os.geteuid()):
                 raise
-            link.count_memory(client.take)
+            link.count_memory(client.use_memory)
             await self._probe(link, peer, client, latest_s, no)
             return
-        link.count_memory(client.take)
+        link.count_memory(client.use_memory)
         with self._reported(facts.run):
             offer = await self._read_offer(link, await link.receive("offer"), client, latest_s)
             _check_job(facts, offer, self._encrypted)
@@ -293,7 +293,7 @@ class Intake:
 
     async def _read_offer(self, link: Link, head: dict[str, Any], client: Client, latest_s: float) -> _Offer:
         count, plugin, context = self._head(head)
-        client.take(count * _FILE_BYTES)
+        client.use_memory(count * _FILE_BYTES)
         files: list[OfferedFile] = []
         while len(files) < count:
             files += wire.offered_files(await link.receive("files"))
@@ -362,8 +362,8 @@ class Intake:
             raise Refused(text, Overrun.code)
 
     def _store_credentials(self, ticket: str, offered: wire.TransferContext) -> StoredCredentials:
-        found = self._spool.safe.take(ticket, offered.credentials, self._clock.wall_s())
-        return StoredCredentials(ticket, _one_ad(offered.job_ad), _one_ad(offered.plugin_data), found)
+        found = self._spool.safe.examine_offered(ticket, offered.credentials, self._clock.wall_s())
+        return StoredCredentials(ticket, _checked_ad(offered.job_ad), _checked_ad(offered.plugin_data), found)
 
     async def _record(self, handoff: Handoff) -> Receipt:
         try:
@@ -377,9 +377,9 @@ class Intake:
         # Copies are made where links cannot be: then the time depends on the size.
         limit_s = 30 + len(offer.files) / 1000 + offer.size_bytes / 10e6
         latest_s = self._clock.monotonic_s() + limit_s
-        copy, look = None, self._looks(ticket, offer)
+        copy, received = None, self._receiver(ticket, offer)
         while True:
-            message = await look(link.receive("linking", "linked", "too-slow" if copy else "copy"))
+            message = await received(link.receive("linking", "linked", "too-slow" if copy else "copy"))
             if message["op"] == "linked":
                 return copy
             if self._clock.monotonic_s() > latest_s:
@@ -393,12 +393,12 @@ class Intake:
                     "OtherFilesystem",
                 )
 
-    def _looks(
+    def _receiver(
         self, ticket: str, offer: _Offer
     ) -> Callable[[Coroutine[Any, Any, dict[str, Any]]], Awaitable[dict[str, Any]]]:
-        """Return a function that waits for a message, and looks now and then what the hand-off takes of the spool.
+        """Return a function that waits for a message, and now and then checks the space of the hand-off in the spool.
 
-        However many messages come, no look is left out. The function raises Overrun.
+        Many messages do not delay a check. The function raises Overrun.
         """
         loop = asyncio.get_running_loop()
         next_s = loop.time() + _LOOK_S
@@ -411,7 +411,7 @@ class Intake:
                     await asyncio.wait({message}, timeout=max(0.0, next_s - loop.time()))
                     if loop.time() >= next_s:
                         began_s = loop.time()
-                        await self._look(ticket, offer)
+                        await self._check_intake(ticket, offer)
                         next_s = loop.time() + max(_LOOK_S, (loop.time() - began_s) * _LOOK_PART)
                     if message.done():
                         return message.result()
@@ -420,7 +420,7 @@ class Intake:
 
         return wait
 
-    async def _look(self, ticket: str, offer: _Offer) -> None:
+    async def _check_intake(self, ticket: str, offer: _Offer) -> None:
         files, credentials = offer.files, offer.context.credentials
         await self._on_disk(len(files), self._spool.check_intake, ticket, files, credentials)
 
@@ -463,7 +463,7 @@ def _who(peer: Peer | None) -> tuple[int, int | None]:
     return (-1, None) if peer is None else (peer.uid, peer.pid)
 
 
-def _one_ad(text: str) -> str:
+def _checked_ad(text: str) -> str:
     """Write the text of an ad anew: nothing else may come into a plugin's input. :raises BadMessage: it is no ad."""
     try:
         return unparse_ad(parse_ad(text)) if text else ""

@@ -93,20 +93,20 @@ class Control:
         ]
         for sandbox in sandboxes:
             if job in ("", sandbox.run.job, sandbox.run.job_id):
-                await self._one(sandbox, writer)
+                await self._send_sandbox(sandbox, writer)
         servers = [asdict(one) for one in self._pipeline.scheduler.breakers.troubles()]
         flows = [asdict(one) for one in flow_reports(self._pipeline)]
         name = self._pipeline.manager.name
         await _send(writer, {"op": "end", "manager": name, "servers": servers, "flows": flows})
 
-    async def _one(self, sandbox: Sandbox, writer: asyncio.StreamWriter) -> None:
+    async def _send_sandbox(self, sandbox: Sandbox, writer: asyncio.StreamWriter) -> None:
         files = await self._pipeline.store.ledger.read(lambda db: list(queries.all_files(db, sandbox.id)))
-        places = self._pipeline.store.registry.destinations
+        destinations = self._pipeline.store.registry.destinations
         rules = self._pipeline.rules.retry
         report = sandbox_report(sandbox, rules.attempts, (), gives_up_at=last_attempt_at(sandbox, rules))
         await _send(writer, {"op": "sandbox", "sandbox": asdict(report), "files": len(files)})
         for start in range(0, len(files), FILES_PER_FRAME):
-            chunk = [asdict(file_report(row, sandbox, places)) for row in files[start : start + FILES_PER_FRAME]]
+            chunk = [asdict(file_report(row, sandbox, destinations)) for row in files[start : start + FILES_PER_FRAME]]
             await _send(writer, {"op": "files", "files": chunk})
 
     def metrics(self) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class Drain:
             log.warn(
                 "handover-started", router=self._drain_target.router, bytes=self._pipeline.store.registry.bytes_at_risk
             )
-            others = [sandbox for sandbox in self._remaining() if not self._takes_all(sandbox, self._drain_target)]
+            others = [sandbox for sandbox in self._remaining() if not self._accepts_all(sandbox, self._drain_target)]
             if others:
                 log.warn(
                     "output-stranded", jobs=jobs_at_risk(others), reason="only overlay:// output can be handed over"
@@ -111,9 +111,9 @@ class Drain:
             self._pipeline.store.registry.order_anew(self.deadline)
             await self._all_due()
 
-    def _takes_all(self, sandbox: Sandbox, target: DrainTarget) -> bool:
-        places = self._pipeline.store.registry.destinations
-        return all(target.takes(places[part.destination]) for part in sandbox.waiting)
+    def _accepts_all(self, sandbox: Sandbox, target: DrainTarget) -> bool:
+        destinations = self._pipeline.store.registry.destinations
+        return all(target.accepts(destinations[part.destination]) for part in sandbox.waiting)
 
     def _remaining(self) -> list[Sandbox]:
         """Return the sandboxes that end with the pilot; those that a custodian holds do not."""
@@ -133,11 +133,13 @@ class Drain:
     def deadline(self, sandbox: Sandbox) -> float:
         """Return the end (wall clock) for all that can still arrive before it; the rest goes behind, as if in time."""
         target = self._pipeline.runner.hand_over_to
-        if target is not None and self._takes_all(sandbox, target):
+        if target is not None and self._accepts_all(sandbox, target):
             return self._end  # the custodian is near: all of it has time, the most urgent goes first
         left_s = self._until_s - self._clock.monotonic_s()
-        places, throughput = self._pipeline.store.registry.destinations, self._pipeline.scheduler.throughput
-        rates = ((part.size_bytes, throughput.bytes_per_s(places[part.destination].server)) for part in sandbox.waiting)
+        destinations, throughput = self._pipeline.store.registry.destinations, self._pipeline.scheduler.throughput
+        rates = (
+            (part.size_bytes, throughput.bytes_per_s(destinations[part.destination].server)) for part in sandbox.waiting
+        )
         needs_s = max((size_bytes / rate for size_bytes, rate in rates if rate > 0), default=0.0)
         return self._end if needs_s <= left_s else float("inf")
 

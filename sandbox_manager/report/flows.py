@@ -34,11 +34,11 @@ def _waiting(pipeline: Pipeline) -> dict[str, Amount]:
     registry = pipeline.store.registry
     found: defaultdict[str, Amount] = defaultdict(lambda: _NOTHING)
     for key, queue in registry.backlog.queues.items():
-        place = registry.destinations.get(key.destination)
-        if place is None:
+        destination = registry.destinations.get(key.destination)
+        if destination is None:
             continue
-        files, size_bytes = found[place.server]
-        found[place.server] = Amount(files + queue.files, size_bytes + queue.size_bytes)
+        files, size_bytes = found[destination.server]
+        found[destination.server] = Amount(files + queue.files, size_bytes + queue.size_bytes)
     return found
 
 

@@ -55,7 +55,7 @@ class ManagerMetrics:
         registry = self._pipeline.store.registry
         waiting: Counter[str] = Counter()
         owners: dict[str, set[str]] = {}
-        hosts = {number: host_of(place.server) for number, place in registry.destinations.items()}
+        hosts = {number: host_of(destination.server) for number, destination in registry.destinations.items()}
         for sandbox in registry.by_id.values():
             for part in sandbox.waiting:
                 host = hosts.get(part.destination, UNKNOWN)
@@ -86,7 +86,7 @@ class ManagerMetrics:
         found.put("stageout_manager_spool_limit_bytes", admission.quota_bytes)
         found.put("stageout_manager_spool_free_bytes", self._free_bytes())
         found.put("stageout_manager_data_slots", figures["StageOutDataSlots"])
-        found.put("stageout_manager_data_slots_busy", admission.places_taken)
+        found.put("stageout_manager_data_slots_busy", admission.positions_used)
         found.put("stageout_manager_accepting", figures["StageOutAccept"])
         found.put("stageout_manager_report_age_seconds", self._reporter.age_s)
 

@@ -16,7 +16,7 @@ _ADVICE = "name a plugin for it in FILETRANSFER_PLUGINS, last the one that shall
 def missing_methods(
     finds: Callable[[str, str], object | None],
     sandboxes: Iterable[Sandbox],
-    places: Mapping[int, Destination],
+    destinations: Mapping[int, Destination],
     drain_method: str = "",
 ) -> dict[str, str]:
     """Find what waits for a plugin that moves a method, by method.
@@ -27,8 +27,14 @@ def missing_methods(
     """
     waiting: Counter[str] = Counter()
     for sandbox in sandboxes:
-        wanted = {places[part.destination] for part in sandbox.waiting} if sandbox.state not in FREED else set()
-        waiting.update({method_of(place.scheme) for place in wanted if finds(place.plugin, place.scheme) is None})
+        wanted = {destinations[part.destination] for part in sandbox.waiting} if sandbox.state not in FREED else set()
+        waiting.update(
+            {
+                method_of(destination.scheme)
+                for destination in wanted
+                if finds(destination.plugin, destination.scheme) is None
+            }
+        )
     found = {method: f"output of {jobs} jobs" for method, jobs in waiting.items()}
     if drain_method and finds("", drain_method) is None:
         found[drain_method] = "at the end of this pilot all that STAGEOUT_PILOT_ROUTER is for; without it that is lost"

@@ -46,7 +46,7 @@ class OrderReader:
         answered, looked_s, found = None, float("-inf"), False
         while True:
             interval_s = self._interval_s()
-            rests_s = self._look_interval_s(interval_s) if answered else interval_s
+            rests_s = self._poll_interval_s(interval_s) if answered else interval_s
             if self._clock.monotonic_s() - looked_s < rests_s:
                 await asyncio.sleep(interval_s)
                 continue
@@ -67,7 +67,7 @@ class OrderReader:
                 await self._apply(ads)
             await asyncio.sleep(interval_s)
 
-    def _look_interval_s(self, interval_s: float) -> float:
+    def _poll_interval_s(self, interval_s: float) -> float:
         """Return the seconds between two queries for orders.
 
         The pause is longer while no output waits for a confirmation or a lease, because the collector serves all nodes
@@ -86,7 +86,7 @@ class OrderReader:
         held = frozenset(sandbox.run.schedd for sandbox in store.registry.by_id.values())
         sheets = self._verifier.sheets(ads, held)
         try:
-            if self._keys.take_unsaved():
+            if self._keys.pop_unsaved():
                 await store.ledger.write(self._keys.save, "agent-pinned")
             for sheet in sheets:
                 await self._pipeline.apply_orders(sheet)

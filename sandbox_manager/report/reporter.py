@@ -342,7 +342,7 @@ class Reporter:
             pipeline.manager.name, pipeline.manager.key, number, int(self._clock.wall_s()),
             dict(pipeline.store.acknowledged), pipeline.store.registry.bytes_at_risk, (),
             tuple(pipeline.scheduler.breakers.troubles()[:SERVERS_SHOWN]), leases.unleased(), leases.ends_in_s,
-            tuple(flow_reports(pipeline)), pipeline.rules.limits.cpus, self._places, pipeline.admission.used_bytes,
+            tuple(flow_reports(pipeline)), pipeline.rules.limits.cpus, self._positions, pipeline.admission.used_bytes,
             pipeline.admission.quota_bytes, tuple(self._refusals), math.ceil(self._next_in_s()),
             lease_s, __version__, figures.get("StageOutHandoffs", 0),
             figures.get("StageOutSynchronous", {}),
@@ -401,7 +401,7 @@ class Reporter:
     async def _next_number(self) -> int:
         if self._number >= self._numbers_end:
             end = await self._pipeline.store.ledger.write(
-                lambda db: _take_numbers(db, int(self._clock.wall_s() * 1000)), "report-number"
+                lambda db: _reserve_numbers(db, int(self._clock.wall_s() * 1000)), "report-number"
             )
             self._number, self._numbers_end = end - _NUMBERS_AT_ONCE, end
         self._number += 1
@@ -417,11 +417,11 @@ class Reporter:
         has_room = self._has_room(100 * admission.movable_bytes / quota, free)
         self._full_since = 0 if has_room else self._full_since or int(self._clock.wall_s())
         takes_work = has_room and not self._leaving and not admission.report_problem and admission.end.fits
-        places = self._places
+        places = self._positions
         return {
             "StageOutManager": self._pipeline.manager.name,
             "StageOutDataSlots": places,
-            "StageOutDataSlotsFree": max(0, places - admission.places_taken),
+            "StageOutDataSlotsFree": max(0, places - admission.positions_used),
             "StageOutSpoolMB": used // MB,
             "StageOutSpoolFreeMB": max(0, min(quota - used, free)) // MB,
             "StageOutBytesAtRisk": self._pipeline.store.registry.bytes_at_risk,
@@ -432,7 +432,7 @@ class Reporter:
         }
 
     @property
-    def _places(self) -> int:
+    def _positions(self) -> int:
         """Return the sandboxes that the data slots of the node take."""
         limits = self._pipeline.rules.limits
         return (limits.active + limits.depth) * limits.cpus
@@ -481,7 +481,7 @@ def _some_files(db: sqlite3.Connection, sandbox: int, limit: int, with_dropped: 
         return []
 
 
-def _take_numbers(db: sqlite3.Connection, wall_ms: int) -> int:
+def _reserve_numbers(db: sqlite3.Connection, wall_ms: int) -> int:
     """Reserve the next numbers and return their end: a restored ledger must not repeat numbers that were used."""
     end = max(int(get_meta(db, "report_number", "0")), wall_ms) + _NUMBERS_AT_ONCE
     set_meta(db, "report_number", str(end))

@@ -78,7 +78,7 @@ class AgentKeys:
     listed: Mapping[str, str] = field(default_factory=dict)
     unsaved: bool = False
     _pins: dict[str, Pin] = field(default_factory=dict)
-    _heard_s: dict[str, float] = field(default_factory=dict)
+    _noticed_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._started_s = self.clock.monotonic_s()
@@ -87,7 +87,7 @@ class AgentKeys:
         """Let these keys of the configuration count from now on."""
         self.listed = listed
 
-    def take_unsaved(self) -> bool:
+    def pop_unsaved(self) -> bool:
         """Tell whether something was learnt that is not saved. The caller saves it, or calls :meth:`not_saved`."""
         was, self.unsaved = self.unsaved, False
         return was
@@ -127,7 +127,7 @@ class AgentKeys:
             self._pin(schedd, key, "claim", known.former)
         return NO_REASON
 
-    def heard(self, notice: AgentNotice, held: bool) -> None:
+    def check_notice(self, notice: AgentNotice, held: bool) -> None:
         """Check a notice with a good signature of its own key, and remember the key.
 
         :param held: something of that access point's jobs is in the ledger.
@@ -141,14 +141,14 @@ class AgentKeys:
                 raise BadPayload(f"{len(self._pins)} access points are known already; list yours (STAGEOUT_AGENT_KEYS)")
             self._pin(notice.schedd, notice.key, "first")
         elif known.key != notice.key:
-            silent_s = now_s - self._heard_s.get(notice.schedd, self._started_s)
+            silent_s = now_s - self._noticed_s.get(notice.schedd, self._started_s)
             if known.source != "listed" and succeeds(notice.key, known.key, notice.vouches):
                 self._pin(notice.schedd, notice.key, known.source, (*known.former, known.key)[-_FORMER_KEPT:])
             elif known.source == "first" and not held and silent_s > _SILENT_S:
                 self._pin(notice.schedd, notice.key, "first")
             else:
                 raise BadPayload(f"its key is {notice.key}, that of {notice.schedd} is {known.key} ({known.source})")
-        self._heard_s[notice.schedd] = now_s
+        self._noticed_s[notice.schedd] = now_s
 
     def _pin(self, schedd: str, key: str, source: str, former: tuple[str, ...] = ()) -> None:
         log.warn("agent-key-learned", schedd=schedd, key=key, learnt=source)
@@ -183,7 +183,7 @@ class OrderVerifier:
         for ad in found:
             try:
                 if ad.get("MyType") == AGENT_AD:
-                    self._hear(ad, held)
+                    self._accept_notice(ad, held)
                 else:
                     sheets.append(self._sheet(ad))
                 self._refused.pop(str(ad.get("Name")), None)
@@ -191,19 +191,19 @@ class OrderVerifier:
                 self._refuse(str(ad.get("Name")), str(problem))
         return sheets
 
-    def _hear(self, ad: Mapping[str, Any], held: frozenset[str]) -> None:
+    def _accept_notice(self, ad: Mapping[str, Any], held: frozenset[str]) -> None:
         notice = read_notice(payload_of(ad))
         check_signature(AGENT_AD, ad, notice.key)
         if notice.agent != notice.schedd:
             raise BadPayload(f"an agent called {notice.agent} speaks for {notice.schedd}")
-        self._keys.heard(notice, notice.schedd in held)
+        self._keys.check_notice(notice, notice.schedd in held)
         newest = self._newest.get(f"{notice.schedd} {notice.key}", 0)
         if notice.number < newest:
             raise BadPayload(f"notice {notice.number} is old: {newest} was heard already")
         self._newest[f"{notice.schedd} {notice.key}"] = notice.number
         heard_at = ad.get("LastHeardFrom")
         age_s = self._agents.clock.wall_s() - heard_at if isinstance(heard_at, int) else 0.0
-        self._agents.heard(notice, age_s)
+        self._agents.record_notice(notice, age_s)
 
     def _sheet(self, ad: Mapping[str, Any]) -> OrderSheet:
         sheet = read_orders(payload_of(ad))

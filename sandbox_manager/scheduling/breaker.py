@@ -84,11 +84,11 @@ class Breakers:
 
     clock: Clock
     backoff_s: Callable[[int], float]
-    _known: dict[str, Breaker] = field(default_factory=dict)
+    _breakers: dict[str, Breaker] = field(default_factory=dict)
 
     def flow(self, server: str) -> Flow:
         """Return the permission to send to this server now."""
-        breaker = self._known.get(server)
+        breaker = self._breakers.get(server)
         if breaker is None:
             return Flow.ALL
         is_due = breaker.circuit is Circuit.OPEN and self.clock.monotonic_s() >= breaker.probe_s
@@ -96,22 +96,22 @@ class Breakers:
 
     def opens_in_s(self, server: str) -> float:
         """Seconds until a probe may be sent; 0 for a closed breaker."""
-        breaker = self._known.get(server)
+        breaker = self._breakers.get(server)
         return max(0.0, breaker.probe_s - self.clock.monotonic_s()) if breaker else 0.0
 
     def reason(self, server: str) -> str:
         """Return why a server cannot be reached; "" for a closed breaker."""
-        breaker = self._known.get(server)
+        breaker = self._breakers.get(server)
         return breaker.reason if breaker else ""
 
     def soonest_s(self) -> float:
         """Seconds until the next probe may be sent; infinite when no breaker is open."""
-        waits = (self.opens_in_s(server) for server, one in self._known.items() if one.circuit is Circuit.OPEN)
+        waits = (self.opens_in_s(server) for server, one in self._breakers.items() if one.circuit is Circuit.OPEN)
         return min(waits, default=float("inf"))
 
     def started(self, server: str) -> None:
         """Record a batch to this server. With an open breaker the batch is the probe."""
-        breaker = self._known.get(server)
+        breaker = self._breakers.get(server)
         if breaker is not None:
             breaker.turn(Circuit.HALF_OPEN)
 
@@ -120,7 +120,7 @@ class Breakers:
 
         :param retry_after_s: what the server asked for.
         """
-        breaker = self._known.setdefault(server, Breaker())
+        breaker = self._breakers.setdefault(server, Breaker())
         if breaker.circuit is Circuit.OPEN and self.clock.monotonic_s() < breaker.probe_s:
             return False  # A second batch that was under way says nothing new.
         if breaker.circuit is not Circuit.OPEN:
@@ -135,14 +135,14 @@ class Breakers:
 
     def reached(self, server: str) -> bool:
         """Record an answer of the server. Return whether its breaker was not closed before."""
-        breaker = self._known.pop(server, None)
+        breaker = self._breakers.pop(server, None)
         if breaker is not None:
             breaker.turn(Circuit.CLOSED)
         return breaker is not None
 
     def stopped(self, server: str) -> None:
         """Record a batch that showed nothing about the server. A probe is due again."""
-        breaker = self._known.get(server)
+        breaker = self._breakers.get(server)
         if breaker is not None and breaker.circuit is Circuit.HALF_OPEN:
             breaker.turn(Circuit.OPEN)
 
@@ -154,12 +154,12 @@ class Breakers:
                 server, str(one.circuit), one.reason, one.failures, one.since_at,
                 0 if one.circuit is Circuit.HALF_OPEN else int(now + max(0.0, one.probe_s - now_s)),
             )
-            for server, one in sorted(self._known.items())
+            for server, one in sorted(self._breakers.items())
         ]  # fmt: skip
 
     def dump(self) -> str:
         """Return the data that :meth:`restore` needs after a restart."""
-        return json.dumps([{**asdict(one), "wait_s": self._known[one.server].wait_s} for one in self.troubles()])
+        return json.dumps([{**asdict(one), "wait_s": self._breakers[one.server].wait_s} for one in self.troubles()])
 
     def restore(self, text: str) -> None:
         """Open the breakers that were not closed when ``text`` was dumped.
@@ -172,6 +172,6 @@ class Breakers:
             wait_s = item.pop("wait_s")
             one = ServerReport(**item)
             left_s = min(max(0.0, one.probe_at - now), wait_s)
-            self._known[one.server] = Breaker(
+            self._breakers[one.server] = Breaker(
                 Circuit.OPEN, one.failures, one.reason, one.since_at, now_s + left_s, wait_s
             )

@@ -47,7 +47,7 @@ class _ServerCalls:
     :param profile: measured by ``stageout profile``. :param multi_stream: a plugin sends files there over several
         streams. :param since_s: monotonic time of the last measurement;
         ``first_begun_s`` and the fields after it describe the calls that began after it and have ended.
-    :param place_s: sum of places used x seconds. :param tuning: how the last measurement changed the choice.
+    :param concurrency_s: sum of used concurrency x seconds. :param tuning: how the last measurement changed the choice.
     :param unmeasured: why the last measurement tells nothing.
     """
 
@@ -58,7 +58,7 @@ class _ServerCalls:
     first_begun_s: float = math.inf
     files: int = 0
     size_bytes: int = 0
-    place_s: float = 0.0
+    concurrency_s: float = 0.0
     rate_mb_s: float = 0.0
     tuning: Tuning = Tuning.STARTING
     unmeasured: str = ""
@@ -66,7 +66,7 @@ class _ServerCalls:
     def begin_anew(self, now_s: float) -> None:
         """Forget what was seen."""
         self.since_s, self.first_begun_s = now_s, math.inf
-        self.files, self.size_bytes, self.place_s = 0, 0, 0.0
+        self.files, self.size_bytes, self.concurrency_s = 0, 0, 0.0
 
     @property
     def in_flight(self) -> int:
@@ -164,8 +164,8 @@ class Calls:
             calls.first_begun_s = min(calls.first_begun_s, transfer.begun_s)
             calls.files += len(sizes_bytes)
             calls.size_bytes += sum(sizes_bytes)
-            calls.place_s += places_used(sizes_bytes, transfer.concurrency) * (now_s - transfer.begun_s)
-        if calls.files >= self.rules.knobs.delay and calls.place_s > 0:
+            calls.concurrency_s += concurrency_used(sizes_bytes, transfer.concurrency) * (now_s - transfer.begun_s)
+        if calls.files >= self.rules.knobs.delay and calls.concurrency_s > 0:
             self._measure(transfer, calls, now_s)
         else:
             self._streams.finished(transfer, None)
@@ -175,8 +175,8 @@ class Calls:
         before = self._choose(transfer.server)
         level = before.files_at_once
         still = sum(one.concurrency * (now_s - max(one.begun_s, calls.first_begun_s)) for one in calls.transfers)
-        used = (calls.place_s + still) / max(1e-6, now_s - calls.first_begun_s)
-        rate_mb_s = calls.size_bytes / calls.place_s * max(level, 1) / _MB
+        used = (calls.concurrency_s + still) / max(1e-6, now_s - calls.first_begun_s)
+        rate_mb_s = calls.size_bytes / calls.concurrency_s * max(level, 1) / _MB
         calls.begin_anew(now_s)
         if level and used < _USED * level:
             calls.unmeasured = f"Only {used:.1f} of {level} places were used: no measurement."
@@ -264,7 +264,7 @@ def _direction(before: int, after: int) -> Tuning:
     return Tuning.RAISED if after > before else Tuning.LOWERED
 
 
-def places_used(sizes_bytes: Sequence[int], concurrency: int) -> float:
+def concurrency_used(sizes_bytes: Sequence[int], concurrency: int) -> float:
     """Mean number of files under way at once when a call moves these files, ``concurrency`` at once, in their order.
 
     The last file of a call moves alone, and that says nothing about the destination.

@@ -85,7 +85,7 @@ class Leases:
         if get_meta(db, _META + schedd, "0.0") != str(lease_s):
             set_meta(db, _META + schedd, str(lease_s))
 
-    def heard(self, schedd: str, number: int, lease_s: float) -> None:
+    def mark_read(self, schedd: str, number: int, lease_s: float) -> None:
         """Record that the agent has read this report, and that its orders are carried out."""
         self._lease_s[schedd] = lease_s
         made_s = self._made_s.get(number)
@@ -164,15 +164,15 @@ class OwnLease:
     ) -> None:
         self._leases, self._rules, self._evaluate, self._changed = leases, rules, evaluate, changed
         self._problem = ""
-        self._take(_LITERALS.get(rules().never_returns.lower(), False))
+        self._set_own(_LITERALS.get(rules().never_returns.lower(), False))
 
     async def run(self) -> None:
         """Look until cancelled, because the machine's ad may change."""
         while True:
-            await self.look()
+            await self.refresh()
             await asyncio.sleep(_AGAIN_S if self._problem else _INTERVAL_S)
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Evaluate the expression. While the startd does not answer, the last value counts."""
         expression = self._rules().never_returns
         value = _LITERALS.get(expression.lower())
@@ -184,9 +184,9 @@ class OwnLease:
                 return
             value = found is True or (type(found) in (int, float) and found != 0)
         self._tell("")
-        self._take(value)
+        self._set_own(value)
 
-    def _take(self, never_returns: bool) -> None:
+    def _set_own(self, never_returns: bool) -> None:
         own_s = self._rules().short_lease_s if never_returns else 0
         if self._leases.promise(own_s):
             log.event("own-lease-changed", seconds=own_s)

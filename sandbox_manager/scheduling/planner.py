@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from sandbox_manager.custody.registry import Backlog, BatchQueue
 from sandbox_manager.rules import Limits
 from sandbox_manager.scheduling.breaker import Flow
-from sandbox_manager.scheduling.slots import SlotUsage, most_of_one
+from sandbox_manager.scheduling.slots import SlotUsage, most_per_owner
 from stageout.model.sandbox import Destination, Sandbox
 
 #: Cost of a file in bytes: a request, an answer and a check of the arrived file.
@@ -133,14 +133,14 @@ class PlanInput:
     """
 
     destinations: Mapping[int, Destination]
-    places: SlotUsage
+    slot_usage: SlotUsage
     limits: Limits
     load: Load
     flow: Callable[[str], Flow]
     share: Callable[[str], float]
     now: float
-    batch_files: Callable[[Destination], int] = lambda place: 0
-    room: Callable[[Destination, str], int] = lambda place, owner: 1
+    batch_files: Callable[[Destination], int] = lambda destination: 0
+    room: Callable[[Destination, str], int] = lambda destination, owner: 1
     may_send: Callable[[Sandbox], bool] = lambda sandbox: True
 
 
@@ -172,24 +172,24 @@ def _rank(queue: BatchQueue, inputs: PlanInput) -> tuple[float, float, tuple[int
 
 def _may_start(queue: BatchQueue, inputs: PlanInput) -> bool:
     load, limits, owner = inputs.load, inputs.limits, queue.key.owner
-    place = inputs.destinations[queue.key.destination]
-    server, flow = place.server, inputs.flow(place.server)
+    destination = inputs.destinations[queue.key.destination]
+    server, flow = destination.server, inputs.flow(destination.server)
     if flow is Flow.NONE or (flow is Flow.ONE and load.by_server[server]):
         return False
     return (
         load.by_server[server] < limits.movers_per_server
-        and load.by_both[owner, server] < most_of_one(limits.movers_per_server)
-        and load.by_owner[owner] < min(limits.movers_per_owner, most_of_one(limits.movers))
-        and inputs.room(place, owner) > 0
+        and load.by_both[owner, server] < most_per_owner(limits.movers_per_server)
+        and load.by_owner[owner] < min(limits.movers_per_owner, most_per_owner(limits.movers))
+        and inputs.room(destination, owner) > 0
     )
 
 
 def _batch(queue: BatchQueue, inputs: PlanInput) -> BatchPlan | None:
     """Return the next batch of a queue, None if all of its sandboxes wait for a place in their data slots."""
     key, limits = queue.key, inputs.limits
-    place = inputs.destinations[key.destination]
-    is_probe = inputs.flow(place.server) is Flow.ONE
-    most_files = 1 if is_probe else max(limits.batch_files, inputs.batch_files(place))
+    destination = inputs.destinations[key.destination]
+    is_probe = inputs.flow(destination.server) is Flow.ONE
+    most_files = 1 if is_probe else max(limits.batch_files, inputs.batch_files(destination))
     parts: list[Part] = []
     files = size_bytes = 0
     for looked_at, (sandbox, part) in enumerate(queue.due(inputs.now + limits.urgent_window_s)):
@@ -201,13 +201,13 @@ def _batch(queue: BatchQueue, inputs: PlanInput) -> BatchPlan | None:
             continue
         if parts and size_bytes + taken_bytes > limits.batch_bytes:
             continue
-        if place.server not in {inputs.destinations[number].server for number in sandbox.sent_to}:
-            if not inputs.places.has_active(sandbox.slot, sandbox.owner, place.server):
+        if destination.server not in {inputs.destinations[number].server for number in sandbox.sent_to}:
+            if not inputs.slot_usage.has_active(sandbox.slot, sandbox.owner, destination.server):
                 continue
-            inputs.places.activate(sandbox.slot, sandbox.owner, place.server)
+            inputs.slot_usage.activate(sandbox.slot, sandbox.owner, destination.server)
         parts.append(Part(sandbox.id, taken))
         files += taken
         size_bytes += taken_bytes
     if not parts:
         return None
-    return BatchPlan(*key, place.server, is_probe, tuple(parts), min(size_bytes, limits.batch_bytes))
+    return BatchPlan(*key, destination.server, is_probe, tuple(parts), min(size_bytes, limits.batch_bytes))

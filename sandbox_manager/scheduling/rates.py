@@ -19,7 +19,7 @@ MOST_SERVERS = 1000
 
 
 @dataclass(frozen=True)
-class Known:
+class ServerRate:
     """The knowledge of a server. :param level: files at once that were good last; 0: not known."""
 
     observed: Observed
@@ -30,16 +30,16 @@ class Rates:
     """The picture in memory, and the changes that keep it on the disk."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Known] = {}
+        self._rates: dict[str, ServerRate] = {}
 
     def load(self, db: sqlite3.Connection) -> None:
         """Read the table."""
         rows = db.execute("SELECT server, log_rate, spread, at, level FROM rates")
-        self._known = {row[0]: Known(Observed(*row[1:4]), row[4]) for row in rows}
+        self._rates = {row[0]: ServerRate(Observed(*row[1:4]), row[4]) for row in rows}
 
     def of(self, server: str) -> Observed | None:
         """Return the knowledge of a server's rate."""
-        known = self._known.get(server)
+        known = self._rates.get(server)
         return known.observed if known else None
 
     def sending_s(self, servers: Collection[str], files: int, size_bytes: int, now: float) -> float:
@@ -51,12 +51,12 @@ class Rates:
 
     def level(self, server: str, now: float) -> int:
         """Files at once that were good last; 0 when nobody knows (any more)."""
-        known = self._known.get(server)
+        known = self._rates.get(server)
         return known.level if known and deadlines.is_fresh(known.observed, now) else 0
 
     def after(
         self, server: str, files: Sequence[StoredFile], outcome: BatchOutcome, took_s: float, level: int, now: float
-    ) -> Known | None:
+    ) -> ServerRate | None:
         """Return the knowledge after a batch; None when it adds nothing.
 
         :param took_s: time of the plugin's call. :param level: files at once that were chosen last.
@@ -64,8 +64,8 @@ class Rates:
         observed = _after(self.of(server), files, outcome, took_s, now)
         if observed is None:
             return None
-        self._known[server] = Known(observed, level)
-        return self._known[server]
+        self._rates[server] = ServerRate(observed, level)
+        return self._rates[server]
 
 
 def _after(
@@ -107,7 +107,7 @@ def call_settings(known: Observed | None, transfer: ActiveTransfer, now: float) 
     return settings
 
 
-def keep(db: sqlite3.Connection, server: str, known: Known) -> None:
+def keep(db: sqlite3.Connection, server: str, known: ServerRate) -> None:
     """Write what is known of a server; of more than :data:`MOST_SERVERS` the oldest is forgotten."""
     one = known.observed
     row = (server, one.log_rate, one.spread, int(one.at), known.level)

@@ -148,12 +148,13 @@ class NameRecord:
         self._denied: dict[str, float] = {}
         self._found: dict[str, float] = {}
 
-    def heard(self, place: str, answers: Iterable[Answer], began_s: float, now_s: float) -> bool:
+    def record_answers(self, server: str, answers: Iterable[Answer], began_s: float, now_s: float) -> bool:
         """Learn from the answers of a batch. Return whether a denied name is the matter of its owner.
 
-        :param place: host and port of its server. :param began_s: monotonic time of the call, :param now_s: of its end.
+        :param server: host and port of its server. :param began_s: monotonic time of the call.
+        :param now_s: monotonic time of its end.
         """
-        host = _name_in(place)
+        host = _name_in(server)
         if not host:
             return False
         told = list(answers)
@@ -175,9 +176,9 @@ def _has_denied(answer: Answer) -> bool:
     return isinstance(answer, Failure) and answer.kind is ErrorClass.NAME_NOT_RESOLVED
 
 
-def _name_in(place: str) -> str:
+def _name_in(server: str) -> str:
     """Return the host if it is a name that only a resolver knows, else ""."""
-    host = place.rpartition("@")[2]
+    host = server.rpartition("@")[2]
     if host.startswith("["):
         return ""
     host = host.partition(":")[0].rstrip(".").lower()

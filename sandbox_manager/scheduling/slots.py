@@ -15,7 +15,7 @@ from sandbox_manager.scheduling.breaker import Flow
 from stageout.model.sandbox import Destination, Occupant, SlotKey
 
 
-def most_of_one(limit: int) -> int:
+def most_per_owner(limit: int) -> int:
     """Return an owner's part of a limit: all but one, so that the next owner need not wait for an end."""
     return max(1, limit - 1)
 
@@ -51,7 +51,7 @@ class SlotUsage:
         return self._active[slot, server] < self._limits.active and (whole or not slot.dslot_id)
 
 
-def places_free(slot: SlotKey, owner: str, taken: Iterable[tuple[SlotKey, str, int]], limits: Limits) -> int:
+def positions_free(slot: SlotKey, owner: str, taken: Iterable[tuple[SlotKey, str, int]], limits: Limits) -> int:
     """Places left in a data slot for an owner; always one for whom none is taken yet, so that others' waiting
     output never makes somebody's first upload synchronous.
 

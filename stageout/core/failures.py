@@ -58,14 +58,14 @@ class FailureLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._known = {one.key: one for one in read_failures(path)}
+            self._records = {one.key: one for one in read_failures(path)}
         except ValueError as problem:
             log.error("failures-read-failed", path=path, problem=problem, advice="it is begun anew; set a copy aside")
-            self._known = {}
+            self._records = {}
 
     def get(self, job: str, user: str, run: int) -> Failure | None:
         """Return the record of a run, None without one."""
-        return self._known.get((job, user, run)) or self._known.get((job, "", run))
+        return self._records.get((job, user, run)) or self._records.get((job, "", run))
 
     def add(self, failures: Iterable[Failure]) -> list[Failure]:
         """Record those that are not known. On return they are on the disk.
@@ -76,10 +76,10 @@ class FailureLog:
         if not new:
             return []
         short = {one.key: Failure(**{**asdict(one), "reason": one.reason[:_REASON_CHARS]}) for one in new}
-        known = {**self._known, **short}
+        known = {**self._records, **short}
         text = json.dumps([asdict(one) for one in list(known.values())[-MOST:]], indent=0)
         durable.write_file("failure-record", self._path, text.encode(), _MODE)
-        self._known = known
+        self._records = known
         return new
 
     def keep_only(self, jobs: Set[tuple[str, str]]) -> None:
@@ -87,6 +87,6 @@ class FailureLog:
 
         :param jobs: GlobalJobId and user of each.
         """
-        for key in list(self._known)[:-MOST]:
+        for key in list(self._records)[:-MOST]:
             if key[:2] not in jobs:
-                del self._known[key]
+                del self._records[key]

@@ -166,7 +166,7 @@ class HistoryFollower:
         parts: list[_Part] = []
         try:
             self._open(parts)
-            for part in parts[self._place(parts) :]:
+            for part in parts[self._resume_index(parts) :]:
                 if part.inode != self._inode:
                     self._inode, self._offset, self._banner = part.inode, 0, b""
                 try:
@@ -208,16 +208,16 @@ class HistoryFollower:
             log.warn("history-read-failed", path=path, problem=problem)
         self.unreadable.add(path)
 
-    def _place(self, parts: Sequence[_Part]) -> int:
+    def _resume_index(self, parts: Sequence[_Part]) -> int:
         """Return the index of the part in which reading stopped. A new file may have the inode of an old one."""
         for index, part in enumerate(parts):
-            if part.inode == self._inode and self._is_known(part.descriptor):
+            if part.inode == self._inode and self._still_has_last(part.descriptor):
                 return index
         self.restarts += self._inode != 0
         self._inode, self._offset, self._banner = 0, 0, b""
         return 0
 
-    def _is_known(self, descriptor: int) -> bool:
+    def _still_has_last(self, descriptor: int) -> bool:
         """Tell whether the last record read is still there; False if the file cannot be read."""
         length = len(self._banner)
         with suppress(OSError):
@@ -282,7 +282,7 @@ class HistoryFile:
     ) -> None:  # fmt: skip
         self.set_limits(max_bytes, rotations)
         self._path, self._key_of, self._wall_s = path, key_of, wall_s
-        self._known: dict[Hashable, None] | None = None
+        self._newest_keys: dict[Hashable, None] | None = None
 
     def set_limits(self, max_bytes: int, rotations: int) -> None:
         """Set the largest size of the file, and the number of rotated parts."""
@@ -314,11 +314,11 @@ class HistoryFile:
 
         They are many more than a pass of the agent appends, so that none of a pass that was cut short comes twice.
         """
-        if self._known is None:
+        if self._newest_keys is None:
             newest = islice(newest_first(self._path), _MOST_KNOWN)
             found = [self._key_of(record.attributes()) for record in newest]
-            self._known = dict.fromkeys(reversed(found))
-        return self._known
+            self._newest_keys = dict.fromkeys(reversed(found))
+        return self._newest_keys
 
     def _write(self, texts: Sequence[bytes], ads: Sequence[Mapping[str, Any]]) -> None:
         end = self._end()

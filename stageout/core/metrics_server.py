@@ -82,9 +82,9 @@ class MetricsServer:
     async def start(self, source: Source) -> None:
         """Publish the metrics of a daemon if a setting asks for it. A port that cannot be opened is logged."""
         self._source, self._reading = source, asyncio.Lock()
-        await self.follow(self._settings)
+        await self.update_settings(self._settings)
 
-    async def follow(self, settings: Settings) -> None:
+    async def update_settings(self, settings: Settings) -> None:
         """Use changed settings. :raises ConfigError: they cannot be used, and the old ones stay."""
         wanted = metrics_settings(settings, self._prefix)
         if wanted == self._now:

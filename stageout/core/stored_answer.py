@@ -64,7 +64,7 @@ def is_fresh(plugin: Path, environment: Mapping[str, str]) -> bool:
     try:
         text = path_of(plugin).read_text("utf-8", "surrogateescape")
         sources = text.partition("\n")[0].split()[1:]
-        return text.startswith(_conditions(sources, _seen(plugin, sources), environment))
+        return text.startswith(_conditions(sources, _file_states(plugin, sources), environment))
     except OSError:
         return False
 
@@ -98,7 +98,7 @@ def write(plugin: Path, environment: Mapping[str, str], ask: Ask) -> None:
     sources = told.split()
     if not all(_PLAIN.fullmatch(path) for path in (str(plugin), *sources)):
         raise CannotStore("a path has a blank or another special character")
-    seen = _seen(plugin, sources)  # before the answer: of a file that changes meanwhile nothing is believed
+    seen = _file_states(plugin, sources)  # before the answer: of a file that changes meanwhile nothing is believed
     printed = ask(str(plugin), ("-classad", "-sources"), environment)
     ad = parse_old(printed)
     if not ad.text("SupportedMethods") or ad.text(SOURCES) != told:
@@ -115,7 +115,7 @@ def _check(directory: Path) -> None:
         raise CannotStore(f"others may write to {directory}")
 
 
-def _seen(plugin: Path, sources: Sequence[str]) -> str:
+def _file_states(plugin: Path, sources: Sequence[str]) -> str:
     """Ask for the status of the files, as the plugin asks ``stat`` for it. :raises OSError: one is missing."""
     return "\n".join(_status(Path(path).stat()) for path in (str(plugin), *sources))
 

@@ -150,7 +150,7 @@ def node(context: PageContext, state: PageState, name: str, query: Mapping[str, 
     found = [node for node in state.pool.nodes.values() if node.name == name]
     if not found:
         return None
-    parts = [_one(context, state.pool, node, query) for node in found]
+    parts = [_node(context, state.pool, node, query) for node in found]
     return tag("div", _doubt(found), parts, data_live="node", id="node")
 
 
@@ -161,7 +161,7 @@ def _doubt(found: list[Node]) -> Markup | None:
     return tag("p", text, class_="problems")
 
 
-def _one(context: PageContext, pool: Pool, node: Node, query: Mapping[str, str]) -> Markup:
+def _node(context: PageContext, pool: Pool, node: Node, query: Mapping[str, str]) -> Markup:
     found, figures, total = condition(pool, node), pool.figures.get(node.name), node.total()
     report = node.report()
     etas = for_runs(report, pool.now_at, {sandbox.run for sandbox in report.sandboxes})

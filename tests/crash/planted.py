@@ -148,7 +148,7 @@ def _as_if_never_down(db: Any, directories: Any, boot: str, now: int, longest_s:
     return _real_settle(db, directories, boot, now, longest_s)
 
 
-_real_settle = sandbox_manager.custody.recovery.settle_ledger
+_real_settle = sandbox_manager.custody.recovery.reconcile_ledger
 
 
 def _sync_without_data(spool: Spool, tickets: Sequence[str]) -> Synced:
@@ -283,7 +283,7 @@ BUGS = (
     ),
     Planted(
         "unsynced data count after a loss of power",
-        lambda: [(sandbox_manager.custody.recovery, "settle_ledger", _as_if_never_down)],
+        lambda: [(sandbox_manager.custody.recovery, "reconcile_ledger", _as_if_never_down)],
         ("power_after_handoff",),
     ),
     Planted(
@@ -299,7 +299,7 @@ BUGS = (
     Planted(
         "the record of a refused sync is not written",
         lambda: [
-            mutated(sandbox_manager.custody.recovery, "record_synced", "lose_tickets(db, lost, now)", "[]"),
+            mutated(sandbox_manager.custody.recovery, "record_synced", "mark_tickets_lost(db, lost, now)", "[]"),
         ],
         ("sync_refused", "agent_cut_off_long", "destination_down", "vacate"),
         repeats=0.5,
@@ -396,19 +396,19 @@ BUGS = (
     Planted(
         "files that were being sent are not sent after a start",
         lambda: [
-            mutated(sandbox_manager.custody.recovery, "settle_ledger", "updates.moving_back(db, sandbox)", "pass")
+            mutated(sandbox_manager.custody.recovery, "reconcile_ledger", "updates.moving_back(db, sandbox)", "pass")
         ],
         ("kill_while_moving",),
     ),
     Planted(
         "sandboxes that were being sent stay so after a start",
-        lambda: [mutated(sandbox_manager.custody.recovery, "settle_ledger", "(State.MOVING, State.LEASED)", "()")],
+        lambda: [mutated(sandbox_manager.custody.recovery, "reconcile_ledger", "(State.MOVING, State.LEASED)", "()")],
         ("kill_while_moving",),
     ),
     Planted(
         "a ticket whose directory has vanished is not lost",
         lambda: [
-            mutated(sandbox_manager.custody.recovery, "settle_ledger", "if ticket not in directories:", "if False:")
+            mutated(sandbox_manager.custody.recovery, "reconcile_ledger", "if ticket not in directories:", "if False:")
         ],
         ("destination_down", "directory_gone"),
     ),
@@ -599,7 +599,7 @@ BUGS = (
     # ---- leases
     Planted(
         "a lease counts from the hearing of the report",
-        lambda: [mutated(Leases, "heard", "made_s + self._bounded", "self._now_s() + self._bounded")],
+        lambda: [mutated(Leases, "mark_read", "made_s + self._bounded", "self._now_s() + self._bounded")],
         ("mute", "destination_down"),
     ),
     Planted(

@@ -259,7 +259,7 @@ class Node:
         self.spool = site.open_spool()
         self.ledger = Ledger(self.spool.root / "ledger" / "ledger.sqlite")
         self.agents = AgentTable(self.clock, 180)
-        self.agents.heard(AgentNotice(AGENT, SCHEDD, "", 1, 1), 0)
+        self.agents.record_notice(AgentNotice(AGENT, SCHEDD, "", 1, 1), 0)
         self.table = site.table()
         self.pipeline = Pipeline(
             Manager("manager@ep"), self.ledger, self.spool, self.table, site.rules, self.agents, self.clock, streams
@@ -330,7 +330,7 @@ class Node:
             if ROOT:
                 os.chown(path, facts.uid, facts.gid)
         held = self.spool.claim(ticket, offered, facts.uid, facts.gid, given, reservation.account)
-        taken = self.spool.safe.take(ticket, given, self.clock.wall_s())
+        taken = self.spool.safe.examine_offered(ticket, given, self.clock.wall_s())
         stored = StoredCredentials(ticket, job_ad, plugin_data, taken)
         kept = facts.kept_by(reservation.account)
         handoff = Handoff(ticket, kept, str(plugin or self.site.plugin), held, reservation, stored)

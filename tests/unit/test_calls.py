@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox_manager.rules import TuningRules, read_tuning
-from sandbox_manager.scheduling.calls import Calls, Target, places_used
+from sandbox_manager.scheduling.calls import Calls, Target, concurrency_used
 from sandbox_manager.scheduling.streams import make_streams
 from stageout.core.config import ConfigError, mapping_settings
 from stageout.core.profiles import Best, Profile, save
@@ -262,12 +262,12 @@ def test_streams_never_pass_the_grant_of_their_start(
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=50), st.integers(1, 20))
 def test_places_used_are_between_one_and_the_places(sizes: list[int], concurrency: int) -> None:
-    assert 0.999 <= places_used(sizes, concurrency) <= min(concurrency, len(sizes)) + 1e-9
+    assert 0.999 <= concurrency_used(sizes, concurrency) <= min(concurrency, len(sizes)) + 1e-9
 
 
 def test_the_tail_of_a_call_is_not_taken_for_a_slow_destination() -> None:
-    assert places_used([10 * MB] * 8, 4) == pytest.approx(4)
-    assert places_used([10 * MB] * 5, 4) == pytest.approx(2.5)
+    assert concurrency_used([10 * MB] * 8, 4) == pytest.approx(4)
+    assert concurrency_used([10 * MB] * 5, 4) == pytest.approx(2.5)
 
 
 def test_an_unknown_controller_is_said() -> None:

@@ -29,15 +29,15 @@ def test_root_keeps_its_places_when_others_have_taken_theirs() -> None:
 def test_memory_is_bounded_for_each_user_and_for_all_and_comes_back() -> None:
     limits = ClientLimits(9, 9, most_bytes=100, most_bytes_of_user=60)
     with limits.admit(7) as one, limits.admit(7) as two, limits.admit(8) as other:
-        one.take(40)
+        one.use_memory(40)
         with pytest.raises(Full, match="files of uid 7"):
-            two.take(21)
-        two.take(20)
+            two.use_memory(21)
+        two.use_memory(20)
         with pytest.raises(Full, match="too many files on offer"):
-            other.take(41)
-        other.take(40)
+            other.use_memory(41)
+        other.use_memory(40)
     with limits.admit(7) as again:
-        again.take(60)
+        again.use_memory(60)
 
 
 def test_a_flood_of_one_user_is_a_few_lines_and_a_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from manager_site import Site, made, run
 from test_drain import handed_off
 
-from sandbox_manager.custody.clock_jumps import ClockSeen, read_clock
+from sandbox_manager.custody.clock_jumps import ClockReading, read_clock
 from stageout.core import durable
 from stageout.core.clock import SystemClock
 from stageout.core.states import State
@@ -117,17 +117,17 @@ DAY_S = 86_400
 @pytest.mark.parametrize(
     ("before", "now", "jump_s"),
     [
-        (ClockSeen("b", 100, 1000), ClockSeen("b", 100, 900_000), 0),
-        (ClockSeen("b", 100, 1000), ClockSeen("b", 140, 2000), 0),
-        (ClockSeen("b", 100, 1000), ClockSeen("b", 100 + 365 * DAY_S, 365 * DAY_S), 365 * DAY_S),
-        (ClockSeen("b", 100, 9000), ClockSeen("b", -7100, 2000), -7200),
-        (ClockSeen("b", 100, 1000), ClockSeen("c", 900, 1000 + DAY_S), 0),
-        (ClockSeen("b", 100, 1000), ClockSeen("c", 900, 1000 + 8 * DAY_S), 7 * DAY_S),
-        (ClockSeen("b", 100, 9000), ClockSeen("c", 900, 2000), -7000),
-        (ClockSeen("", 100, 1000), ClockSeen("", 900, 5000), 0),
+        (ClockReading("b", 100, 1000), ClockReading("b", 100, 900_000), 0),
+        (ClockReading("b", 100, 1000), ClockReading("b", 140, 2000), 0),
+        (ClockReading("b", 100, 1000), ClockReading("b", 100 + 365 * DAY_S, 365 * DAY_S), 365 * DAY_S),
+        (ClockReading("b", 100, 9000), ClockReading("b", -7100, 2000), -7200),
+        (ClockReading("b", 100, 1000), ClockReading("c", 900, 1000 + DAY_S), 0),
+        (ClockReading("b", 100, 1000), ClockReading("c", 900, 1000 + 8 * DAY_S), 7 * DAY_S),
+        (ClockReading("b", 100, 9000), ClockReading("c", 900, 2000), -7000),
+        (ClockReading("", 100, 1000), ClockReading("", 900, 5000), 0),
     ],
 )
-def test_by_how_much_a_clock_was_set(before: ClockSeen, now: ClockSeen, jump_s: int) -> None:
+def test_by_how_much_a_clock_was_set(before: ClockReading, now: ClockReading, jump_s: int) -> None:
     """Over a start of the machine a day is believed."""
     kept = read_clock(str(before))
     assert kept is not None

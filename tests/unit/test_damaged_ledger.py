@@ -21,7 +21,7 @@ from sandbox_manager.custody.updates import NewSandbox
 from sandbox_manager.report import reporter
 from sandbox_manager.scheduling import rates
 from sandbox_manager.scheduling.deadlines import Observed
-from sandbox_manager.scheduling.rates import Known
+from sandbox_manager.scheduling.rates import ServerRate
 from stageout.core import durable
 from stageout.core.states import FileState, State
 from stageout.model.file import StoredFile
@@ -343,7 +343,7 @@ def _works(path: Path) -> None:
             for state in (State.LEASED, State.MOVING):
                 updates.set_state(db, box, state, 10)
             (part,) = queries.sandbox(db, box).waiting  # type: ignore[union-attr]
-            taken = updates.take_files(db, box, part.destination, 20, 9, 99)
+            taken = updates.claim_files(db, box, part.destination, 20, 9, 99)
             results = [replace(item, state=FileState.DELIVERED) for item in taken]
             updates.record_results(db, results)
             updates.end(db, box, State.DELIVERED, 30)
@@ -352,7 +352,7 @@ def _works(path: Path) -> None:
         assert queries.all_sandboxes(db) == []
         assert not db.execute("SELECT 1 FROM files").fetchall() + db.execute("SELECT 1 FROM sums").fetchall()
         set_meta(db, "x", "y")
-        rates.keep(db, "s", Known(Observed(1.0, 1.0, 1), 1))
+        rates.keep(db, "s", ServerRate(Observed(1.0, 1.0, 1), 1))
         updates.keep_unknown(db, ["c" * 32], 5, 9)
         updates.drop_old_fences(db, 99)
 

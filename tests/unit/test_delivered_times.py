@@ -32,7 +32,7 @@ def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 def taken(db: sqlite3.Connection) -> tuple[int, StoredFile]:
     """A file in a mover, and its sandbox."""
     box = add(db, "t", replace(new_sandbox(), group="physics"))
-    (row,) = updates.take_files(db, box, 1, TAKEN, 10, 1000)
+    (row,) = updates.claim_files(db, box, 1, TAKEN, 10, 1000)
     return box, row
 
 
@@ -75,7 +75,7 @@ def test_a_failed_attempt_leaves_no_figures_of_a_delivery(db: sqlite3.Connection
     updates.record_results(db, [failed])
     found = recorded(db, box)
     assert found.facts == TransferFacts(began_at=TAKEN)
-    (again,) = updates.take_files(db, box, 1, NOW + 60, 10, 1000)
+    (again,) = updates.claim_files(db, box, 1, NOW + 60, 10, 1000)
     assert recorded(db, box).facts.began_at == again.facts.began_at == NOW + 60
 
 

@@ -66,7 +66,7 @@ def test_only_changed_lines_are_drawn_from() -> None:
 
 
 def test_the_nearest_tests_are_those_that_import_the_module() -> None:
-    near = Nearness().tests("sandbox_manager/scheduling/leases.py", "heard")
+    near = Nearness().tests("sandbox_manager/scheduling/leases.py", "mark_read")
     assert near[0] == "tests/unit/test_leases.py"
     assert all(Path(name.partition("::")[0]).is_file() for name in near)
     assert "tests/overlay/test_relays.py" in Nearness().tests("stageout/overlay/channel.py", "_pass_relays")

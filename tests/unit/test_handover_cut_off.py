@@ -180,7 +180,7 @@ def test_a_report_that_waits_for_a_slow_disk_puts_the_next_one_off_by_one_interv
                 return await read(question)
 
             monkeypatch.setattr(node.ledger, "read", read_slowly)
-            node.pipeline.scheduler.leases.heard("ap", 0, lease_s)
+            node.pipeline.scheduler.leases.mark_read("ap", 0, lease_s)
             settings = mapping_settings({**site.knobs, "STAGEOUT_REPORT_INTERVAL": "300"})
             collector = FakeCollector()
             collector.refuses = True

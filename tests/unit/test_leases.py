@@ -50,15 +50,15 @@ def test_a_lease_counts_from_the_making_of_the_report_that_was_heard() -> None:
     leases = Leases(clock)
     leases.reported(7)
     clock.now_s += 50
-    leases.heard("ap", 7, 100.0)
+    leases.mark_read("ap", 7, 100.0)
     assert leases.holds("ap")
     clock.now_s += 49.9
     assert leases.holds("ap")
     clock.now_s += 0.2
     assert not leases.holds("ap")
     leases.reported(8)
-    leases.heard("ap", 8, 100.0)
-    leases.heard("ap", 7, 100.0)
+    leases.mark_read("ap", 8, 100.0)
+    leases.mark_read("ap", 7, 100.0)
     assert leases.holds("ap"), "an old word takes nothing away"
 
 
@@ -72,13 +72,13 @@ def test_a_node_that_never_comes_back_gives_itself_a_shorter_lease() -> None:
     clock = Clock()
     leases = _short(clock)
     assert leases.reported(7) == 100
-    leases.heard("ap", 7, 5400.0)
+    leases.mark_read("ap", 7, 5400.0)
     assert leases.interval_s(300.0) == 25.0
     clock.now_s += 99.9
     assert leases.holds("ap")
     clock.now_s += 0.2
     assert not leases.holds("ap")
-    leases.heard("brief", 7, 40.0)
+    leases.mark_read("brief", 7, 40.0)
     assert not leases.holds("brief"), "the agent's lease is shorter still"
 
 
@@ -87,12 +87,12 @@ def test_a_shorter_lease_ends_a_longer_one_that_runs() -> None:
     clock = Clock()
     leases = Leases(clock)
     assert leases.reported(7) == 0
-    leases.heard("ap", 7, 5400.0)
+    leases.mark_read("ap", 7, 5400.0)
     leases.own_s = 100
     clock.now_s += 1000
     assert leases.holds("ap"), "nothing is promised yet"
     assert leases.reported(8) == 100
-    leases.heard("ap", 7, 5400.0)
+    leases.mark_read("ap", 7, 5400.0)
     clock.now_s += 99.9
     assert leases.holds("ap")
     clock.now_s += 0.2
@@ -103,13 +103,13 @@ def test_a_longer_lease_counts_from_the_report_that_takes_the_promise_back() -> 
     clock = Clock()
     leases = _short(clock)
     leases.reported(7)
-    leases.heard("ap", 7, 5400.0)
+    leases.mark_read("ap", 7, 5400.0)
     leases.own_s = 0
     assert leases.reported(8) == 0
-    leases.heard("ap", 7, 5400.0)
+    leases.mark_read("ap", 7, 5400.0)
     clock.now_s += 100.1
     assert not leases.holds("ap"), "the agent has read only the promise"
-    leases.heard("ap", 8, 5400.0)
+    leases.mark_read("ap", 8, 5400.0)
     assert leases.holds("ap")
 
 
@@ -124,12 +124,12 @@ def test_a_lease_ends_while_the_machine_is_suspended() -> None:
     asleep_s = [50_000.0]
     leases = Leases(Clock(), lambda: asleep_s[0])
     leases.reported(7)
-    leases.heard("ap", 7, 100.0)
+    leases.mark_read("ap", 7, 100.0)
     assert leases.holds("ap")
     assert leases.unleased() == ()
     asleep_s[0] += 101
     assert not leases.holds("ap")
-    leases.heard("ap", 7, 100.0)
+    leases.mark_read("ap", 7, 100.0)
     assert leases.unleased() == ("ap",), "a word from before that is old"
 
 
@@ -143,7 +143,7 @@ def test_the_report_says_whose_lease_is_missing() -> None:
     assert leases.unleased() == ("ap",)
     assert not leases.changed()
     leases.reported(1)
-    leases.heard("ap", 1, 100.0)
+    leases.mark_read("ap", 1, 100.0)
     assert leases.changed() and not leases.changed()
     assert leases.unleased() == ()
     clock.now_s += 100
@@ -157,10 +157,10 @@ def test_a_new_manager_has_no_lease_before_its_first_report_was_heard() -> None:
     fresh = Leases(Clock())
     fresh.load(db)
     assert not fresh.holds("ap")
-    fresh.heard("ap", 7, 100.0)
+    fresh.mark_read("ap", 7, 100.0)
     assert not fresh.holds("ap"), "that report was its predecessor's"
     fresh.reported(1007)
-    fresh.heard("ap", 1007, 100.0)
+    fresh.mark_read("ap", 1007, 100.0)
     assert fresh.holds("ap")
     assert fresh.holds("other"), "whose agent wants no lease"
     assert fresh.interval_s(300.0) == 25.0
@@ -178,8 +178,8 @@ def test_the_last_report_stays_in_the_collector_as_long_as_the_longest_lease(
 
     async def story() -> None:
         async with site.manager() as node:
-            node.pipeline.scheduler.leases.heard("ap", 0, lease_s)
-            node.pipeline.scheduler.leases.heard("other", 0, 10.0)
+            node.pipeline.scheduler.leases.mark_read("ap", 0, lease_s)
+            node.pipeline.scheduler.leases.mark_read("other", 0, 10.0)
             collector: Any = SimpleNamespace(advertise=advertise)
             settings = mapping_settings(site.knobs)
             key = SigningKey(b"k" * 32)
@@ -208,13 +208,13 @@ def test_nothing_is_sent_without_a_lease_and_all_goes_on_with_the_next(site: Sit
             receipt = await node.hand_off({"copy://host/ok/a": b"a" * 10})
             await node.pipeline.apply_orders(OrderSheet(AGENT, "manager@ep", 1, (), lease_s=100.0, heard=1))
             await node.pipeline.store.ledger.write(lambda db: node.pipeline.scheduler.leases.want(db, "ap", 100.0))
-            node.pipeline.scheduler.leases.heard("ap", 1, 100.0)
+            node.pipeline.scheduler.leases.mark_read("ap", 1, 100.0)
             await node.confirm(receipt)
             node.pipeline.store.wake.set()
             await until(lambda: "ap" in node.pipeline.scheduler.leases._ended, "the planner to look")
             assert site.delivered() == []
             node.pipeline.scheduler.leases.reported(2)
-            node.pipeline.scheduler.leases.heard("ap", 2, 100.0)
+            node.pipeline.scheduler.leases.mark_read("ap", 2, 100.0)
             node.pipeline.store.wake.set()
             await node.until_state(State.RELEASED)
 

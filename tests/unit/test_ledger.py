@@ -372,7 +372,7 @@ def test_retry_after_a_failure_starts_afresh(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
     orders.apply_orders(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
     updates.set_state(db, box, State.LEASED, 5)
-    (item,) = updates.take_files(db, box, 1, 6, 10, 10)
+    (item,) = updates.claim_files(db, box, 1, 6, 10, 10)
     updates.set_state(db, box, State.MOVING, 5)
     failed = replace(item, state=FileState.FAILED, error_code=40, error="no")
     updates.record_results(db, [failed])
@@ -386,9 +386,9 @@ def test_retry_of_what_waits_for_its_next_attempt_makes_it_due(db: sqlite3.Conne
     box = add(db, "t1")
     orders.apply_orders(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
     attempt(db, FileState.WAITING, times=4, next_attempt=9999)
-    assert updates.take_files(db, box, 1, 6, 10, 10) == []
+    assert updates.claim_files(db, box, 1, 6, 10, 10) == []
     orders.apply_orders(db, sheet((Action.RETRY, 1, (), 0), first=2), 6)
-    (item,) = updates.take_files(db, box, 1, 6, 10, 10)
+    (item,) = updates.claim_files(db, box, 1, 6, 10, 10)
     assert item.attempts == 1
 
 
@@ -397,7 +397,7 @@ def test_credentials_are_not_exchanged_below_a_mover(db: sqlite3.Connection) -> 
     orders.apply_orders(db, sheet((Action.CONFIRM, 1, ("t1",), 1)), 5)
     held = StoredCredentials("t1", "[A = 1]", "", ())
     assert updates.renew(db, replace(held, ticket="gone"), 6) is None
-    (item,) = updates.take_files(db, box, 1, 6, 10, 10)
+    (item,) = updates.claim_files(db, box, 1, 6, 10, 10)
     assert updates.renew(db, held, 6) is None
     waits = replace(item, state=FileState.WAITING, next_attempt=9, error_code=50, error="later")
     updates.record_results(db, [waits])
@@ -438,7 +438,7 @@ def moving(db: sqlite3.Connection, ticket: str = "t1") -> int:
     box = add(db, ticket, files=new_files(2))
     orders.apply_orders(db, sheet((Action.CONFIRM, 1, (ticket,), 2)), 5)
     updates.set_state(db, box, State.LEASED, 5)
-    updates.take_files(db, box, 1, 6, 1, 10)
+    updates.claim_files(db, box, 1, 6, 1, 10)
     updates.set_state(db, box, State.MOVING, 5)
     return box
 
@@ -446,14 +446,14 @@ def moving(db: sqlite3.Connection, ticket: str = "t1") -> int:
 def test_after_a_restart_moving_files_wait_again(db: sqlite3.Connection) -> None:
     box = moving(db)
     updates.mark_synced(db, ["t1"])
-    assert recovery.settle_ledger(db, ["t1"], "other boot", 9, 60.0) == ({box}, [])
+    assert recovery.reconcile_ledger(db, ["t1"], "other boot", 9, 60.0) == ({box}, [])
     found = queries.sandbox(db, box)
     assert found and (found.state, found.moving, found.files_left, found.attempts) == (State.CONFIRMED, 0, 2, 0)
 
 
 def test_after_a_restart_of_the_manager_unsynced_data_is_synced(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
-    assert recovery.settle_ledger(db, ["t1"], "boot", 9, 60.0) == (set(), ["t1"])
+    assert recovery.reconcile_ledger(db, ["t1"], "boot", 9, 60.0) == (set(), ["t1"])
     assert updates.state_of(db, box) is State.ACCEPTED
 
 
@@ -461,7 +461,7 @@ def test_a_sync_without_a_recorded_end_is_not_believed(db: sqlite3.Connection) -
     """The kernel may have told its failure to the manager that died."""
     box = moving(db)
     updates.mark_syncing(db, ["t1"])
-    assert recovery.settle_ledger(db, ["t1"], "boot", 9, 60.0) == ({box}, [])
+    assert recovery.reconcile_ledger(db, ["t1"], "boot", 9, 60.0) == ({box}, [])
     found = queries.sandbox(db, box)
     assert found and found.state is State.LOST
     assert "nobody knows" in found.reason
@@ -471,7 +471,7 @@ def test_what_the_disk_has_lost_is_lost_unless_nobody_needs_it_any_more(db: sqli
     box = moving(db)
     other = add(db, "t2", new_sandbox("ap#2.0#1"))
     updates.end(db, other, State.CANCELLED, 6)
-    assert list(recovery.lose_tickets(db, {"t1": "EIO", "t2": "EIO", "t3": "EIO"}, 9)) == [box]
+    assert list(recovery.mark_tickets_lost(db, {"t1": "EIO", "t2": "EIO", "t3": "EIO"}, 9)) == [box]
     found = queries.sandbox(db, box)
     assert found and (found.state, found.reason, found.files_left) == (State.LOST, "EIO", 0)
 
@@ -482,7 +482,7 @@ def test_no_file_waits_longer_than_was_meant_when_the_clock_was_set_back(db: sql
     updates.moving_back(db, box)
     for position, due in enumerate((50, 110)):
         attempt(db, FileState.WAITING, position, error_code=20, next_attempt=due)
-    assert recovery.settle_ledger(db, ["t1"], "boot", 9, 30.0) == ({box}, [])
+    assert recovery.reconcile_ledger(db, ["t1"], "boot", 9, 30.0) == ({box}, [])
     assert [row[0] for row in db.execute("SELECT next_attempt FROM files ORDER BY position")] == [50, 9]
 
 
@@ -533,7 +533,7 @@ def test_ages_stay_what_they_were_when_the_clock_is_set(
 
 def test_after_a_restart_of_the_machine_unsynced_data_is_lost(db: sqlite3.Connection) -> None:
     box = moving(db)
-    assert recovery.settle_ledger(db, ["t1"], "other boot", 9, 60.0) == ({box}, [])
+    assert recovery.reconcile_ledger(db, ["t1"], "other boot", 9, 60.0) == ({box}, [])
     found = queries.sandbox(db, box)
     assert found and found.state is State.LOST
     assert "before the output was safely on its disk" in found.reason
@@ -542,7 +542,7 @@ def test_after_a_restart_of_the_machine_unsynced_data_is_lost(db: sqlite3.Connec
 def test_a_sandbox_without_its_directory_is_lost(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
     updates.mark_synced(db, ["t1"])
-    recovery.settle_ledger(db, [], "boot", 9, 60.0)
+    recovery.reconcile_ledger(db, [], "boot", 9, 60.0)
     assert updates.state_of(db, box) is State.LOST
 
 
@@ -551,7 +551,7 @@ def test_what_is_delivered_is_not_lost_with_its_directory(db: sqlite3.Connection
     for old, new in (({FileState.WAITING}, FileState.MOVING), ({FileState.MOVING}, FileState.DELIVERED)):
         updates.move_files(db, old, new, "sandbox = ?", [(box,)])
     updates.end(db, box, State.DELIVERED, 9)
-    recovery.settle_ledger(db, [], "other boot", 9, 60.0)
+    recovery.reconcile_ledger(db, [], "other boot", 9, 60.0)
     assert updates.state_of(db, box) is State.DELIVERED
 
 

@@ -40,7 +40,7 @@ def test_sums_are_always_those_of_the_files(tmp_path: Path) -> None:
         assert kept(db) == counted(db)
     for _ in range(200):
         box, place = dice.choice(boxes), dice.randrange(1, 3)
-        taken = updates.take_files(db, box, place, 10, dice.randrange(1, 5), 2000)
+        taken = updates.claim_files(db, box, place, 10, dice.randrange(1, 5), 2000)
         results = [
             replace(item, state=dice.choice((FileState.DELIVERED, FileState.FAILED, FileState.WAITING)))
             for item in taken

@@ -338,12 +338,12 @@ def test_a_silent_collector_stops_acceptance_when_agents_are_no_longer_fresh() -
     clock = Ticks()
     book = AgentTable(clock, 180)
     notice = AgentNotice(AGENT, SCHEDD, "", 1, 5)
-    book.heard(notice, age_s=200)
+    book.record_notice(notice, age_s=200)
     assert not book.is_fresh(SCHEDD)  # an old ad that the collector still had
-    book.heard(AgentNotice(AGENT, SCHEDD, "", 2, 6), age_s=1e9)  # new here, whatever the clocks say
+    book.record_notice(AgentNotice(AGENT, SCHEDD, "", 2, 6), age_s=1e9)  # new here, whatever the clocks say
     assert book.fresh == [SCHEDD]
     clock.now = 181
-    book.heard(AgentNotice(AGENT, SCHEDD, "", 2, 6), age_s=0)
+    book.record_notice(AgentNotice(AGENT, SCHEDD, "", 2, 6), age_s=0)
     assert not book.is_fresh(SCHEDD)
     assert not book.is_fresh("other")
 

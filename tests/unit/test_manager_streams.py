@@ -17,7 +17,7 @@ from sandbox_manager.custody import schema
 from sandbox_manager.report.control import Control
 from sandbox_manager.scheduling import rates
 from sandbox_manager.scheduling.deadlines import LEAST_S, Observed
-from sandbox_manager.scheduling.rates import MOST_SERVERS, Known, Rates
+from sandbox_manager.scheduling.rates import MOST_SERVERS, Rates, ServerRate
 from sandbox_manager.scheduling.retry import BatchOutcome
 from stageout.cli.node import read_streams
 from stageout.core.errors import ErrorClass
@@ -154,7 +154,7 @@ def test_the_daemon_sends_within_a_real_services_grant_and_gives_it_back(site: S
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
-def _after(kind: ErrorClass | None, known: Rates, took_s: float) -> Known | None:
+def _after(kind: ErrorClass | None, known: Rates, took_s: float) -> ServerRate | None:
     class File:
         size_bytes = 10**9
 
@@ -184,7 +184,7 @@ def test_the_table_is_bounded_and_the_oldest_goes() -> None:
     db = sqlite3.connect(":memory:", isolation_level=None)
     schema.make(db)
     for number in range(MOST_SERVERS + 5):
-        rates.keep(db, f"https://{number}", Known(Observed(1.5, 0.5, NOW + number), 7))
+        rates.keep(db, f"https://{number}", ServerRate(Observed(1.5, 0.5, NOW + number), 7))
     found = Rates()
     found.load(db)
     assert db.execute("SELECT count(*) FROM rates").fetchone() == (MOST_SERVERS,)

@@ -295,7 +295,7 @@ def test_the_page_has_the_same_matters_from_its_compact_form() -> None:
             text = json.dumps(node.report, default=lambda one: dict(vars(one)))
             pool.put(node_of(read_report(text), text, node.heard_at))
         pool.reach(NOW)
-        pool.take_letters(known.letters)
+        pool.set_letters(known.letters)
         assert matters(pool.facts()) == matters(known)
 
 

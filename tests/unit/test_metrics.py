@@ -255,9 +255,9 @@ def test_values_that_cannot_be_read_are_an_error_of_the_scrape(port: int) -> Non
 def test_a_reconfiguration_opens_and_closes_the_port(port: int) -> None:
     async def story() -> None:
         async with published(Values(), knobs()) as server:
-            await server.follow(knobs(port))
+            await server.update_settings(knobs(port))
             assert (await in_thread(port))[0] == 200
-            await server.follow(knobs())
+            await server.update_settings(knobs())
             with pytest.raises(ConnectionRefusedError):
                 await in_thread(port)
 
@@ -277,8 +277,8 @@ def test_a_host_that_is_no_name_is_logged(host: str, port: int) -> None:
     async def story() -> None:
         wrong = mapping_settings({f"{PREFIX}_PORT": str(port), f"{PREFIX}_HOST": host})
         async with published(Values(), knobs()) as server:
-            await server.follow(wrong)
-            await server.follow(knobs(port))
+            await server.update_settings(wrong)
+            await server.update_settings(knobs(port))
             assert (await in_thread(port))[0] == 200
 
     asyncio.run(story())

@@ -59,39 +59,39 @@ def test_only_a_server_that_was_found_by_name_shows_that_names_resolve(
     place: str, answer: Answer, counts: bool
 ) -> None:
     record = NameRecord()
-    assert not record.heard("typo.org:443", [_DENIED], 0, 1), "nothing is known yet"
-    record.heard(place, [answer], 2, 3)
-    assert record.heard("TYPO.org.:443", [_DENIED], 4, 5) is counts
+    assert not record.record_answers("typo.org:443", [_DENIED], 0, 1), "nothing is known yet"
+    record.record_answers(place, [answer], 2, 3)
+    assert record.record_answers("TYPO.org.:443", [_DENIED], 4, 5) is counts
 
 
 def test_a_call_that_began_before_the_denial_shows_nothing() -> None:
     """Its name was resolved when the resolver still answered."""
     record = NameRecord()
-    record.heard("typo.org", [_DENIED], 10, 11)
-    record.heard("other.org", [_SENT], 5, 20)
-    assert not record.heard("typo.org", [_DENIED], 21, 22)
+    record.record_answers("typo.org", [_DENIED], 10, 11)
+    record.record_answers("other.org", [_SENT], 5, 20)
+    assert not record.record_answers("typo.org", [_DENIED], 21, 22)
 
 
 def test_a_name_that_has_resolved_is_the_site_s_matter() -> None:
     record = NameRecord()
-    record.heard("here.org", [_SENT], 0, 1)
-    record.heard("here.org", [_DENIED], 2, 3)
-    record.heard("other.org", [_SENT], 4, 5)
-    assert not record.heard("here.org", [_DENIED], 6, 7)
+    record.record_answers("here.org", [_SENT], 0, 1)
+    record.record_answers("here.org", [_DENIED], 2, 3)
+    record.record_answers("other.org", [_SENT], 4, 5)
+    assert not record.record_answers("here.org", [_DENIED], 6, 7)
 
 
 def test_an_outage_that_denies_all_names_holds_nobody() -> None:
     record = NameRecord()
-    record.heard("other.org", [_SENT], 0, 1)
+    record.record_answers("other.org", [_SENT], 0, 1)
     for at in range(2, 100):
-        assert not record.heard(f"{at % 7}.org", [_DENIED], at, at + 0.5)
+        assert not record.record_answers(f"{at % 7}.org", [_DENIED], at, at + 0.5)
 
 
 def test_names_are_bounded() -> None:
     record = NameRecord()
     for at in range(2 * MOST):
-        record.heard(f"a{at}.org", [_DENIED], at, at)
-        record.heard(f"b{at}.org", [_SENT], at, at)
+        record.record_answers(f"a{at}.org", [_DENIED], at, at)
+        record.record_answers(f"b{at}.org", [_SENT], at, at)
     assert len(record._denied) == len(record._found) == MOST
 
 

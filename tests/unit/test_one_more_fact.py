@@ -60,7 +60,7 @@ db = sqlite3.connect(spool / "ledger", isolation_level=None)
 schema.make(db)
 new = updates.NewSandbox(Run("ap#1.0#1", 1, "alice@x"), "alice", 5, 5, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
 box = updates.add_ticket(db, new, "t", "/p", [StoredFile(0, "https://h/f", "f", 5, 1, 1)], "boot", 100)
-(file,) = updates.take_files(db, box, 1, 1000, 10, 100)
+(file,) = updates.claim_files(db, box, 1, 1000, 10, 100)
 ad = '[ TransferSuccess = true; TransferFileName = "f"; TransferUrl = "https://h/f"; TransferFileBytes = 5; '
 ad += 'DeveloperData = [ StageOutVerified = "size"; Streams = 4; SumMs = 321 ] ]'
 (answer,) = read_answers([SentFile(Path("/f"), "https://h/f", "f", 5)], ad, Ending(0))

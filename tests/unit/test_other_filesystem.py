@@ -15,7 +15,7 @@ import pytest
 from sandbox_manager.intake import listener
 from sandbox_manager.scheduling import deadlines
 from sandbox_manager.scheduling.deadlines import Observed
-from sandbox_manager.scheduling.rates import Known, Rates
+from sandbox_manager.scheduling.rates import Rates, ServerRate
 from stageout.cli.doctor.probe import try_handoff
 from stageout.core.config import mapping_settings
 from stageout.core.eta import FILE_BYTES
@@ -203,7 +203,7 @@ def test_a_slow_copy_is_given_up_at_its_first_steps(tmp_path: Path) -> None:
 
 def test_sending_is_estimated_at_the_slowest_server_s_rate() -> None:
     rates, now, rate = Rates(), 1_800_000_000.0, 50e6
-    rates._known = {"https://slow": _known(rate, now), "https://quick": _known(2 * rate, now)}
+    rates._rates = {"https://slow": _known(rate, now), "https://quick": _known(2 * rate, now)}
     work_bytes = 49_000_000 + FILE_BYTES
     assert rates.sending_s({"https://quick"}, 1, 49_000_000, now) == pytest.approx(work_bytes / rate / 2)
     assert rates.sending_s({"https://quick", "https://slow"}, 1, 49_000_000, now) == pytest.approx(work_bytes / rate)
@@ -211,8 +211,8 @@ def test_sending_is_estimated_at_the_slowest_server_s_rate() -> None:
     assert rates.sending_s({"https://slow"}, 1, 49_000_000, now + 2 * deadlines.OLD_S) == math.inf
 
 
-def _known(rate_bytes_s: float, now: float) -> Known:
-    return Known(Observed(math.log(rate_bytes_s), 0.1, now))
+def _known(rate_bytes_s: float, now: float) -> ServerRate:
+    return ServerRate(Observed(math.log(rate_bytes_s), 0.1, now))
 
 
 @needs_mounts

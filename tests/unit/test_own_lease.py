@@ -44,7 +44,7 @@ class Node:
 def test_a_word_counts_before_the_first_report(expression: str, own_s: int) -> None:
     node = Node(expression)
     assert node.leases.own_s == own_s
-    run(node.own.look())
+    run(node.own.refresh())
     assert (node.leases.own_s, node.asked) == (own_s, [])
 
 
@@ -55,7 +55,7 @@ def test_an_expression_is_evaluated_by_the_startd(answer: object, own_s: int) ->
     node = Node("IsAnnex =?= true")
     assert node.leases.own_s == 0
     node.answer = answer
-    run(node.own.look())
+    run(node.own.refresh())
     assert (node.leases.own_s, node.asked) == (own_s, ["IsAnnex =?= true"])
 
 
@@ -64,14 +64,14 @@ def test_while_the_startd_is_silent_the_last_value_counts(monkeypatch: pytest.Mo
     monkeypatch.setattr(log, "warn", lambda name, **facts: told.append(name))
     node = Node("IsAnnex")
     node.answer = True
-    run(node.own.look())
+    run(node.own.refresh())
     node.answer = OSError("no answer")
-    run(node.own.look())
-    run(node.own.look())
+    run(node.own.refresh())
+    run(node.own.refresh())
     assert node.leases.own_s == 900
     assert told == ["machine-query-failed"]
     node.answer = False
-    run(node.own.look())
+    run(node.own.refresh())
     assert (node.leases.own_s, node.changes) == (0, 2)
 
 
@@ -96,7 +96,7 @@ def test_a_startd_that_starts_after_the_manager_is_soon_asked_again(monkeypatch:
 def test_a_new_length_counts() -> None:
     node = Node("true")
     node.rules = replace(node.rules, short_lease_s=120)
-    run(node.own.look())
+    run(node.own.refresh())
     assert node.leases.own_s == 120
 
 

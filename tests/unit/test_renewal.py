@@ -271,7 +271,7 @@ def site() -> Iterator[Site]:
 
 def heard(node: Node, url: str = "", digest: str = "") -> Fetcher:
     """A manager that has heard of an agent with this port."""
-    node.agents.heard(AgentNotice(AGENT, SCHEDD, "", 2, 2, url, digest), 0)
+    node.agents.record_notice(AgentNotice(AGENT, SCHEDD, "", 2, 2, url, digest), 0)
     return Fetcher(node.pipeline, node.agents, KEY.sign)
 
 
@@ -337,7 +337,9 @@ def test_why_it_is_not_renewed_is_said(site: Site) -> None:
             await heard(node).round()
             await until(lambda: (box := node.box()) and "STAGEOUT_CREDENTIAL_PORT" in box.reason, "the reason")
             change = node.box().change  # type: ignore[union-attr]
-            node.agents.heard(AgentNotice(AGENT, SCHEDD, "", 3, 3, f"https://127.0.0.1:{free_port()}", "0" * 64), 0)
+            node.agents.record_notice(
+                AgentNotice(AGENT, SCHEDD, "", 3, 3, f"https://127.0.0.1:{free_port()}", "0" * 64), 0
+            )
             fetcher = Fetcher(node.pipeline, node.agents, KEY.sign)
             await fetcher.round()
             box = node.box()

@@ -14,7 +14,7 @@ from sandbox_manager.rules import Limits, RetryRules, last_attempt_at
 from sandbox_manager.scheduling.breaker import Flow
 from sandbox_manager.scheduling.planner import BatchPlan, Load, Part, PlanInput, plan
 from sandbox_manager.scheduling.retry import Verdict, decide_retry
-from sandbox_manager.scheduling.slots import SlotUsage, is_stuck, places_free
+from sandbox_manager.scheduling.slots import SlotUsage, is_stuck, positions_free
 from stageout.core.errors import OF_NODE, UNREACHABLE, Advice, ErrorClass
 from stageout.core.states import FileState, State
 from stageout.model.sandbox import OCCUPYING, Destination, Occupant, Sandbox, SlotKey, Waiting, occupant_of
@@ -79,7 +79,7 @@ def free(
         for one, count in occupants_of(boxes)
         if one.slot.parent == slot.parent and not is_stuck(one, PLACES, flow)
     ]
-    return places_free(slot, owner, taken, LIMITS)
+    return positions_free(slot, owner, taken, LIMITS)
 
 
 def sent(batches: list[BatchPlan]) -> list[list[int]]:
