@@ -26,14 +26,18 @@ class TooSlow(ConnectionError):
 
 
 class Stream:
-    """A plain connection. :param raw: belongs to the stream from now on."""
+    """A plain connection.
+
+    :param raw: belongs to the stream from now on. :param window_s: in each such time at least so many bytes move.
+    """
 
     is_secure = False
 
-    def __init__(self, raw: socket.socket) -> None:
+    def __init__(self, raw: socket.socket, window_s: float = _WINDOW_S, least_bytes: int = _LEAST_BYTES) -> None:
         self.raw, self._carry = raw, bytearray()
+        self._window_s, self._least_bytes = window_s, least_bytes
         self._waited_s, self._moved = 0.0, 0
-        wait_at_most(raw, _WINDOW_S)
+        wait_at_most(raw, window_s)
 
     def head(self, first_s: float, whole_s: float) -> bytes:
         """Read a whole head, b"" when the client has ended or asks for nothing.
@@ -56,7 +60,7 @@ class Stream:
             self._carry += came
             if not begun:
                 begun, until_s = True, time.monotonic() + whole_s
-        wait_at_most(self.raw, _WINDOW_S)
+        wait_at_most(self.raw, self._window_s)
         head = bytes(self._carry[:size])
         del self._carry[:size]
         return head
@@ -80,11 +84,9 @@ class Stream:
             view[:count] = self._carry[:count]
             del self._carry[:count]
             return count
-        began_s = time.monotonic()
         count = self._receive(view)
         if not count:
             raise ConnectionResetError("the client ended in a body")
-        self._paced(count, began_s)
         return count
 
     def send(self, data: bytes | memoryview) -> None:
@@ -145,10 +147,9 @@ class Stream:
 
     def _within(self, seconds: float) -> bytes | None:
         """Return some bytes, b"" at the end, None when nothing came."""
-        wait_at_most(self.raw, max(0.001, seconds))
         memory = bytearray(_READ_BYTES >> 3)
         try:
-            count = self._receive(memoryview(memory))
+            count = self._receive(memoryview(memory), time.monotonic() + seconds)
         except BlockingIOError:
             return None
         except ssl.SSLError:
@@ -157,15 +158,20 @@ class Stream:
 
     def _some(self) -> bytes:
         memory = bytearray(_LINE_BYTES)
-        began_s = time.monotonic()
         count = self._receive(memoryview(memory))
         if not count:
             raise ConnectionResetError("the client ended in a body")
-        self._paced(count, began_s)
         return bytes(memory[:count])
 
-    def _receive(self, view: memoryview) -> int:
-        return self.raw.recv_into(view)
+    def _receive(self, view: memoryview, until_s: float | None = None) -> int:
+        """Receive some bytes, 0 at the end. :param until_s: BlockingIOError then; None: of a body, which has a pace."""
+        if until_s is not None:
+            wait_at_most(self.raw, max(0.001, until_s - time.monotonic()))
+            return self.raw.recv_into(view)
+        began_s = time.monotonic()
+        count = self.raw.recv_into(view)
+        self._paced(count, began_s)
+        return count
 
     def _push(self, data: memoryview) -> int:
         return self.raw.send(data)
@@ -173,9 +179,9 @@ class Stream:
     def _paced(self, count: int, began_s: float) -> None:
         self._waited_s += time.monotonic() - began_s
         self._moved += count
-        if self._waited_s >= _WINDOW_S:
-            if self._moved < _LEAST_BYTES:
-                raise TooSlow(f"less than {_LEAST_BYTES} bytes in {_WINDOW_S:.0f} s")
+        if self._waited_s >= self._window_s:
+            if self._moved < self._least_bytes:
+                raise TooSlow(f"less than {self._least_bytes} bytes in {self._window_s:.0f} s")
             self._waited_s, self._moved = 0.0, 0
 
 
@@ -184,9 +190,11 @@ class TlsStream(Stream):
 
     is_secure = True
 
-    def __init__(self, tunnel: Tunnel, first: bytes) -> None:
+    def __init__(
+        self, tunnel: Tunnel, first: bytes, window_s: float = _WINDOW_S, least_bytes: int = _LEAST_BYTES
+    ) -> None:
         raw, self._tls, self._incoming, self._outgoing = tunnel.taken()
-        super().__init__(raw)
+        super().__init__(raw, window_s, least_bytes)
         self._tunnel = tunnel
         self._sealed = memoryview(bytearray(_READ_BYTES))
         self._carry += first
@@ -208,13 +216,16 @@ class TlsStream(Stream):
             raise
         return mine, bytes(self._carry)
 
-    def _receive(self, view: memoryview) -> int:
+    def _receive(self, view: memoryview, until_s: float | None = None) -> int:
+        """As of a plain one. Bytes of a record count when they come: it may never be whole."""
         while True:
             try:
                 return self._tls.read(len(view), view)  # type: ignore[call-arg, arg-type, return-value, unused-ignore]
             except ssl.SSLWantReadError:
                 self._flush()
-                count = self.raw.recv_into(self._sealed)
+                if until_s is not None and time.monotonic() >= until_s:
+                    raise BlockingIOError from None
+                count = super()._receive(self._sealed, until_s)
                 if not count:
                     return 0
                 self._incoming.write(self._sealed[:count])
