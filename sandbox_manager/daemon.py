@@ -135,9 +135,15 @@ class Daemon:
             make(manager.name, dependencies.clock, lambda: pipeline.store.wake.set(), self._supervise) if make else None
         )
         pipeline = Pipeline(
-            manager, ledger, self.spool, self._table, self._rules, self._agents, dependencies.clock,
-            functools.partial(make_streams, grants=grants),
-        )  # fmt: skip
+            manager=manager,
+            ledger=ledger,
+            spool=self.spool,
+            table=self._table,
+            rules=self._rules,
+            agents=self._agents,
+            clock=dependencies.clock,
+            streams=functools.partial(make_streams, grants=grants),
+        )
         await self._load_plugins()
         await pipeline.recover()
         self._tell_missing(pipeline)
@@ -151,9 +157,16 @@ class Daemon:
             on_refusal=pipeline.store.changed.set,
         )  # fmt: skip
         reporter = Reporter(
-            pipeline, self.spool, dependencies.collector, dependencies.clock, settings, condor_uid(), key,
-            intake.figures, intake.refusals,
-        )  # fmt: skip
+            pipeline=pipeline,
+            spool=self.spool,
+            collector=dependencies.collector,
+            clock=dependencies.clock,
+            settings=settings,
+            owner_uid=condor_uid(),
+            key=key,
+            handoffs=intake.figures,
+            refusals=intake.refusals,
+        )
         pipeline.runner.announcer.add(reporter.tell)
         fetcher = Fetcher(pipeline, self._agents, key.sign)
         parts = (gate, fetcher, self._missing, pipeline.custody.orphans, pipeline.housekeeping, reporter, intake)

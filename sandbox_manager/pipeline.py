@@ -77,9 +77,16 @@ class Pipeline:
         self.runner = BatchRunner(custody, table, self.scheduler)
         end = PilotEnd(self.store.registry, self.scheduler.throughput, clock, custody.rules)
         self.admission = Admission(
-            self.store.registry, agents, table, self.scheduler.flow, spool, end, custody.rules, custody.space,
+            registry=self.store.registry,
+            agents=agents,
+            table=table,
+            flow=self.scheduler.flow,
+            spool=spool,
+            end=end,
+            rules=custody.rules,
+            space=custody.space,
             state_bytes=custody.state.bytes_by_uid,
-        )  # fmt: skip
+        )
         self.acceptance = Acceptance(manager, custody, self.admission, self.scheduler.rates)
         self.housekeeping = Housekeeping(custody, lambda: self.scheduler.busy_sandboxes)
 

@@ -218,12 +218,21 @@ def summary_of(sandbox: SandboxReport) -> SandboxSummary:
     """Return the compact form of a sandbox. Equal texts are kept once."""
     total = sandbox.bytes_total
     return SandboxSummary(
-        sandbox.job, sandbox.number, sys.intern(sandbox.owner), sys.intern(sandbox.state),
-        sys.intern(sandbox.server),
-        sandbox.files_left, total, total if sandbox.bytes_left == total else sandbox.bytes_left,
-        sandbox.code, sandbox.next_attempt_at, sandbox.accepted_at, sys.intern(sandbox.group),
-        sandbox.trouble_since_at, bool(sandbox.paused),
-    )  # fmt: skip
+        job=sandbox.job,
+        number=sandbox.number,
+        owner=sys.intern(sandbox.owner),
+        state=sys.intern(sandbox.state),
+        server=sys.intern(sandbox.server),
+        files_left=sandbox.files_left,
+        bytes_total=total,
+        bytes_left=total if sandbox.bytes_left == total else sandbox.bytes_left,
+        error_code=sandbox.code,
+        next_attempt_at=sandbox.next_attempt_at,
+        accepted_at=sandbox.accepted_at,
+        accounting_group=sys.intern(sandbox.group),
+        trouble_since_at=sandbox.trouble_since_at,
+        is_paused=bool(sandbox.paused),
+    )
 
 
 def node_of(report: Report, text: str, heard_at: int) -> Node:
@@ -243,11 +252,22 @@ def node_of(report: Report, text: str, heard_at: int) -> Node:
     blocked = tuple(flow for flow in report.flows if flow.server in away)
     head = replace(report, sandboxes=(), flows=blocked, acknowledged={})
     return Node(
-        report.manager, report.key, report.number, heard_at, report.sent_at,
-        zlib.compress(raw, _COMPRESSION), head, sandboxes, servers,
-        report.bytes_at_risk, report.ends_in_s, flows,
-        report.spool_bytes, report.spool_limit_bytes, tallies,
-    )  # fmt: skip
+        name=report.manager,
+        key=report.key,
+        number=report.number,
+        heard_at=heard_at,
+        sent_at=report.sent_at,
+        packed=zlib.compress(raw, _COMPRESSION),
+        head=head,
+        sandboxes=sandboxes,
+        servers=servers,
+        bytes_at_risk=report.bytes_at_risk,
+        ends_in_s=report.ends_in_s,
+        flows=flows,
+        spool_bytes=report.spool_bytes,
+        spool_limit_bytes=report.spool_limit_bytes,
+        tallies=tallies,
+    )
 
 
 def deliveries(before: Node, after: Node) -> Iterator[Delivery]:

@@ -60,13 +60,18 @@ def record_of(ad: Mapping[str, Any]) -> FileRecord:
     written_at = int(ad.get("RecordWriteDate", 0))
     at = min(ended_at(ad), written_at) if written_at else ended_at(ad)  # the clock of a node may be ahead
     return FileRecord(
-        sys.intern(time.strftime("%Y-%m-%d", time.localtime(at))),
-        _name(server_of(str(ad.get("TransferUrl", "")))), _name(str(ad.get("Owner", ""))),
-        _name(str(ad.get("StageOutPlugin", ""))), int(ad.get("StageOutFiles", 1)), int(ad.get("TransferFileBytes", 0)),
-        ad.get("StageOutState") == State.DELIVERED, took_s(ad), int(ad.get("StageOutBytesPerSecond", 0)),
-        (str(ad.get("GlobalJobId")), int(ad.get("NumShadowStarts", 0)), str(ad.get("StageOutManager"))),
-        ErrorClass.from_code(int(ad.get("StageOutErrorCode", 0))).name,
-    )  # fmt: skip
+        day=sys.intern(time.strftime("%Y-%m-%d", time.localtime(at))),
+        destination=_name(server_of(str(ad.get("TransferUrl", "")))),
+        owner=_name(str(ad.get("Owner", ""))),
+        plugin=_name(str(ad.get("StageOutPlugin", ""))),
+        files=int(ad.get("StageOutFiles", 1)),
+        size_bytes=int(ad.get("TransferFileBytes", 0)),
+        is_delivered=ad.get("StageOutState") == State.DELIVERED,
+        took_s=took_s(ad),
+        rate=int(ad.get("StageOutBytesPerSecond", 0)),
+        sandbox=(str(ad.get("GlobalJobId")), int(ad.get("NumShadowStarts", 0)), str(ad.get("StageOutManager"))),
+        failure=ErrorClass.from_code(int(ad.get("StageOutErrorCode", 0))).name,
+    )
 
 
 def _name(text: str) -> str:

@@ -256,11 +256,16 @@ class Server:
         reader = self.readers.reader(request)
         base = self._base or self._forwarded(request, "X-Forwarded-Prefix").rstrip("/")
         return PageContext(
-            base if BASE.match(base) else "", self.readers.sees_all(reader),
-            self.readers.tokens is not None and not reader.is_user,
-            self._pool, self._static, dict(self._state.problems), self._state.updated_at,
-            len(self._state.matters), reader.name if reader.is_user else "",
-        )  # fmt: skip
+            base=base if BASE.match(base) else "",
+            sees_names=self.readers.sees_all(reader),
+            may_sign_in=self.readers.tokens is not None and not reader.is_user,
+            pool=self._pool,
+            static=self._static,
+            problems=dict(self._state.problems),
+            updated_at=self._state.updated_at,
+            matters=len(self._state.matters),
+            user=reader.name if reader.is_user else "",
+        )
 
     def _forwarded(self, request: web.Request, name: str) -> str:
         """Return what a proxy says about the browser's address. Where proxies are listed, nothing else is believed."""
@@ -387,7 +392,15 @@ class Server:
         pairs = self._state.pool.find(wanted.name, wanted.user)
         sandbox = next((sandbox for _, sandbox in pairs), None)
         context = self._context(request)
-        content = requests.form(context, wanted.job, wanted.verb, wanted.run, sandbox, given, problem)
+        content = requests.form(
+            context=context,
+            job=wanted.job,
+            verb=wanted.verb,
+            run=wanted.run,
+            sandbox=sandbox,
+            given=given,
+            problem=problem,
+        )
         text = page.page(context, "jobs", requests.title(wanted.job, wanted.verb), content, is_form=True)
         return web.Response(text=text, status=status, content_type="text/html")
 

@@ -50,7 +50,14 @@ class Custody:
         self.clock_guard = ClockJumpGuard(self.store, clock, self.boot, lambda: rules().retry.max_delay_s)
         self.state = StateQuota(spool.state, self.store.registry, self._disk, rules)
         self.releases = Releases(
-            self.store, spool, self.space, self.running, self.state, self._disk, self.background, clock
+            store=self.store,
+            spool=spool,
+            space=self.space,
+            running=self.running,
+            state=self.state,
+            disk=self._disk,
+            background=self.background,
+            clock=clock,
         )
         self.syncs = Syncs(
             spool, self._syncing, SyncRecords(self.store, clock), self.background

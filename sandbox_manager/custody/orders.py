@@ -60,7 +60,16 @@ def record_handoff(db: sqlite3.Connection, new: NewHandoff, now: int) -> Iterabl
         # Its plugin gave up waiting. The decision about the run was made without these files.
         raise Refused(f"output of this run became {state} meanwhile", "OtherRun")
     digest = new.stored.digest if new.stored else ""
-    sandbox = updates.add_ticket(db, new.owner, new.ticket, new.plugin, new.files, new.boot, now, digest)
+    sandbox = updates.add_ticket(
+        db=db,
+        owner=new.owner,
+        ticket=new.ticket,
+        plugin=new.plugin,
+        files=new.files,
+        boot=new.boot,
+        now=now,
+        credentials_digest=digest,
+    )
     if new.stored:
         updates.keep_credentials(db, new.stored)
     if new.fallback:
@@ -122,7 +131,16 @@ def confirm_late(db: sqlite3.Connection, sandbox: int, now: int) -> None:
 
 def _nothing_of_it(db: sqlite3.Connection, order: Order, now: int) -> int:
     """Record the loss of output that a completed run left here according to its record. Its owner must know."""
-    nobody = updates.NewSandbox(order.run, "", -1, -1, False, SlotKey("", 0, 0), "", order.priority)
+    nobody = updates.NewSandbox(
+        run=order.run,
+        user="",
+        uid=-1,
+        gid=-1,
+        shared_uid=False,
+        slot=SlotKey("", 0, 0),
+        slot_name="",
+        priority=order.priority,
+    )
     sandbox = updates.add_sandbox(db, nobody, now)
     updates.name_tickets(db, sandbox, order.tickets, order.files, order.priority)
     updates.end(db, sandbox, State.LOST, now, _no_record(updates.are_unknown(db, order.tickets)))

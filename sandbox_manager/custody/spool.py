@@ -311,7 +311,15 @@ class Spool:
             raise NotClaimed(f"{name} cannot be read by its owner")
         if found.st_size != offered.size_bytes:
             raise NotClaimed(f"{name} has {found.st_size} bytes, {offered.size_bytes} were offered: it still changes")
-        return StoredFile(position, offered.url, name, found.st_size, found.st_mtime_ns, found.st_ino, ticket)
+        return StoredFile(
+            position=position,
+            url=offered.url,
+            name=name,
+            size_bytes=found.st_size,
+            mtime_ns=found.st_mtime_ns,
+            inode=found.st_ino,
+            ticket=ticket,
+        )
 
     def shown_name(self, local_path: str) -> str:
         """Return a file's path inside the scratch directory, in printable characters."""

@@ -262,8 +262,18 @@ class Delivery:
         directory = self._custody.spool.root / "movers" / f"{number}-{files[0].ticket[:8]}"
         user = (self._batch.uid, self._batch.gid)
         return BatchRun(
-            self._custody.spool, table, destination, jobs, user, files, directory, limit_s, settings, self._held, now
-        )  # fmt: skip
+            spool=self._custody.spool,
+            table=table,
+            destination=destination,
+            jobs=jobs,
+            user=user,
+            files=files,
+            directory=directory,
+            lifetime_s=limit_s,
+            settings=settings,
+            held=self._held,
+            now=now,
+        )
 
     async def send(self, run: BatchRun) -> list[Answer]:
         """Run the plugin and return its answers, one for each file.
@@ -297,9 +307,16 @@ class Delivery:
         :param answered: the server has answered another batch meanwhile. :param unknown_name: as of decide_retry.
         """
         return decide_batch(
-            self.files, answers, self._custody.rules().retry, self._registry.due_since, self._custody.clock.wall_s(),
-            bool(self._held and self._held.credentials), answered, self._transfer.parallelism, unknown_name,
-        )  # fmt: skip
+            files=self.files,
+            answers=answers,
+            rules=self._custody.rules().retry,
+            due_since=self._registry.due_since,
+            now=self._custody.clock.wall_s(),
+            renewable=bool(self._held and self._held.credentials),
+            answered=answered,
+            streams=self._transfer.parallelism,
+            unknown_name=unknown_name,
+        )
 
     def learn(self, run: BatchRun, outcome: BatchOutcome) -> Lessons:
         """Count the batch, and learn from it for the next ones. Return the part that the ledger keeps."""

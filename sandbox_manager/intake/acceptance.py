@@ -132,13 +132,26 @@ class Acceptance:
     async def _record_ticket(self, handoff: Handoff) -> None:
         facts, now = handoff.facts, wall_now(self._custody.clock)
         owner = updates.NewSandbox(
-            facts.run, facts.user, facts.uid, facts.gid, facts.shared_uid, slot_of(facts),
-            facts.slot_name, facts.job_prio, facts.group,
-        )  # fmt: skip
+            run=facts.run,
+            user=facts.user,
+            uid=facts.uid,
+            gid=facts.gid,
+            shared_uid=facts.shared_uid,
+            slot=slot_of(facts),
+            slot_name=facts.slot_name,
+            priority=facts.job_prio,
+            group=facts.group,
+        )
         new = orders.NewHandoff(
-            owner, handoff.ticket, handoff.plugin, handoff.files, self._custody.boot, handoff.stored, facts.fallback,
-            self._fallback_problem(handoff),
-        )  # fmt: skip
+            owner=owner,
+            ticket=handoff.ticket,
+            plugin=handoff.plugin,
+            files=handoff.files,
+            boot=self._custody.boot,
+            stored=handoff.stored,
+            fallback=facts.fallback,
+            fallback_problem=self._fallback_problem(handoff),
+        )
         await self._store.write(lambda db: orders.record_handoff(db, new, now), "record-accepted")
 
     def _fallback_problem(self, handoff: Handoff) -> str:

@@ -268,7 +268,17 @@ class Intake:
         schedd = head.get("probe")
         if not isinstance(schedd, str):
             raise no
-        facts = RunFacts(Run(f"{schedd}#0.0#0", 0, _DOCTOR), _DOCTOR, peer.uid, peer.gid, "", "no slot", -1, 0, True)
+        facts = RunFacts(
+            run=Run(f"{schedd}#0.0#0", 0, _DOCTOR),
+            user=_DOCTOR,
+            uid=peer.uid,
+            gid=peer.gid,
+            startd_name="",
+            slot_name="no slot",
+            slot_id=-1,
+            dslot_id=0,
+            guard=True,
+        )
         try:
             offer = await self._read_offer(link, head, client, latest_s)
             _check_job(facts, offer, self._encrypted)

@@ -339,15 +339,29 @@ class Reporter:
         encoded = await self._sandboxes(sandboxes)
         figures = self.figures()
         report = Report(
-            pipeline.manager.name, pipeline.manager.key, number, int(self._clock.wall_s()),
-            dict(pipeline.store.acknowledged), pipeline.store.registry.bytes_at_risk, (),
-            tuple(pipeline.scheduler.breakers.troubles()[:SERVERS_SHOWN]), leases.unleased(), leases.ends_in_s,
-            tuple(flow_reports(pipeline)), pipeline.rules.limits.cpus, self._positions, pipeline.admission.used_bytes,
-            pipeline.admission.quota_bytes, tuple(self._refusals), math.ceil(self._next_in_s()),
-            lease_s, __version__, figures.get("StageOutHandoffs", 0),
-            figures.get("StageOutSynchronous", {}),
-            self._full_since,
-        )  # fmt: skip
+            manager=pipeline.manager.name,
+            key=pipeline.manager.key,
+            number=number,
+            sent_at=int(self._clock.wall_s()),
+            acknowledged=dict(pipeline.store.acknowledged),
+            bytes_at_risk=pipeline.store.registry.bytes_at_risk,
+            sandboxes=(),
+            servers=tuple(pipeline.scheduler.breakers.troubles()[:SERVERS_SHOWN]),
+            unleased=leases.unleased(),
+            ends_in_s=leases.ends_in_s,
+            flows=tuple(flow_reports(pipeline)),
+            cpu_slots=pipeline.rules.limits.cpus,
+            data_slots=self._positions,
+            spool_bytes=pipeline.admission.used_bytes,
+            spool_limit_bytes=pipeline.admission.quota_bytes,
+            refusals=tuple(self._refusals),
+            interval_s=math.ceil(self._next_in_s()),
+            lease_s=lease_s,
+            version=__version__,
+            handoffs=figures.get("StageOutHandoffs", 0),
+            handoffs_refused=figures.get("StageOutSynchronous", {}),
+            full_since=self._full_since,
+        )
         return report_ad(report, self._key, encoded)
 
     async def _sandboxes(self, sandboxes: Sequence[Sandbox]) -> list[EncodedSandbox]:

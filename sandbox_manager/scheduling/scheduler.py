@@ -70,9 +70,17 @@ class Scheduler:
         limits, flow = self._rules().limits, self.breakers.flow
         places = SlotUsage(registry.occupying(), registry.destinations, limits)
         inputs = PlanInput(
-            registry.destinations, places, limits, self._load, flow, lambda owner: self.shares.of(owner, now_s),
-            wall_now(self._custody.clock), self._batch_files, self._room, self._may_send,
-        )  # fmt: skip
+            destinations=registry.destinations,
+            slot_usage=places,
+            limits=limits,
+            load=self._load,
+            flow=flow,
+            share=lambda owner: self.shares.of(owner, now_s),
+            now=wall_now(self._custody.clock),
+            batch_files=self._batch_files,
+            room=self._room,
+            may_send=self._may_send,
+        )
         self.calls.waiting(self._files_waiting)
         batches = plan(registry.backlog, inputs)
         return [(batch, self._start(batch, batches[place + 1 :])) for place, batch in enumerate(batches)]

@@ -100,7 +100,9 @@ def listing(records: Records, query: Mapping[str, str]) -> Listing[str]:
         found, key=lambda name: (-found[name].size_bytes, name)
     )  # fmt: skip
     place = {name: at for at, name in enumerate(order)}
-    return Listing("history", wanted.kind, columns, order, query, place.__getitem__, _ROWS)
+    return Listing(
+        view="history", noun=wanted.kind, columns=columns, found=order, query=query, order=place.__getitem__, rows=_ROWS
+    )
 
 
 def state_listing(context: PageContext, state: PageState, query: Mapping[str, str]) -> Listing[str]:

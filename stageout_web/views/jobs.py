@@ -81,7 +81,9 @@ def listing(context: PageContext, state: PageState, query: Mapping[str, str]) ->
     """Return the list of outputs that an address asks for: those in trouble first, then the oldest."""
     pool, wanted = state.pool, Filter.of(query)
     found = (pair for pair in pool.sandboxes() if wanted.selects(pool, *pair))
-    return Listing("jobs", "output", _columns(context, pool), found, query, _order, ROWS)
+    return Listing(
+        view="jobs", noun="output", columns=_columns(context, pool), found=found, query=query, order=_order, rows=ROWS
+    )
 
 
 def _columns(context: PageContext, pool: Pool) -> list[Column[Pair]]:

@@ -80,8 +80,15 @@ def listing(context: PageContext, state: PageState, query: Mapping[str, str]) ->
         Column("age_s", "Report", lambda one: pool.now_at - one.heard_at,
                lambda one: f"{duration(pool.now_at - one.heard_at)} ago"),
     ]  # fmt: skip
-    return Listing("nodes", "node", columns, found, query,
-                   lambda one: (order.index(conditions[id(one)]), -one.bytes_at_risk, one.name), ROWS)  # fmt: skip
+    return Listing(
+        view="nodes",
+        noun="node",
+        columns=columns,
+        found=found,
+        query=query,
+        order=lambda one: (order.index(conditions[id(one)]), -one.bytes_at_risk, one.name),
+        rows=ROWS,
+    )
 
 
 def _condition(found: str) -> Markup:

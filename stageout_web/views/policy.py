@@ -126,8 +126,17 @@ def _owners(context: PageContext, service: Policy, query: Mapping[str, str], pre
                is_number=True),
     ]  # fmt: skip
     place = {id(one): at for at, one in enumerate(report.grants)}
-    found = Listing("policy", "row", columns, report.grants, query, lambda one: place[id(one)],
-                    _ROWS, prefix, f" of owners with streams at {service.name}")  # fmt: skip
+    found = Listing(
+        view="policy",
+        noun="row",
+        columns=columns,
+        found=report.grants,
+        query=query,
+        order=lambda one: place[id(one)],
+        rows=_ROWS,
+        prefix=prefix,
+        about=f" of owners with streams at {service.name}",
+    )
     return join(found.table(context), _more(report.owners - len(report.grants), "row"))
 
 
@@ -145,8 +154,17 @@ def _clients(context: PageContext, service: Policy, query: Mapping[str, str], pr
         Column("ends_in_s", "Lease ends", lambda one: one.ends_in_s, lambda one: f"in {duration(one.ends_in_s)}"),
     ]  # fmt: skip
     place = {id(one): at for at, one in enumerate(report.clients)}
-    found = Listing("policy", "client", columns, report.clients, query, lambda one: place[id(one)],
-                    _ROWS, prefix, f" of {service.name}")  # fmt: skip
+    found = Listing(
+        view="policy",
+        noun="client",
+        columns=columns,
+        found=report.clients,
+        query=query,
+        order=lambda one: place[id(one)],
+        rows=_ROWS,
+        prefix=prefix,
+        about=f" of {service.name}",
+    )
     return join(found.table(context), _more(report.leases - len(report.clients), "client"))
 
 
