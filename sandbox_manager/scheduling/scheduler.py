@@ -111,21 +111,21 @@ class Scheduler:
             lambda at: flow(at) is not Flow.NONE, most, wall_now(self._custody.clock)
         )
 
-    def _room(self, place: Destination, owner: str) -> int:
+    def _room(self, destination: Destination, owner: str) -> int:
         """Files that a further batch of an owner may move at once to a destination."""
-        planned = self._load.by_server[place.server] - self.calls.active(place.server)
-        return self.calls.room(self._target(place), owner, planned)
+        planned = self._load.by_server[destination.server] - self.calls.active(destination.server)
+        return self.calls.room(self._target(destination), owner, planned)
 
-    def _batch_files(self, place: Destination) -> int:
+    def _batch_files(self, destination: Destination) -> int:
         """Files that a call of a destination's plugin would rather have than the limit, 0 for no wish."""
-        most = self.most_files.get(method_of(place.scheme))
-        return self._table.batch_files(place.plugin, place.scheme) if most is None else most
+        most = self.most_files.get(method_of(destination.scheme))
+        return self._table.batch_files(destination.plugin, destination.scheme) if most is None else most
 
-    def _target(self, place: Destination) -> Target:
-        plugin = self._table.find(place.plugin, place.scheme)
+    def _target(self, destination: Destination) -> Target:
+        plugin = self._table.find(destination.plugin, destination.scheme)
         if plugin is None:
-            return Target(place.server)
-        return Target(place.server, plugin.several, method_of(place.scheme) in plugin.multi_stream_methods)
+            return Target(destination.server)
+        return Target(destination.server, plugin.several, method_of(destination.scheme) in plugin.multi_stream_methods)
 
     def _may_send(self, sandbox: Sandbox) -> bool:
         """Tell whether the lease of its access point holds and no plugin sends output of another run of the job."""
