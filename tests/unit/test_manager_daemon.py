@@ -433,8 +433,8 @@ def test_a_start_that_fails_begins_no_sync(
     begun: list[str] = []
     pipelines: list[Pipeline] = []
 
-    def recorded(*facts: Any) -> Pipeline:
-        pipelines.append(Pipeline(*facts))
+    def recorded(**facts: Any) -> Pipeline:
+        pipelines.append(Pipeline(**facts))
         return pipelines[-1]
 
     async def story() -> None:

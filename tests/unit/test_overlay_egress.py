@@ -283,8 +283,8 @@ def test_space_of_uploads_that_nobody_goes_on_with_is_given_back(gate: Gate, tmp
 
     async def expire() -> None:
         router = Router(
-            "node", Ends(egress=gate.one), Keys({}), 1, Neighbours(), cast(Any, SimpleNamespace()), Rights(), 4, 100.0,
-            Cover(), means=_means(tmp_path),
+            "node", Ends(egress=gate.one), Keys({}), 1, Neighbours(), cast(Any, SimpleNamespace(address="")), Rights(),
+            4, 100.0, Cover(), means=_means(tmp_path),
         )  # fmt: skip
         await router._expire_once()
         router._pool.close()

@@ -77,6 +77,8 @@ ASK = Open(ORIGIN, 1, "f", 1, 1, 1)
 class _Links:
     """Of a router that knows no others."""
 
+    address = ""
+
     async def run(self) -> None:
         await asyncio.Event().wait()
 
