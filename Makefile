@@ -28,7 +28,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: dist sign dist-test lock pilot demo reference docs test style check computed pythons pools bench figures mutants crash planted seams sim storm chaos hostile heads cuts upgrade overlay-storm web clean workflow rules-sim
+.PHONY: dist sign dist-test lock pilot demo reference docs test style check pythons pools bench figures mutants crash planted seams sim storm chaos hostile heads cuts upgrade overlay-storm web clean workflow rules-sim
 
 $(STAMP): setup.cfg pyproject.toml $(wildcard requirements/*.txt)
 	tools/install
@@ -62,17 +62,12 @@ docs: $(STAMP)
 pythons: $(STAMP)
 	ALL=$(ALL) tools/pythons
 
-# eight at once on two cores: pools mostly wait
+# six at once on two cores: pools mostly wait
 pools: $(STAMP)
-	tools/run-tests -n 8 --dist loadfile --no-loadscope-reorder --durations=25 tests --ignore tests/unit
+	tools/run-tests -n 6 --dist loadfile --no-loadscope-reorder --durations=25 tests --ignore tests/unit
 
-# Programs that only compute get the time in which pools wait.
-computed: $(STAMP)
-	nice -n 5 $(MAKE) --no-print-directory check
-	nice -n 5 $(MAKE) --no-print-directory pythons
-
-test: style
-	$(MAKE) --no-print-directory -j 2 computed pools
+test: check
+	$(MAKE) --no-print-directory -j 2 pythons pools
 
 bench: $(STAMP)
 	$(PY) benchmarks/run_all.py $(if $(QUICK),--quick)
