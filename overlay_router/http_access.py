@@ -26,7 +26,7 @@ class HttpAccess:
     copy_hosts: tuple[str, ...] = ()
 
     def encoded(self, keys: Keys) -> bytes:
-        """Return what a worker is told. :param keys: whose public keys count."""
+        """Return the message that gives a worker its settings. :param keys: keys file with the accepted public keys."""
         told = {
             "audiences": sorted(self.audiences), "plain": self.plain, "issuers": dict(self.issuers),
             "copy_hosts": self.copy_hosts,

@@ -177,7 +177,7 @@ def _tree(top: int, path: str, is_deep: bool) -> Iterator[dict[str, object]]:
 
 @contextmanager
 def _opened(top: int, below: str) -> Iterator[int]:
-    """The descriptor of a directory; -1 for one that was deleted meanwhile."""
+    """Return the descriptor of a directory, or -1 if the directory was deleted."""
     try:
         found = directory_below(top, below.split("/") if below else ())
     except OSError:

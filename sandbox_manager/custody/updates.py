@@ -411,7 +411,7 @@ def keep_receipts(db: sqlite3.Connection, begun: Iterable[tuple[str, int, int]])
 
 
 def record_results(db: sqlite3.Connection, results: Iterable[StoredFile]) -> None:
-    """Record the results of a batch. Files that were dropped meanwhile stay dropped.
+    """Record the results of a batch. Files that were dropped while it ran stay dropped.
 
     A file that a custodian may have keeps its receipt, by which the custodian can be asked.
 

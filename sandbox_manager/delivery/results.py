@@ -167,7 +167,7 @@ def update_state(
     if not sandbox.waiting:
         updates.end(db, sandbox_id, State.FAILED, now, redirects.failure_reason(sandbox, worst, reason), code)
     elif any(part.ready_at <= now and is_open(part.destination) for part in sandbox.waiting) and not sandbox.paused:
-        # Its turn comes again; meanwhile the place in the data slot is free for others.
+        # It is sent again later. Until then, other sandboxes can use its position in the data slot.
         updates.set_state(db, sandbox_id, State.CONFIRMED, now, reason, code)
     else:
         text = _waits_for(reason, code)

@@ -213,7 +213,7 @@ class Calls:
     # ---- changes -----------------------------------------------------------------------------------------------------
 
     def new_rules(self, rules: TuningRules) -> None:
-        """Take over a changed configuration: the choices begin anew where it says something else."""
+        """Apply a changed configuration. Choices whose settings changed start again."""
         if rules == self.rules:
             return
         self.rules, self._streams = rules, self._make(rules, self._start_of)

@@ -196,7 +196,7 @@ class Found(NamedTuple):
 
 
 def recovered(row: Row, found: Found) -> State:
-    """Decide by inode whether an INTENT happened before a death. COMPLETE: it did not, and it is judged anew."""
+    """Decide by inode whether an INTENT happened before a death. COMPLETE: it did not, so judge again."""
     moved_to = {Kind.RENAME: found.second, Kind.DELETE: found.trash}.get(row.fields.kind, found.path)
     left_at = found.staged if row.fields.kind in (Kind.FILE, Kind.MKDIR) else found.path
     return State.DONE if moved_to == row.inode or left_at != row.inode else State.COMPLETE
