@@ -140,14 +140,14 @@ class Pipeline:
             self.custody.background.run(self.deliver(batch, transfer))
 
     async def deliver(self, plan: BatchPlan, transfer: ActiveTransfer) -> None:
-        """Send one batch, from its lease to its record. Its places are given back in any case.
+        """Send one batch, from its place in the data slots to its record. Places are given back in any case.
 
         The durable steps are those of "Moving" in ``docs/developer/durable-steps.md``, in the same order.
         """
         write, batch, is_recorded = self.store.write, Delivery(self.runner, plan, transfer), False
         try:
             # Its sandboxes get their places in the data slots. Then its files are MOVING, with one attempt more.
-            await write(lambda db: updates.lease(db, plan.sandboxes, wall_now(self._clock)), "record-leased")
+            await write(lambda db: updates.activate(db, plan.sandboxes, wall_now(self._clock)), "record-leased")
             await write(lambda db: batch.claim(db), "record-moving")
             batch.keep_claim()
             if batch.is_hand_over:
@@ -192,10 +192,10 @@ class Pipeline:
             if not is_recorded:
                 await asyncio.sleep(_AGAIN_S)
         finally:
-            self.scheduler.stopped(plan, transfer)
+            self.scheduler.plugin_ended(plan, transfer)
             if not is_recorded:
                 await self._requeue(batch)
-            self.scheduler.ended(plan)
+            self.scheduler.batch_ended(plan)
 
     async def _record_error(self, batch: Delivery, problem: Exception) -> bool:
         """Record an error of the manager as a failure of each file, so that it ends. Return False when that fails."""

@@ -492,7 +492,7 @@ class Releases:
                 await loop.run_in_executor(self._disk, self._spool.release, ticket)
                 self._space.drop(ticket)
             left = await self._store.write(
-                lambda db: updates.released(db, sandbox_id, tickets, wall_now(self._clock)), "record-released"
+                lambda db: updates.record_released(db, sandbox_id, tickets, wall_now(self._clock)), "record-released"
             )
         except (OSError, sqlite3.Error) as problem:
             log.error("spool-release-failed", sandbox=sandbox_id, problem=problem, again_in_s=_AGAIN_S)

@@ -231,7 +231,7 @@ def _set_paused(db: sqlite3.Connection, order: Order, paused: bool, now: int) ->
         return []
     updates.set_paused(db, found[0], paused)
     if paused:
-        updates.unlease(db, found[0], now)
+        updates.deactivate(db, found[0], now)
     return [found[0]]
 
 

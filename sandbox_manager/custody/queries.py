@@ -59,7 +59,7 @@ IS_LEFT, IS_STILL = _is_in(LEFT_FILES), _is_in(STILL_FILES)
 FACT_COLUMNS = tuple(item.name for item in fields(TransferFacts))
 _FIELDS = [item.name for item in fields(StoredFile) if item.name != "facts"]
 #: Columns that have other names than their fields.
-_RENAMED = {"size_bytes": "f.size", "ticket": "t.ticket", "ticket_id": "f.ticket"}
+_RENAMED = {"size_bytes": "f.size", "ticket": "t.ticket", "ticket_id": "f.ticket", "proof": "f.digest"}
 #: Columns of a file: those of the fields of :class:`StoredFile`, in their order, then FACT_COLUMNS.
 FILE_COLUMNS = ", ".join(_RENAMED.get(name, f"f.{name}") for name in (*_FIELDS, *FACT_COLUMNS))
 _INODE, _STATE, _FACTS = _FIELDS.index("inode"), _FIELDS.index("state"), len(_FIELDS)

@@ -139,7 +139,7 @@ def _named(files: Sequence[StoredFile], name: str) -> StoredFile:
 
 def _is_movable(item: StoredFile) -> bool:
     # A file with a receipt may be at a custodian that delivers it to the old URL. A damaged URL has lost its last part.
-    is_here = item.state in STILL_FILES and not item.digest
+    is_here = item.state in STILL_FILES and not item.proof
     return is_here and not isinstance(item.url, DamagedText)
 
 

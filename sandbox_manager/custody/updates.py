@@ -26,7 +26,7 @@ from stageout.wire.custody import JobKey, Run
 
 _CHANGES_PER_S = 1000
 _WAITING, _MOVING = int(FileState.WAITING), int(FileState.MOVING)
-#: Columns that an attempt's end sets, besides state and digest.
+#: Columns that an attempt's end sets, besides the state and the proof (column ``digest``).
 _RESULT = ("next_attempt", "excused", "error_code", "error", "of_node", "verified")
 #: Rows of a job. The name alone is not enough, because its time is the owner's to write and queues begin again.
 _OF_JOB = "job = :job AND owner = :owner"
@@ -427,7 +427,7 @@ def record_results(db: sqlite3.Connection, results: Iterable[StoredFile]) -> Non
         facts = (
             (
                 state in AWAY_FILES,
-                item.digest,
+                item.proof,
                 *attrgetter(*_RESULT)(item),
                 *astuple(item.facts),
                 item.ticket_id,
@@ -545,16 +545,16 @@ def moving_back(db: sqlite3.Connection, sandbox: int, destination: int | None = 
     return move_files(db, {FileState.MOVING}, FileState.WAITING, which, facts, also)
 
 
-def lease(db: sqlite3.Connection, sandboxes: Iterable[int], now: int) -> list[int]:
+def activate(db: sqlite3.Connection, sandboxes: Iterable[int], now: int) -> list[int]:
     """Give sandboxes that wait an active place in their data slots. Return the sandboxes that got one."""
-    leased = [sandbox for sandbox in sandboxes if state_of(db, sandbox) in (State.CONFIRMED, State.RETRY_WAIT)]
-    for sandbox in leased:
+    activated = [sandbox for sandbox in sandboxes if state_of(db, sandbox) in (State.CONFIRMED, State.RETRY_WAIT)]
+    for sandbox in activated:
         set_state(db, sandbox, State.LEASED, now)
-    return leased
+    return activated
 
 
-def unlease(db: sqlite3.Connection, sandbox: int, now: int) -> bool:
-    """End a lease under which nothing was sent. Return False if there is none."""
+def deactivate(db: sqlite3.Connection, sandbox: int, now: int) -> bool:
+    """Take back an active place from which nothing was sent. Return False if the sandbox has none."""
     if state_of(db, sandbox) is not State.LEASED:
         return False
     set_state(db, sandbox, State.CONFIRMED, now)
@@ -592,7 +592,7 @@ def mark_freed(db: sqlite3.Connection, ticket: str) -> None:
     db.execute("DELETE FROM credentials WHERE ticket = (SELECT id FROM tickets WHERE ticket = ?)", (ticket,))
 
 
-def released(db: sqlite3.Connection, sandbox: int, tickets: Iterable[str], now: int) -> list[int]:
+def record_released(db: sqlite3.Connection, sandbox: int, tickets: Iterable[str], now: int) -> list[int]:
     """Record that the bytes of tickets are freed. DELIVERED becomes RELEASED. Remove the record if it may go."""
     for ticket in tickets:
         mark_freed(db, ticket)

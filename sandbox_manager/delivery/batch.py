@@ -218,7 +218,7 @@ class Delivery:
             if updates.moving_back(db, part.sandbox, self._batch.destination):
                 update_state(db, part.sandbox, is_open, fallback, self._now())
                 yield part.sandbox
-            elif updates.unlease(db, part.sandbox, self._now()):
+            elif updates.deactivate(db, part.sandbox, self._now()):
                 yield part.sandbox
 
     # ---- the plugin --------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class DrainTarget:
         """
         for file in begun:
             try:
-                receipt = read_receipt(file.digest)
+                receipt = read_receipt(file.proof)
             except BadReceipt:
                 continue  # a digest, in the format of the plugin that delivered the file
             if is_seed_of(receipt.seed, self._key) and (not self._last or receipt.seed == self._seed):

@@ -101,12 +101,12 @@ def delivered_result(item: StoredFile, answer: Gone, now: float, streams: int = 
     """
     item = replace(item, next_attempt=0, error_code=0, error="", of_node=False)
     if isinstance(answer, InCustody):
-        return replace(item, state=FileState.HANDED_OVER, verified=CUSTODY, digest=answer.receipt)
+        return replace(item, state=FileState.HANDED_OVER, verified=CUSTODY, proof=answer.receipt)
     told = answer.facts
     began_at = told.began_at if item.facts.began_at <= told.began_at <= now else item.facts.began_at
     ended_at = told.ended_at if began_at <= told.ended_at <= now else int(now)
     facts = replace(told, began_at=began_at, ended_at=ended_at, streams=told.streams or streams)
-    return replace(item, state=FileState.DELIVERED, verified=answer.verified, digest=answer.digest, facts=facts)
+    return replace(item, state=FileState.DELIVERED, verified=answer.verified, proof=answer.digest, facts=facts)
 
 
 def update_breaker(breakers: Breakers, server: str, outcome: BatchOutcome) -> bool:

@@ -37,8 +37,8 @@ class Manager:
 class Reservation:
     """Room in the spool and a place in a data slot, held for one hand-off.
 
-    :param number: of the promise. :param account: of the manager's own, that gets the files; None: they stay the job's
-        user's.
+    :param number: of the reservation, for :class:`Admission`. :param account: of the manager's own, that gets the
+        files; None: they stay the job's user's.
     """
 
     number: int
@@ -94,7 +94,7 @@ class Acceptance:
         reason = self._admission.reason_against(offer)
         if reason:
             return Refusal(reason)
-        number = self._admission.promise(offer)
+        number = self._admission.reserve(offer)
         return Reservation(number, self._admission.account_of(number))
 
     def may_copy(self, reservation: Reservation, size_bytes: int) -> float | Refusal:
@@ -106,12 +106,12 @@ class Acceptance:
         reason = self._admission.reason_against_copy(reservation.number, size_bytes)
         if reason:
             return Refusal(reason)
-        offer = self._admission.promise_copy(reservation.number, size_bytes)
+        offer = self._admission.reserve_copy(reservation.number, size_bytes)
         return self._rates.sending_s(offer.servers, offer.files, offer.size_bytes, self._custody.clock.wall_s())
 
-    def release(self, reservation: Reservation) -> None:
-        """Give back what was reserved."""
-        self._admission.release(reservation.number)
+    def unreserve(self, reservation: Reservation) -> None:
+        """Drop a reservation."""
+        self._admission.unreserve(reservation.number)
 
     async def accept(self, handoff: Handoff) -> Receipt:
         """Record a hand-off. On return ACCEPTED is on the disk; older runs of the job are superseded.
@@ -123,7 +123,7 @@ class Acceptance:
         write.result()  # The record counts from here on: the files may not be taken away any more.
         held = ((item.inode, item.size_bytes) for item in handoff.files)
         self._custody.space.add(handoff.ticket, handoff.facts.owner, held)
-        self.release(handoff.reservation)
+        self.unreserve(handoff.reservation)
         self._custody.syncs.add(handoff.ticket, handoff.size_bytes)
         return Receipt(
             handoff.ticket, self._manager.name, self._manager.key, len(handoff.files), handoff.size_bytes

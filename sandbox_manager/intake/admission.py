@@ -112,7 +112,7 @@ class Offer:
 
 @dataclass
 class Admission:
-    """Checks of an offer, and the room that was promised to offers on their way in.
+    """Checks of an offer, and the room that is reserved for offers on their way in.
 
     :ivar state_bytes: of the quota, that plugins of a user keep for their next call, by uid.
     """
@@ -147,18 +147,18 @@ class Admission:
         )
         return next((reason for check in checks if (reason := check(offer))), NO_REASON)
 
-    def promise(self, offer: Offer) -> int:
-        """Keep room, and an account if it needs one, for an offer. Returns the number for :meth:`release`."""
+    def reserve(self, offer: Offer) -> int:
+        """Reserve room, and an account if it needs one, for an offer. Return the number for :meth:`unreserve`."""
         self._last += 1
         self._reservations[self._last] = replace(offer, account=self._account_for(offer.facts))
         return self._last
 
     def account_of(self, number: int) -> Account | None:
-        """Return the account of the manager's own that a promised offer's files get."""
+        """Return the account of the manager's own that gets the files of a reserved offer."""
         return self._reservations[number].account
 
     def reason_against_copy(self, number: int, size_bytes: int) -> Reason:
-        """Return why there is no room for a copy of a promised offer's files."""
+        """Return why there is no room for a copy of the files of a reserved offer."""
         others = sum(self._copying.values()) - self._copying.get(number, 0)
         free = self.spool.free_bytes()
         if free >= LEAST_FREE_BYTES + others + size_bytes:
@@ -169,8 +169,8 @@ class Admission:
             f"{size(size_bytes)} has no room there: {size(free)} are free, {size(others)} of them for others",
         )
 
-    def promise_copy(self, number: int, size_bytes: int) -> Offer:
-        """Keep room for a copy until :meth:`release`. Returns the offer."""
+    def reserve_copy(self, number: int, size_bytes: int) -> Offer:
+        """Reserve room for a copy until :meth:`unreserve`. Return the offer."""
         self._copying[number] = size_bytes
         return self._reservations[number]
 
@@ -182,8 +182,8 @@ class Admission:
         """Take nothing over while no report can be made. :param problem: reason, "" after a report."""
         self.report_problem = problem
 
-    def release(self, number: int) -> None:
-        """Release the places of an offer that has become a sandbox, or nothing."""
+    def unreserve(self, number: int) -> None:
+        """Drop the reservation of an offer that has become a sandbox, or nothing."""
         self._reservations.pop(number, None)
         self._copying.pop(number, None)
 
@@ -194,8 +194,8 @@ class Admission:
             for one, count in self.registry.occupying(slot)
             if not (one.may_stick and self._is_stuck(one))
         ]
-        promised = {(item.facts.run, slot_of(item.facts)) for item in self._reservations.values()}
-        for run, place in promised:
+        reserved = {(item.facts.run, slot_of(item.facts)) for item in self._reservations.values()}
+        for run, place in reserved:
             if place.parent == slot.parent and self.registry.of_run(run) is None:
                 taken.append((place, run.owner, 1))
         return positions_free(slot, owner, taken, self.rules().limits)
@@ -240,10 +240,6 @@ class Admission:
         return Reason("Report", f"the sandbox manager cannot make its report: {self.report_problem}")
 
     def _consent(self, offer: Offer) -> Reason:
-        if not offer.facts.guard:
-            return Reason(
-                "NotMarked", "the access point does not stage out this job afterwards (StageOutGuard is not true)"
-            )
         if not self.agents.is_fresh(offer.facts.run.schedd):
             return Reason("NoAgent", f"no stageout agent of schedd {offer.facts.run.schedd} was heard of lately")
         return self.agents.objection(offer.facts.run.schedd, offer.facts.agent_key)
@@ -272,9 +268,9 @@ class Admission:
         known = self.registry.of_run(facts.run)
         if known is not None:
             return Account(known.user, known.uid, known.gid)
-        promised = {(item.account.uid, item.facts.owner) for item in self._reservations.values() if item.account}
+        reserved = {(item.account.uid, item.facts.owner) for item in self._reservations.values() if item.account}
         return choose_account(
-            facts.owner, self.rules().accounts, promised.union(self.registry.holders), self.state_bytes
+            facts.owner, self.rules().accounts, reserved.union(self.registry.holders), self.state_bytes
         )
 
     def _run(self, offer: Offer) -> Reason:
@@ -325,8 +321,8 @@ class Admission:
         return NO_REASON
 
     def _end(self, offer: Offer) -> Reason:
-        promised = (item.size_bytes for item in self._reservations.values() if item.servers & offer.servers)
-        return self.end.reason_against(offer.servers, offer.size_bytes + sum(promised))
+        reserved = (item.size_bytes for item in self._reservations.values() if item.servers & offer.servers)
+        return self.end.reason_against(offer.servers, offer.size_bytes + sum(reserved))
 
 
 def slot_of(facts: RunFacts) -> SlotKey:

@@ -291,7 +291,7 @@ class Intake:
     async def _remove(self, handoff: Handoff) -> None:
         """Remove the files of a probe."""
         await self._on_disk(1, self._spool.discard, handoff.ticket)
-        self._acceptance.release(handoff.reservation)
+        self._acceptance.unreserve(handoff.reservation)
 
     def facts(self) -> dict[str, Any]:
         """Describe how many hand-offs were refused lately, and why, for people."""
@@ -359,7 +359,7 @@ class Intake:
             try:
                 await self._on_disk(_FEW_FILES + 1, self._spool.discard, ticket)  # the user may have put more there
             finally:
-                self._acceptance.release(reservation)
+                self._acceptance.unreserve(reservation)
             raise
 
     def _check_overruns(self, run: Run) -> None:

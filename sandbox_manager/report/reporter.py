@@ -94,7 +94,7 @@ def file_report(row: StoredFile, sandbox: Sandbox, destinations: Mapping[int, De
         name=row.name, url=shown_url(row.url), size_bytes=row.size_bytes, state=str(state),
         plugin=place.plugin.rpartition("/")[2] if place else "", attempts=row.attempts, error_code=row.error_code,
         error=row.error, next_attempt_at=_next_attempt(row, sandbox),
-        verified=row.verified, excused=row.excused, digest=_shown_digest(row.digest) if is_gone else "",
+        verified=row.verified, excused=row.excused, digest=_shown_digest(row.proof) if is_gone else "",
         of_node=row.of_node, **vars(facts),
     )  # fmt: skip
 

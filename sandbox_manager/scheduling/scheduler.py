@@ -63,7 +63,7 @@ class Scheduler:
     # ---- the next batches --------------------------------------------------------------------------------------------
 
     def next_batches(self) -> list[tuple[BatchPlan, ActiveTransfer]]:
-        """Return the batches to start now. Each counts as active until :meth:`ended`."""
+        """Return the batches to start now. Each counts as active until :meth:`batch_ended`."""
         if not self.is_sending:
             return []
         registry, now_s = self._store.registry, self._clock.monotonic_s()
@@ -145,14 +145,14 @@ class Scheduler:
 
     # ---- batches that end --------------------------------------------------------------------------------------------
 
-    def stopped(self, batch: BatchPlan, transfer: ActiveTransfer) -> None:
-        """Give back the streams of a batch whose plugin has ended; a probe that learnt nothing is due again."""
+    def plugin_ended(self, batch: BatchPlan, transfer: ActiveTransfer) -> None:
+        """Give back the streams of a batch. A probe that learnt nothing is due again."""
         self.calls.end(transfer)
         if batch.probe:
             self.breakers.stopped(batch.server)
 
-    def ended(self, batch: BatchPlan) -> None:
-        """Give back the places of a batch that is recorded."""
+    def batch_ended(self, batch: BatchPlan) -> None:
+        """Give back the places of a batch whose results are recorded, or whose files wait again."""
         self._load.end(batch)
         self._store.wake.set()
 

@@ -1,6 +1,7 @@
 """One file in custody: the same record from the hand-off to the end of its row in the ledger.
 
-Each field is a column of the ledger's table of files (``custody/schema.py``), which ``custody/queries.py`` derives.
+Each field is a column of the ledger's table of files (``custody/schema.py``). ``custody/queries.py`` derives the
+columns, and lists those with another name.
 
 :class:`stageout.wire.handoff.OfferedFile` is a file as a plugin offers it. :class:`stageout.movers.results.SentFile` is
 a file in the call of the plugin that sends it.
@@ -26,7 +27,8 @@ class StoredFile:
     :param excused: attempts that do not count against the limit.
     :param error: of the last attempt, with its code. :param of_node: the destination did not cause that failure
         (:attr:`stageout.movers.results.Failure.blames_destination`).
-    :param digest: of a delivered file. Of a file that a custodian may have: the receipt to ask it with.
+    :param proof: of a delivered file, the digests that its plugin computed. Of a file that a custodian may have, the
+        receipt to ask it with.
     :param fell_back: it was sent to its job's fallback.
     :param facts: of its delivery. Before it has arrived: the wall clock at which the last attempt began.
     """
@@ -49,6 +51,6 @@ class StoredFile:
     error: str = ""
     of_node: bool = False
     verified: str = ""
-    digest: str = ""
+    proof: str = ""
     fell_back: bool = False
     facts: TransferFacts = NO_FACTS

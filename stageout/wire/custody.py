@@ -34,9 +34,10 @@ BUCKET_AD = "StageOutOrderBucket"
 AD_LIFETIME_S = 900
 #: Maximum number of seconds between two reports while output waits at a manager.
 BUSY_REPORT_INTERVAL_S = 40.0
-#: Missing reports after which a manager counts as silent, and the seconds for managers that do not announce an
-#: interval.
-_REPORTS_MISSED, _SILENT_AFTER_S = 3, 660
+#: Intervals between reports after which a manager without a newer report counts as silent.
+_SILENT_INTERVALS = 3
+#: The same in seconds, where a report announces no interval.
+_SILENT_WITHOUT_INTERVAL_S = 660
 #: Seconds for plugins that end, and for bytes under way: on a node without network its kernel repeats them for up to
 #: 205 s, even when the plugin is gone.
 _PLUGINS_END_S, _BYTES_UNDER_WAY_S = 30.0, 240.0
@@ -380,8 +381,8 @@ class Report:
 
     @property
     def silent_after_s(self) -> int:
-        """Return the age in seconds at which this report's manager counts as silent."""
-        return _REPORTS_MISSED * self.interval_s or _SILENT_AFTER_S
+        """Return the age of this report, in seconds, at which its manager counts as silent."""
+        return _SILENT_INTERVALS * self.interval_s or _SILENT_WITHOUT_INTERVAL_S
 
 
 def silence_of_lost_s(lease_s: float) -> float:

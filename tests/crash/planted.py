@@ -197,7 +197,7 @@ async def _record_before_sync(syncs: Any, tickets: Sequence[str]) -> None:
 async def _accept_unwritten(acceptance: Acceptance, handoff: Any) -> Any:
     """The receipt goes out while the record is still being written."""
     asyncio.get_running_loop().create_task(_slowly(acceptance, handoff))
-    acceptance.release(handoff.reservation)
+    acceptance.unreserve(handoff.reservation)
     return Receipt(
         handoff.ticket, acceptance._manager.name, acceptance._manager.key, len(handoff.files), handoff.size_bytes
     )  # fmt: skip
@@ -252,7 +252,9 @@ def _number_without_series(numbers: OrderNumbers, path: Any, wall_s: float) -> N
 async def _recorded_before_it_is_freed(releases: Releases, sandbox: int) -> None:
     """The two steps the other way round."""
     tickets = await releases._store.ledger.read(lambda db: updates.dropped_tickets(db, sandbox))
-    left = await releases._store.write(lambda db: updates.released(db, sandbox, tickets, wall_now(releases._clock)))
+    left = await releases._store.write(
+        lambda db: updates.record_released(db, sandbox, tickets, wall_now(releases._clock))
+    )
     for ticket in tickets:
         await asyncio.get_running_loop().run_in_executor(releases._disk, releases._spool.release, ticket)
         releases._space.drop(ticket)
@@ -437,8 +439,8 @@ BUGS = (
         ("linger", "vacate", "schedd_down"),
     ),
     Planted(
-        "room that was promised to a hand-off that failed is kept for ever",
-        lambda: [mutated(Intake, "_receive", "self._acceptance.release(reservation)", "pass")],
+        "room that was reserved for a hand-off that failed is kept for ever",
+        lambda: [mutated(Intake, "_receive", "self._acceptance.unreserve(reservation)", "pass")],
         ("disk_full",),
         0.05,
     ),
@@ -567,7 +569,7 @@ BUGS = (
     ),
     Planted(
         "a record that may go stays",
-        lambda: [mutated(updates, "released", "if row[1]:", "if False:")],
+        lambda: [mutated(updates, "record_released", "if row[1]:", "if False:")],
         ("kill_manager",),
     ),
     Planted(

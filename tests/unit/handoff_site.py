@@ -158,7 +158,7 @@ class FakeCustody:
             return Refusal(Reason("OtherFilesystem", control["refuse_copy"]))
         return float(control.get("sending_s", "inf"))
 
-    def release(self, reservation: Reservation) -> None:
+    def unreserve(self, reservation: Reservation) -> None:
         self.reservations -= 1
         self._site.note("reserved", self.reservations)
 
@@ -168,7 +168,7 @@ class FakeCustody:
         if "accept_error" in control:
             raise OSError(28, control["accept_error"])
         files = [[item.position, item.url, item.name, item.size_bytes] for item in handoff.files]
-        self.release(handoff.reservation)
+        self.unreserve(handoff.reservation)
         given = handoff.stored.credentials if handoff.stored else ()
         self._site.note(
             "accepted",

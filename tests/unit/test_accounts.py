@@ -310,7 +310,7 @@ def test_what_is_promised_has_its_account(site: Site) -> None:
             assert len({item.account for item in promised}) == 2
             third = foreign(node, "3.0", "u3@test")
             assert isinstance(node.offer(third, ["copy://h/ok/a"]), Refusal)
-            node.pipeline.acceptance.release(promised[0])
+            node.pipeline.acceptance.unreserve(promised[0])
             assert node.offer(third, ["copy://h/ok/a"]).account == promised[0].account
 
     run(story())

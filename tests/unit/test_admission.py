@@ -56,16 +56,16 @@ def test_owner_s_share_is_used_to_its_last_byte(admission: Admission) -> None:
 
 
 def test_what_was_promised_counts_in_the_owner_s_share(admission: Admission) -> None:
-    number = admission.promise(_offer(OWNER_BYTES - 5000))
+    number = admission.reserve(_offer(OWNER_BYTES - 5000))
     assert admission.reason_against(_offer(5000, job=2)) == ""
     assert "STAGEOUT_OWNER_QUOTA_MB" in admission.reason_against(_offer(5001, job=2))
     assert admission.reason_against(_offer(5001, "bob@test", job=2)) == ""
-    admission.release(number)
+    admission.unreserve(number)
     assert admission.reason_against(_offer(OWNER_BYTES, job=2)) == ""
 
 
 def test_what_was_promised_counts_in_the_quota(admission: Admission) -> None:
-    admission.promise(_offer(OWNER_BYTES))
+    admission.reserve(_offer(OWNER_BYTES))
     rest_bytes = QUOTA_BYTES - OWNER_BYTES
     assert admission.reason_against(_offer(rest_bytes, "bob@test", job=2)) == ""
     assert "STAGEOUT_SPOOL_QUOTA_MB" in admission.reason_against(_offer(rest_bytes + 1, "bob@test", job=2))
@@ -85,11 +85,11 @@ def test_no_run_is_taken_after_a_newer_one(admission: Admission, run: int) -> No
 def test_copies_under_way_have_their_room(admission: Admission) -> None:
     free_bytes = LEAST_FREE_BYTES + 100_000
     admission.spool = cast(Any, SimpleNamespace(free_bytes=lambda: free_bytes))
-    first, second = (admission.promise(_offer(90_000, job=job)) for job in (1, 2))
+    first, second = (admission.reserve(_offer(90_000, job=job)) for job in (1, 2))
     assert admission.reason_against_copy(first, 60_000) == ""
-    admission.promise_copy(first, 60_000)
+    admission.reserve_copy(first, 60_000)
     assert "has no room there" in admission.reason_against_copy(second, 40_001)
     assert admission.reason_against_copy(second, 40_000) == ""
-    admission.release(first)
+    admission.unreserve(first)
     assert admission.reason_against_copy(second, 100_000) == ""
     assert "has no room there" in admission.reason_against_copy(second, 100_001)

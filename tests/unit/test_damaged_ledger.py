@@ -348,7 +348,7 @@ def _works(path: Path) -> None:
             updates.record_results(db, results)
             updates.end(db, box, State.DELIVERED, 30)
             updates.may_forget(db, box)
-            updates.released(db, box, [ticket], 40)
+            updates.record_released(db, box, [ticket], 40)
         assert queries.all_sandboxes(db) == []
         assert not db.execute("SELECT 1 FROM files").fetchall() + db.execute("SELECT 1 FROM sums").fetchall()
         set_meta(db, "x", "y")

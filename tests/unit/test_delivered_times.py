@@ -48,7 +48,7 @@ def test_figures_of_a_delivery_are_in_the_ledger(db: sqlite3.Connection) -> None
     updates.record_results(db, [delivered_result(row, Delivered("size", "md5:00", FACTS), NOW, 2)])
     found = recorded(db, box)
     assert found.state is FileState.DELIVERED
-    assert (found.facts, found.digest) == (FACTS, "md5:00")
+    assert (found.facts, found.proof) == (FACTS, "md5:00")
     sandbox = queries.sandbox(db, box)
     assert sandbox is not None and sandbox.group == "physics"
 

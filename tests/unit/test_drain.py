@@ -156,7 +156,7 @@ def test_a_hand_off_that_cannot_be_delivered_before_the_end_is_refused(site: Sit
         async with site.manager(moving=False) as node:
             pipeline = node.pipeline
             assert not isinstance(node.offer(node.facts("1.0"), ["copy://h/ok/a"], 10**9), Refusal), "nothing known"
-            pipeline.acceptance.release(node.offer(node.facts("2.0"), ["copy://h/ok/a"], 1))
+            pipeline.acceptance.unreserve(node.offer(node.facts("2.0"), ["copy://h/ok/a"], 1))
             pipeline.scheduler.throughput.started("copy://h", Amount(1, 1000), 0.0)
             pipeline.scheduler.throughput.ended("copy://h", Amount(1, 1000), Amount(1, 1000), 10.0)
             refused = node.offer(node.facts("3.0"), ["copy://h/ok/a"], 1)

@@ -108,7 +108,7 @@ def test_a_hand_off_that_is_being_recorded_is_recorded_however_often_it_is_cance
         space = SimpleNamespace(add=lambda *which: None)
         acceptance: Any = SimpleNamespace(
             _record_ticket=lambda handoff: goes_on.wait(), _manager=SimpleNamespace(name="m", key=""),
-            _custody=SimpleNamespace(space=space, syncs=space), release=lambda reservation: None,
+            _custody=SimpleNamespace(space=space, syncs=space), unreserve=lambda reservation: None,
         )  # fmt: skip
         handoff: Any = SimpleNamespace(
             ticket="t", facts=SimpleNamespace(owner="o"), files=[], reservation=None, size_bytes=0

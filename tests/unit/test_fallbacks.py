@@ -128,7 +128,7 @@ def test_failed_files_go_to_the_fallback_with_fresh_attempts(db: sqlite3.Connect
     found = _settled(db, box)
     assert found.state is State.DELIVERED
     assert found.reason == f"1 file delivered to the fallback {BACK} because the destination failed: 403 from old"
-    updates.released(db, box, ["t"], 30)
+    updates.record_released(db, box, ["t"], 30)
     kept = queries.sandbox(db, box)
     assert kept is not None and (kept.state, kept.reason) == (State.RELEASED, found.reason)
 

@@ -76,7 +76,7 @@ def test_receipts_of_another_key_are_not_gone_on_with(site: Site) -> None:
             first = DrainTarget(ROUTER, "key")
             first.begin(rows[:1], 0)
             ((receipt, *_),) = first.receipts(rows[:1])
-            begun = [replace(rows[0], digest=receipt), replace(rows[1], digest="md5: of a b-c d")]
+            begun = [replace(rows[0], proof=receipt), replace(rows[1], proof="md5: of a b-c d")]
             for key in ("key", "another"):
                 again = DrainTarget(ROUTER, key)
                 again.remember(begun)
@@ -104,7 +104,7 @@ def test_no_file_gets_the_number_of_one_that_the_ledger_has_forgotten(site: Site
             first, again = DrainTarget(ROUTER, "key"), DrainTarget(ROUTER, "key")
             forgotten = first.begin(rows[:2], 0)["STAGEOUT_OVERLAY_NUMBERS"]
             ((receipt, *_), _) = first.receipts(rows[:2])
-            again.remember([replace(rows[0], digest=receipt)])
+            again.remember([replace(rows[0], proof=receipt)])
             told = again.begin(rows[2:], 0)["STAGEOUT_OVERLAY_NUMBERS"]
             assert not set(read_numbers(told)) & set(read_numbers(forgotten))
 

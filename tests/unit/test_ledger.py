@@ -408,7 +408,7 @@ def test_forget_waits_for_the_bytes(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
     orders.apply_orders(db, sheet((Action.CANCEL, 1, (), 0), (Action.FORGET, 1, (), 0)), 5)
     assert queries.sandbox(db, box) is not None
-    updates.released(db, box, ["t1"], 6)
+    updates.record_released(db, box, ["t1"], 6)
     assert queries.sandbox(db, box) is None
     assert updates.newest_run(db, JobKey("ap#1.0#1", "a@x")) == 1
 
@@ -418,7 +418,7 @@ def test_numbers_of_forgotten_sandboxes_are_never_used_again(db: sqlite3.Connect
     box = add(db, "t1")
     ticket = db.execute("SELECT max(id) FROM tickets").fetchone()[0]
     orders.apply_orders(db, sheet((Action.CANCEL, 1, (), 0), (Action.FORGET, 1, (), 0)), 5)
-    updates.released(db, box, ["t1"], 6)
+    updates.record_released(db, box, ["t1"], 6)
     assert queries.sandbox(db, box) is None
     assert add(db, "t2", new_sandbox("ap#2.0#1")) > box
     assert db.execute("SELECT max(id) FROM tickets").fetchone()[0] > ticket
@@ -630,7 +630,7 @@ def test_records_of_ends_go_at_last(db: sqlite3.Connection) -> None:
     box = add(db, "t1")
     updates.end(db, box, State.CANCELLED, 100)
     assert deadlines(db, 1_000_101) == {box}
-    updates.released(db, box, ["t1"], 1_000_102)
+    updates.record_released(db, box, ["t1"], 1_000_102)
     assert queries.sandbox(db, box) is None
 
 

@@ -235,7 +235,6 @@ def test_every_refusal_has_its_reason(site: Site) -> None:
 
     async def story() -> None:
         async with site.manager(moving=False) as node:
-            assert "StageOutGuard" in refusal(node, guard=False)
             assert "no stageout agent" in refusal(node, run=replace(node.facts().run, job="other#1.0#1"))
             assert "FILETRANSFER_PLUGINS" in refusal(node, plugin=Path("/bin/sh"))
             assert "no plugin of this node moves ftp" in refusal(node, urls=["copy://h/a", "ftp://h/x"])
@@ -260,7 +259,7 @@ def test_a_data_slot_has_a_depth(site: Site) -> None:
             assert "is full" in refusal(node, job="4.0")
             assert refusal(node, job="4.0", dslot_id=9) == ""
             assert refusal(node, job="1.0") == ""  # a further hand-off of a run that has its place
-            node.pipeline.acceptance.release(promise)
+            node.pipeline.acceptance.unreserve(promise)
             assert refusal(node, job="4.0") == ""
 
     run(story())

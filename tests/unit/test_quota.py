@@ -105,7 +105,7 @@ def test_a_run_has_some_hand_offs_only(site: Site) -> None:
             promise = node.offer(node.facts(), ["copy://h/ok/a"])
             assert not isinstance(promise, Refusal)
             assert "has made 32 hand-offs" in refusal(node)
-            node.pipeline.acceptance.release(promise)
+            node.pipeline.acceptance.unreserve(promise)
             assert refusal(node) == ""
             assert refusal(node, number=2) == "", "the next run begins anew"
 

@@ -125,7 +125,7 @@ def test_one_file_gets_the_whole_url(db: sqlite3.Connection) -> None:
 @pytest.mark.parametrize("state", [FileState.DELIVERED, FileState.HANDED_OVER])
 def test_a_file_that_has_gone_is_not_sent_again(db: sqlite3.Connection, state: FileState) -> None:
     _accept(db, "a", "b")
-    attempt(db, state, 0, digest="r:1 abababababababababababababababab 1-1 99")
+    attempt(db, state, 0, proof="r:1 abababababababababababababababab 1-1 99")
     assert _redirect(db) == ""
     assert _urls(db) == ["https://old/p/a", "https://new.org/d/b"]
     assert "delivered, or in custody" in _redirect(db, NEW, "a", 3)
