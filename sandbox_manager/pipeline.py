@@ -36,13 +36,13 @@ from sandbox_manager.intake.admission import Admission, PilotEnd
 from sandbox_manager.intake.agents import AgentTable
 from sandbox_manager.rules import Rules, deadline_of
 from sandbox_manager.scheduling.breaker import Breakers
-from sandbox_manager.scheduling.planner import BatchPlan
 from sandbox_manager.scheduling.retry import backoff_s
 from sandbox_manager.scheduling.scheduler import Scheduler
 from sandbox_manager.scheduling.streams import MakeStreams, make_streams
 from stageout.core import log
 from stageout.core.clock import Clock, wall_now
 from stageout.core.streams import ActiveTransfer
+from stageout.model.batch import Batch
 from stageout.movers.mover import Stopped
 from stageout.movers.plugins_table import PluginsTable
 from stageout.wire.custody import OrderSheet
@@ -139,37 +139,37 @@ class Pipeline:
         for batch, transfer in self.scheduler.next_batches():
             self.custody.background.run(self.deliver(batch, transfer))
 
-    async def deliver(self, plan: BatchPlan, transfer: ActiveTransfer) -> None:
+    async def deliver(self, batch: Batch, transfer: ActiveTransfer) -> None:
         """Send one batch, from its place in the data slots to its record. Places are given back in any case.
 
         The durable steps are those of "Moving" in ``docs/developer/durable-steps.md``, in the same order.
         """
-        write, batch, is_recorded = self.store.write, Delivery(self.runner, plan, transfer), False
+        write, delivery, is_recorded = self.store.write, Delivery(self.runner, batch, transfer), False
         try:
             # Its sandboxes get their places in the data slots. Then its files are MOVING, with one attempt more.
-            await write(lambda db: updates.activate(db, plan.sandboxes, wall_now(self._clock)), "record-leased")
-            await write(lambda db: batch.claim(db), "record-moving")
-            batch.keep_claim()
-            if batch.is_hand_over:
+            await write(lambda db: updates.activate(db, batch.sandboxes, wall_now(self._clock)), "record-leased")
+            await write(lambda db: delivery.claim(db), "record-moving")
+            delivery.keep_claim()
+            if delivery.is_hand_over:
                 # Access points read whom to ask for files that a custodian may have from now on: "report-advertise".
                 await self.runner.announcer.announce()
-            if not batch.files or batch.is_overtaken:
+            if not delivery.files or delivery.is_overtaken:
                 return
 
             # The plugin runs in a thread: "mover-exec". When it is stopped, what it has delivered by then counts.
-            with batch.running() as run:
+            with delivery.running() as run:
                 try:
-                    answers = await batch.send(run)
+                    answers = await delivery.send(run)
                 except Stopped as stopped:
                     arrived = stopped.delivered
                     if arrived:
-                        await write(lambda db: batch.record_arrived(db, arrived), "record-delivered")
+                        await write(lambda db: delivery.record_arrived(db, arrived), "record-delivered")
                     return
 
             # Each file is delivered, in custody elsewhere, to be tried again, failed for good, or gone from the spool.
-            unknown_name = batch.check_name(run, answers)
+            unknown_name = delivery.check_name(run, answers)
             await self.custody.clock_guard.check()
-            outcome = batch.decide(answers, run.answered, unknown_name)
+            outcome = delivery.decide(answers, run.answered, unknown_name)
             results = {
                 "record-delivered": outcome.delivered,
                 "record-handed-over": outcome.handed_over,
@@ -178,8 +178,8 @@ class Pipeline:
                 "record-lost": outcome.lost,
             }
             labels = [label for label, files in results.items() if files]
-            lessons = batch.learn(run, outcome)
-            await write(lambda db: batch.record(db, outcome, lessons), *labels)
+            lessons = delivery.learn(run, outcome)
+            await write(lambda db: delivery.record(db, outcome, lessons), *labels)
             is_recorded = True
         except (OSError, sqlite3.Error) as problem:
             log.error("batch-failed", server=batch.server, problem=problem)
@@ -188,37 +188,37 @@ class Pipeline:
                 await asyncio.sleep(_AGAIN_S)
         except Exception as problem:
             log.error("batch-failed", server=batch.server, problem=repr(problem), advice="report this as a bug")
-            is_recorded = await self._record_error(batch, problem)
+            is_recorded = await self._record_error(delivery, problem)
             if not is_recorded:
                 await asyncio.sleep(_AGAIN_S)
         finally:
-            self.scheduler.plugin_ended(plan, transfer)
+            self.scheduler.plugin_ended(batch, transfer)
             if not is_recorded:
-                await self._requeue(batch)
-            self.scheduler.batch_ended(plan)
+                await self._requeue(delivery)
+            self.scheduler.batch_ended(batch)
 
-    async def _record_error(self, batch: Delivery, problem: Exception) -> bool:
+    async def _record_error(self, delivery: Delivery, problem: Exception) -> bool:
         """Record an error of the manager as a failure of each file, so that it ends. Return False when that fails."""
-        if not batch.files:
+        if not delivery.files:
             return False
         try:
-            outcome = batch.decide([manager_error(problem)] * len(batch.files))
+            outcome = delivery.decide([manager_error(problem)] * len(delivery.files))
             results = {"record-retry": outcome.waiting, "record-failed": outcome.failed}
             labels = [label for label, files in results.items() if files]
-            await self.store.write(lambda db: batch.record(db, outcome), *labels)
+            await self.store.write(lambda db: delivery.record(db, outcome), *labels)
         except Exception as second:
-            log.error("batch-failed", server=batch.server, problem=repr(second), advice="report this as a bug")
+            log.error("batch-failed", server=delivery.server, problem=repr(second), advice="report this as a bug")
             return False
         return True
 
-    async def _requeue(self, batch: Delivery) -> None:
+    async def _requeue(self, delivery: Delivery) -> None:
         """Let files of the batch that have no outcome wait again, and their sandboxes with them.
 
         Done again until it is recorded, or the manager stops (the next start does it): nothing else takes them up.
         """
         while True:
             try:
-                await self.store.write(batch.requeue)
+                await self.store.write(delivery.requeue)
                 return
             except (OSError, sqlite3.Error) as problem:
                 log.error("requeue-failed", problem=problem, again_in_s=_AGAIN_S)

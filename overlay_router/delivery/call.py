@@ -13,7 +13,7 @@ from overlay_router.custodians.spool import Held
 from overlay_router.delivery.guard import Guard
 from overlay_router.delivery.lessee import Lessee, NotLeased
 from stageout.core.errors import Advice, ErrorClass
-from stageout.movers.mover import Batch, Equipment, StoppableMover, Stopped
+from stageout.movers.mover import Equipment, PluginCall, StoppableMover, Stopped
 from stageout.movers.plugins_table import Plugin
 from stageout.movers.results import Delivered, Failure, InCustody, SentFile
 from stageout.overlay.wire import frames
@@ -113,11 +113,11 @@ class Call:
 
     def _delivered(self, cargo: tuple[SentFile, ...], may_begin: Callable[[], bool]) -> list[End]:
         kit = self._kit
-        batch = Batch(
+        call = PluginCall(
             kit.directory, kit.plugin, os.geteuid(), os.getegid(), cargo, kit.lifetime_s, Equipment(kit.credentials)
         )
         try:
-            answers = self._mover.run(batch, may_begin)
+            answers = self._mover.run(call, may_begin)
         except Stopped as stopped:
             found = [stopped.delivered.get(number) for number in range(len(cargo))]
             return [one if isinstance(one, Delivered) else Again("the plugin was stopped") for one in found]

@@ -31,7 +31,7 @@ from stageout.core import log
 from stageout.core.errors import ErrorClass
 from stageout.core.pools import Pool
 from stageout.movers import trees
-from stageout.movers.mover import Batch, Equipment, Mover, Stopped, end_leftovers
+from stageout.movers.mover import Equipment, Mover, PluginCall, Stopped, end_leftovers
 from stageout.movers.results import Delivered, Failure, SentFile
 from stageout.overlay.wire.egress import Target
 from stageout.overlay.wire.frames import Checksum
@@ -210,10 +210,10 @@ class Fetching:
             log.event("fetch-started", path=path, source=target.shown)
             cargo = SentFile(file, target.url_of(path), path.rpartition("/")[2], 0)
             equipment = Equipment(kit.credentials)
-            batch = Batch(
+            call = PluginCall(
                 work, kit.plugin, os.geteuid(), os.getegid(), (cargo,), kit.lifetime_s, equipment, fetches=True
             )
-            failure = await self._moved(batch, file, mine)
+            failure = await self._moved(call, file, mine)
             if failure is not None:
                 log.warn(
                     "fetch-failed", path=path, source=target.shown, problem=failure.message, kind=failure.kind.name
@@ -226,15 +226,15 @@ class Fetching:
             if not is_kept:
                 await asyncio.shield(asyncio.ensure_future(self._on_disk(lambda: self._files.drop(file))))
 
-    async def _moved(self, batch: Batch, file: Path, mine: _Round) -> Failure | None:
+    async def _moved(self, call: PluginCall, file: Path, mine: _Round) -> Failure | None:
         """Run the plugin; it is killed when what it writes finds no room, or nobody waits for it."""
-        mover = mine.mover = Mover(batch)
+        mover = mine.mover = Mover(call)
         if mine.stopped:
             mover.stop()
         running = asyncio.get_running_loop().run_in_executor(self._threads, mover.run)
         has_room = True
         while not (await asyncio.wait([running], timeout=_LOOK_S))[0]:
-            used_bytes = await asyncio.to_thread(_used_bytes, batch.directory)
+            used_bytes = await asyncio.to_thread(_used_bytes, call.directory)
             wanted = used_bytes + self._ahead_bytes
             if has_room and not await self._on_disk(lambda wanted=wanted: self._files.grow(file, wanted)):  # type: ignore[misc]
                 has_room = False
@@ -244,7 +244,7 @@ class Fetching:
         except Stopped:
             if has_room:
                 return Failure(ErrorClass.NOT_ATTEMPTED, "nobody waits for it any more")
-            return Failure(ErrorClass.NO_SPACE_REMOTE, _no_room_for(batch.files[0].name, self._files.most_bytes))
+            return Failure(ErrorClass.NO_SPACE_REMOTE, _no_room_for(call.files[0].name, self._files.most_bytes))
         if isinstance(answer, Delivered):
             return None
         if isinstance(answer, Failure):

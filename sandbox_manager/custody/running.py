@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from stageout.model.sandbox import Destination
+from stageout.model.batch import Batch
 from stageout.movers.mover import StoppableMover
 from stageout.wire.custody import JobKey
 
@@ -12,15 +12,14 @@ from stageout.wire.custody import JobKey
 class RunningBatch:
     """One batch whose plugin runs, or is about to.
 
-    :param sandboxes: whose files it sends. :param destination: of all its files.
-    :param jobs: sandbox by job.
+    :param batch: with its files. :param jobs: sandbox by job.
+    :ivar sandboxes: whose files it sends.
     :ivar began_s: monotonic time of its start. :ivar answered: its server has answered another batch since then.
     """
 
-    def __init__(self, sandboxes: frozenset[int], destination: Destination, jobs: Mapping[JobKey, int]) -> None:
-        self.sandboxes = sandboxes
-        self.destination = destination
-        self.jobs = jobs
+    def __init__(self, batch: Batch, jobs: Mapping[JobKey, int]) -> None:
+        self.batch, self.jobs = batch, jobs
+        self.sandboxes = frozenset(item.sandbox for item in batch.files)
         self.began_s = 0.0
         self.answered = False
         self._mover = StoppableMover()
@@ -78,11 +77,11 @@ class RunningBatches:
 
     def is_silent(self, server: str, before_s: float) -> bool:
         """Tell whether a server has answered no batch since one began before this monotonic time."""
-        running = (one for one in self._batches.values() if one.destination.server == server)
+        running = (one for one in self._batches.values() if one.batch.server == server)
         return any(one.began_s < before_s and not one.answered for one in running)
 
     def answered(self, server: str) -> None:
         """Record that a server has answered: its silence towards other batches says nothing about it."""
-        for batch in self._batches.values():
-            if batch.destination.server == server:
-                batch.note_answer()
+        for running in self._batches.values():
+            if running.batch.server == server:
+                running.note_answer()

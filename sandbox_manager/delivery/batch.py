@@ -1,6 +1,7 @@
 """One batch: its files are claimed, a plugin is called for them, and its answers become results.
 
-:class:`Delivery` has the steps, ``pipeline.py`` their order. :class:`BatchRun` is the call of the plugin.
+:class:`Delivery` has the steps, ``pipeline.py`` their order. :class:`BatchRun` is the call of the plugin. Both work on
+one record, :class:`stageout.model.batch.Batch`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,9 +35,8 @@ from sandbox_manager.delivery.results import (
     update_state,
 )
 from sandbox_manager.scheduling import rates
-from sandbox_manager.scheduling.planner import BatchPlan
 from sandbox_manager.scheduling.rates import ServerRate, call_limits, call_settings
-from sandbox_manager.scheduling.retry import BatchOutcome, NameRecord
+from sandbox_manager.scheduling.retry import NameRecord
 from sandbox_manager.scheduling.scheduler import BREAKERS, Scheduler
 from sandbox_manager.scheduling.throughput import Amount
 from stageout.core import log
@@ -46,9 +47,10 @@ from stageout.core.errors import SILENT, ErrorClass
 from stageout.core.pools import Pool
 from stageout.core.states import FREED, State
 from stageout.core.streams import ActiveTransfer
+from stageout.model.batch import Batch, BatchOutcome
 from stageout.model.file import StoredFile
 from stageout.model.sandbox import ACTIVE, Destination
-from stageout.movers.mover import Batch, Equipment, Stopped
+from stageout.movers.mover import Equipment, PluginCall, Stopped
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.results import Answer, Delivered, Failure, Gone, InCustody, SentFile, only_delivered
 from stageout.movers.schemes import method_of
@@ -104,12 +106,13 @@ class BatchRunner:
         """From now on a custodian gets what it takes; what is on its way to a slower end is given to it instead."""
         self.hand_over_to = to
         self.scheduler.most_files[METHOD] = BATCH_FILES
-        for destination in self.custody.store.registry.destinations.values():
+        destinations = self.custody.store.registry.destinations
+        for destination in destinations.values():
             if to.accepts(destination):
                 self.scheduler.breakers.reached(destination.server)  # that it is away does not matter any more
-        for batch in self.custody.running:
-            if to.accepts(batch.destination):
-                batch.stop()
+        for running in self.custody.running:
+            if to.accepts(destinations[running.batch.destination]):
+                running.stop()
         self.custody.store.wake.set()
 
     def tell_of(self, to: DrainTarget | None) -> None:
@@ -151,15 +154,13 @@ class Delivery:
     """One batch on its way. :meth:`sandbox_manager.pipeline.Pipeline.deliver` has the order of its steps.
 
     :param runner: of all batches. :param batch: as it was planned. :param transfer: its streams.
-    :ivar files: that are claimed for it in the ledger. :ivar is_hand_over: they are given to a custodian.
     """
 
-    def __init__(self, runner: BatchRunner, batch: BatchPlan, transfer: ActiveTransfer) -> None:
+    def __init__(self, runner: BatchRunner, batch: Batch, transfer: ActiveTransfer) -> None:
         self._runner, self._custody, self._scheduler = runner, runner.custody, runner.scheduler
         self._registry = runner.custody.store.registry
         self._batch, self._transfer = batch, transfer
         self._claimed: tuple[list[StoredFile], StoredCredentials | None, dict[str, str] | None] = [], None, None
-        self.files: list[StoredFile] = []
         self._held: StoredCredentials | None = None
         self._drain_settings: dict[str, str] | None = None
         self._number, self._began_at = 0, 0.0
@@ -169,6 +170,11 @@ class Delivery:
     def server(self) -> str:
         """Return the server that it is sent to."""
         return self._batch.server
+
+    @property
+    def files(self) -> Sequence[StoredFile]:
+        """Return the files that are claimed for it in the ledger."""
+        return self._batch.files
 
     @property
     def is_hand_over(self) -> bool:
@@ -209,7 +215,8 @@ class Delivery:
 
     def keep_claim(self) -> None:
         """Go on with what :meth:`claim` took. Only after the commit: else the ledger does not have it as claimed."""
-        self.files, self._held, self._drain_settings = self._claimed
+        files, self._held, self._drain_settings = self._claimed
+        self._batch = replace(self._batch, files=tuple(files))
 
     def requeue(self, db: sqlite3.Connection) -> Iterator[int]:
         """Let files without an outcome wait again. Yield the sandboxes that changed."""
@@ -243,7 +250,7 @@ class Delivery:
         finally:
             custody.running.remove(run)
             if run.asked:
-                custody.state.bytes_by_uid[run.uid] = run.state_bytes
+                custody.state.bytes_by_uid[self._batch.uid] = run.state_bytes
             delivered = _amount([self.files[index] for index in self._arrived])
             throughput.ended(server, _amount(self.files), delivered, custody.clock.monotonic_s())
 
@@ -260,14 +267,12 @@ class Delivery:
         settings["STAGEOUT_JOBS"] = job_names(registry.job_of(item.sandbox) for item in files)
         jobs = {registry.by_id[sandbox].run.key: sandbox for sandbox in {item.sandbox for item in files}}
         directory = self._custody.spool.root / "movers" / f"{number}-{files[0].ticket[:8]}"
-        user = (self._batch.uid, self._batch.gid)
         return BatchRun(
             spool=self._custody.spool,
             table=table,
+            batch=self._batch,
             destination=destination,
             jobs=jobs,
-            user=user,
-            files=files,
             directory=directory,
             lifetime_s=limit_s,
             settings=settings,
@@ -399,9 +404,10 @@ _CHANGED = failure_of_node(
 
 
 class BatchRun(RunningBatch):
-    """A batch on its way. :meth:`run` blocks and belongs into a thread.
+    """The call of the plugin for a batch. :meth:`run` blocks and belongs into a thread.
 
-    :param directory: work directory to make. :param lifetime_s: limit of the plugin's call.
+    :param destination: of its files. :param directory: work directory to make.
+    :param lifetime_s: limit of the plugin's call.
     :param settings: for its environment.
     :ivar asked: the plugin was run. :ivar state_bytes: of the quota, that plugins of its user keep for their next call.
     :param held: what all the files are sent with, None for nothing. :param now: wall clock.
@@ -411,27 +417,25 @@ class BatchRun(RunningBatch):
         self,
         spool: Spool,
         table: PluginsTable,
+        batch: Batch,
         destination: Destination,
         jobs: Mapping[JobKey, int],
-        user: tuple[int, int],
-        files: Sequence[StoredFile],
         directory: Path,
         lifetime_s: float,
         settings: Mapping[str, str],
         held: StoredCredentials | None = None,
         now: float = 0.0,
     ) -> None:
-        super().__init__(frozenset(item.sandbox for item in files), destination, jobs)
+        super().__init__(batch, jobs)
         self.asked = False
         self.state_bytes = 0
         self.lifetime_s = lifetime_s
-        self.uid = user[0]
         self._held = held
         self._now = now
         self._spool = spool
-        self._plugin = table.find(destination.plugin, destination.scheme)
-        self._user = user
-        self._files = files
+        self._scheme, self._plugin = destination.scheme, table.find(destination.plugin, destination.scheme)
+        self._files = batch.files
+        self._user = (batch.uid, batch.gid)
         self._directory = directory
         self._settings = settings
 
@@ -460,7 +464,7 @@ class BatchRun(RunningBatch):
     def _call(self, whole: Sequence[int]) -> list[Answer]:
         files = [self._files[index] for index in whole]
         if self._plugin is None:
-            text = f"no plugin of this node moves {method_of(self.destination.scheme)} URLs any more: its administrator"
+            text = f"no plugin of this node moves {method_of(self._scheme)} URLs any more: its administrator"
             text += " can name one in FILETRANSFER_PLUGINS"
             return [failure_of_node(ErrorClass.PLUGIN_BROKEN, text)] * len(files)
         try:
@@ -481,12 +485,22 @@ class BatchRun(RunningBatch):
             for item, deposit in zip(files, deposits_of(settings, len(files)))
         )
         group = self._spool.group_of(*self._user)
-        batch = Batch(self._directory, self._plugin, *self._user, cargo, self.lifetime_s, equipment, settings, group)
+        call = PluginCall(
+            directory=self._directory,
+            plugin=self._plugin,
+            uid=self.batch.uid,
+            gid=self.batch.gid,
+            files=cargo,
+            lifetime_s=self.lifetime_s,
+            equipment=equipment,
+            settings=settings,
+            passing_group=group,
+        )
         self.asked = True
         try:
-            return self._mover.run(batch)
+            return self._mover.run(call)
         finally:
-            self.state_bytes = self._spool.state.size_bytes(self._user[0])
+            self.state_bytes = self._spool.state.size_bytes(self.batch.uid)
 
     def _equipment(self) -> Equipment:
         held = self._held
@@ -538,9 +552,7 @@ def utc(wall_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(wall_s))
 
 
-def claim_files(
-    db: sqlite3.Connection, batch: BatchPlan, batch_bytes: int, now: int
-) -> tuple[list[StoredFile], list[int]]:
+def claim_files(db: sqlite3.Connection, batch: Batch, batch_bytes: int, now: int) -> tuple[list[StoredFile], list[int]]:
     """Return the files that the batch moves, MOVING from now on, and the sandboxes that were considered.
 
     :param batch_bytes: limit after which the batch gets no further file.

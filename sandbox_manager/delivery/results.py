@@ -13,12 +13,13 @@ from sandbox_manager.custody.ledger import get_meta, set_meta
 from sandbox_manager.custody.redirects import FallbackRules
 from sandbox_manager.rules import RetryRules
 from sandbox_manager.scheduling.breaker import Breakers
-from sandbox_manager.scheduling.retry import BatchOutcome, decide_retry
+from sandbox_manager.scheduling.retry import decide_retry
 from stageout.core import log
 from stageout.core.errors import OF_NODE, SILENT, UNREACHABLE, Advice, ErrorClass
 from stageout.core.metrics import OTHER, FairLabels, host_of
 from stageout.core.states import FileState, State
 from stageout.core.units import count
+from stageout.model.batch import BatchOutcome
 from stageout.model.file import StoredFile
 from stageout.model.sandbox import Sandbox
 from stageout.movers.results import CUSTODY, Answer, Delivered, Failure, Gone, InCustody

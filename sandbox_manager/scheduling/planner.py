@@ -16,6 +16,7 @@ from sandbox_manager.custody.registry import Backlog, BatchQueue
 from sandbox_manager.rules import Limits
 from sandbox_manager.scheduling.breaker import Flow
 from sandbox_manager.scheduling.slots import SlotUsage, most_per_owner
+from stageout.model.batch import Batch, Part
 from stageout.model.sandbox import Destination, Sandbox
 
 #: Cost of a file in bytes: a request, an answer and a check of the arrived file.
@@ -54,41 +55,6 @@ class Shares:
 _LOOKED_AT = 2000
 
 
-@dataclass(frozen=True)
-class Part:
-    """Share of one sandbox in a batch.
-
-    :param files: largest number of its due files for the batch's destination.
-    """
-
-    sandbox: int
-    files: int
-
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """One call of a plugin to come. :param size_bytes: estimate of the bytes in it."""
-
-    owner: str
-    uid: int
-    gid: int
-    destination: int
-    server: str
-    probe: bool
-    parts: tuple[Part, ...]
-    size_bytes: int
-
-    @property
-    def sandboxes(self) -> list[int]:
-        """Return the sandboxes whose files it sends."""
-        return [part.sandbox for part in self.parts]
-
-    @property
-    def cost_bytes(self) -> int:
-        """Return the share that it counts against its owner while it runs."""
-        return cost_bytes(sum(part.files for part in self.parts), self.size_bytes)
-
-
 @dataclass
 class Load:
     """The batches that run now.
@@ -104,22 +70,22 @@ class Load:
     cost_bytes: Counter[str] = field(default_factory=Counter)
     running: set[tuple[int, int]] = field(default_factory=set)
 
-    def start(self, batch: BatchPlan) -> None:
+    def start(self, batch: Batch) -> None:
         """Count a batch that runs from now on."""
         self._count(batch, 1)
         self.running |= {(part.sandbox, batch.destination) for part in batch.parts}
 
-    def end(self, batch: BatchPlan) -> None:
+    def end(self, batch: Batch) -> None:
         """Stop counting a batch that has ended."""
         self._count(batch, -1)
         self.running -= {(part.sandbox, batch.destination) for part in batch.parts}
 
-    def _count(self, batch: BatchPlan, by: int) -> None:
+    def _count(self, batch: Batch, by: int) -> None:
         self.movers += by
         self.by_server[batch.server] += by
         self.by_owner[batch.owner] += by
         self.by_both[batch.owner, batch.server] += by
-        self.cost_bytes[batch.owner] += by * batch.cost_bytes
+        self.cost_bytes[batch.owner] += by * cost_bytes(batch.planned_files, batch.size_bytes)
 
 
 @dataclass(frozen=True)
@@ -144,9 +110,9 @@ class PlanInput:
     may_send: Callable[[Sandbox], bool] = lambda sandbox: True
 
 
-def plan(backlog: Backlog, inputs: PlanInput) -> list[BatchPlan]:
+def plan(backlog: Backlog, inputs: PlanInput) -> list[Batch]:
     """Return the batches to start now, in their order; count their places and load into the plan's input."""
-    batches: list[BatchPlan] = []
+    batches: list[Batch] = []
     if inputs.load.movers >= inputs.limits.movers:
         return batches
     for queue in backlog.queues.values():
@@ -184,7 +150,7 @@ def _may_start(queue: BatchQueue, inputs: PlanInput) -> bool:
     )
 
 
-def _batch(queue: BatchQueue, inputs: PlanInput) -> BatchPlan | None:
+def _batch(queue: BatchQueue, inputs: PlanInput) -> Batch | None:
     """Return the next batch of a queue, None if all of its sandboxes wait for a place in their data slots."""
     key, limits = queue.key, inputs.limits
     destination = inputs.destinations[key.destination]
@@ -210,4 +176,13 @@ def _batch(queue: BatchQueue, inputs: PlanInput) -> BatchPlan | None:
         size_bytes += taken_bytes
     if not parts:
         return None
-    return BatchPlan(*key, destination.server, is_probe, tuple(parts), min(size_bytes, limits.batch_bytes))
+    return Batch(
+        owner=key.owner,
+        uid=key.uid,
+        gid=key.gid,
+        destination=key.destination,
+        server=destination.server,
+        probe=is_probe,
+        parts=tuple(parts),
+        size_bytes=min(size_bytes, limits.batch_bytes),
+    )

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from sandbox_manager.scheduling import deadlines
 from sandbox_manager.scheduling.deadlines import Observed
-from sandbox_manager.scheduling.retry import BatchOutcome
 from stageout.core.errors import ErrorClass
 from stageout.core.eta import work_bytes
 from stageout.core.streams import ActiveTransfer
+from stageout.model.batch import BatchOutcome
 from stageout.model.file import StoredFile
 
 MOST_SERVERS = 1000

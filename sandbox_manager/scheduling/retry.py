@@ -15,14 +15,13 @@ from __future__ import annotations
 import ipaddress
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sandbox_manager.rules import RetryRules
 from sandbox_manager.scheduling.breaker import PROBE_LONGEST_S
 from stageout.core.errors import UNREACHABLE, Advice, ErrorClass
 from stageout.core.pauses import growing_s
 from stageout.core.states import FileState
-from stageout.model.file import StoredFile
 from stageout.movers.results import Answer, Delivered, Failure
 
 _CREDENTIAL_WAIT_S = 300.0
@@ -38,32 +37,6 @@ class Verdict:
     next_attempt: int
     excused: bool
     message: str
-
-
-@dataclass
-class BatchOutcome:
-    """The decisions on the files of a batch.
-
-    :param lost: gone from the spool, and their sandboxes with them.
-    :param tried: some outcomes tell something about the server.
-    :param unreachable: none of the tried files got an answer from the server.
-    :param retry_after_s: wait that the server asked for.
-    """
-
-    delivered: list[StoredFile] = field(default_factory=list)
-    waiting: list[StoredFile] = field(default_factory=list)
-    failed: list[StoredFile] = field(default_factory=list)
-    lost: list[StoredFile] = field(default_factory=list)
-    handed_over: list[StoredFile] = field(default_factory=list)
-    delivered_bytes: int = 0
-    tried: bool = False
-    unreachable: bool = False
-    retry_after_s: float = 0.0
-
-    @property
-    def all(self) -> list[StoredFile]:
-        """Every result."""
-        return [*self.delivered, *self.handed_over, *self.waiting, *self.failed, *self.lost]
 
 
 def decide_retry(

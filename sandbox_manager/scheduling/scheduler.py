@@ -11,13 +11,14 @@ from sandbox_manager.custody.ledger import get_meta
 from sandbox_manager.scheduling.breaker import Breakers, Flow
 from sandbox_manager.scheduling.calls import Calls, Target
 from sandbox_manager.scheduling.leases import Leases
-from sandbox_manager.scheduling.planner import BatchPlan, Load, PlanInput, Shares, plan
+from sandbox_manager.scheduling.planner import Load, PlanInput, Shares, plan
 from sandbox_manager.scheduling.rates import Rates
 from sandbox_manager.scheduling.slots import SlotUsage
 from sandbox_manager.scheduling.streams import MakeStreams
 from sandbox_manager.scheduling.throughput import Throughput
 from stageout.core.clock import asleep_s, wall_now
 from stageout.core.streams import ActiveTransfer
+from stageout.model.batch import Batch
 from stageout.model.sandbox import Destination, Sandbox
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.schemes import method_of
@@ -62,7 +63,7 @@ class Scheduler:
 
     # ---- the next batches --------------------------------------------------------------------------------------------
 
-    def next_batches(self) -> list[tuple[BatchPlan, ActiveTransfer]]:
+    def next_batches(self) -> list[tuple[Batch, ActiveTransfer]]:
         """Return the batches to start now. Each counts as active until :meth:`batch_ended`."""
         if not self.is_sending:
             return []
@@ -85,12 +86,12 @@ class Scheduler:
         batches = plan(registry.backlog, inputs)
         return [(batch, self._start(batch, batches[place + 1 :])) for place, batch in enumerate(batches)]
 
-    def _start(self, batch: BatchPlan, others: Collection[BatchPlan]) -> ActiveTransfer:
+    def _start(self, batch: Batch, others: Collection[Batch]) -> ActiveTransfer:
         """Reserve what a batch needs. :param others: that start after it."""
         self.breakers.started(batch.server)
         later = sum(other.server == batch.server for other in others)
         target = self._target(self._store.registry.destinations[batch.destination])
-        return self.calls.start(target, batch.owner, sum(part.files for part in batch.parts), later)
+        return self.calls.start(target, batch.owner, batch.planned_files, later)
 
     async def wait(self) -> None:
         """Wait until something may be sent: a change, a waiting file that is due, a probe of a server."""
@@ -145,13 +146,13 @@ class Scheduler:
 
     # ---- batches that end --------------------------------------------------------------------------------------------
 
-    def plugin_ended(self, batch: BatchPlan, transfer: ActiveTransfer) -> None:
+    def plugin_ended(self, batch: Batch, transfer: ActiveTransfer) -> None:
         """Give back the streams of a batch. A probe that learnt nothing is due again."""
         self.calls.end(transfer)
         if batch.probe:
             self.breakers.stopped(batch.server)
 
-    def batch_ended(self, batch: BatchPlan) -> None:
+    def batch_ended(self, batch: Batch) -> None:
         """Give back the places of a batch whose results are recorded, or whose files wait again."""
         self._load.end(batch)
         self._store.wake.set()

@@ -21,7 +21,7 @@ from stageout.cli.render import clean
 from stageout.cli.results import ending, tell
 from stageout.condor.plugins import node_settings
 from stageout.core.errors import UNREACHABLE, Advice, ErrorClass
-from stageout.movers.mover import Batch, Equipment, StoppableMover
+from stageout.movers.mover import Equipment, PluginCall, StoppableMover
 from stageout.movers.plugins_table import Plugin
 from stageout.movers.results import Answer, Delivered, Failure, SentFile
 from stageout.movers.schemes import NODE_PATH, is_node_path, method_of, shown_url
@@ -196,12 +196,12 @@ class Probe:
     def _call(self, directory: Path, local: Path, fetches: bool = False, deletes: bool = False) -> tuple[Answer, int]:
         """Run the plugin as the sandbox manager does. Return its answer and its duration in milliseconds."""
         cargo = SentFile(local, self.url, "probe", 0 if deletes else len(self._content))
-        batch = Batch(
+        call = PluginCall(
             directory, self._plugin, os.geteuid(), os.getegid(), (cargo,), self._step_s,
             Equipment(self._credentials.contents), fetches=fetches, deletes=deletes,
         )  # fmt: skip
         start_s = time.monotonic()
-        (answer,) = _run_apart(batch)
+        (answer,) = _run_apart(call)
         return answer, round(1000 * (time.monotonic() - start_s))
 
     def _failed(self, name: str, failure: Failure, milliseconds: int) -> Step:
@@ -213,12 +213,12 @@ class Probe:
         return Step(name, outcome, milliseconds, text, failure.kind)
 
 
-def _run_apart(batch: Batch) -> list[Answer]:
+def _run_apart(call: PluginCall) -> list[Answer]:
     """Run a plugin in a thread, so that an interruption of this thread ends the plugin before it propagates."""
     mover = StoppableMover()
     with ThreadPoolExecutor(1) as executor:
         try:
-            return executor.submit(mover.run, batch).result()
+            return executor.submit(mover.run, call).result()
         except BaseException:
             mover.stop()
             raise

@@ -1,4 +1,4 @@
-"""Movers: one plugin process per batch, as the job's user, in a directory of its own, with a time limit.
+"""Movers: one plugin process per call, as the job's user, in a directory of its own, with a time limit.
 
 A mover runs any registered transfer plugin exactly as condor_starter does (protocols 1, 2 and 4), but later.
 :mod:`stageout.movers.launch` kills it with all its processes, in any session. When the manager dies, the kernel kills
@@ -48,7 +48,7 @@ _LAUNCH = Path(launch.__file__)
 _END_S = 10.0
 #: Seconds to wait for processes that were killed on the plugin's behalf.
 _REST_S = 10.0
-#: A batch of more files than this needs much CPU time. It runs with a lower priority than small ones, and than jobs.
+#: A call with more files than this needs much CPU time. It runs with a lower priority than small ones, and than jobs.
 _FEW_FILES = 10
 _BULK_NICENESS = 5
 _OUTPUT_KEPT = 16384
@@ -84,7 +84,7 @@ class Equipment:
 
 
 @dataclass(frozen=True)
-class Batch:
+class PluginCall:
     """One call of a plugin.
 
     :param directory: work directory to make, below ``movers/``. :param uid: the job's user; :param gid: its group.
@@ -110,7 +110,7 @@ class Batch:
 class Stopped(Exception):
     """The manager stopped the mover.
 
-    :param delivered: by index in the batch, the files that the plugin had already reported as delivered or in custody;
+    :param delivered: by index in the call, the files that the plugin had already reported as delivered or in custody;
         the others have no result.
     """
 
@@ -137,8 +137,8 @@ class StoppableMover:
             if self._mover is not None:
                 self._mover.stop()
 
-    def run(self, batch: Batch, may_begin: Callable[[], bool] = lambda: True) -> list[Answer]:
-        """Run the batch, as :meth:`Mover.run`. :param may_begin: called right before the start; False has the effect of
+    def run(self, call: PluginCall, may_begin: Callable[[], bool] = lambda: True) -> list[Answer]:
+        """Make the call, as :meth:`Mover.run`. :param may_begin: called right before the start; False has the effect of
         :meth:`stop`.
 
         :raises Stopped: by :meth:`stop`, before or after the start. :raises OSError: the work directory could not be
@@ -147,24 +147,24 @@ class StoppableMover:
         with self._lock:
             if self._stopped or not may_begin():
                 raise Stopped
-            self._mover = Mover(batch)
+            self._mover = Mover(call)
         return self._mover.run()
 
 
 class Mover:
-    """Execution of one batch. :meth:`run` blocks and belongs into a thread; :meth:`stop` may be called from any
+    """Execution of one call. :meth:`run` blocks and belongs into a thread; :meth:`stop` may be called from any
     other.
     """
 
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
+    def __init__(self, call: PluginCall) -> None:
+        self._call = call
         self._wake_out, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stop = threading.Event()
         # Third-party plugins get the files in the spool: HTCondor's curl_plugin opens no symbolic link.
-        self._links = batch.plugin.several or batch.fetches
-        paths = [str(item.source) for item in batch.files]
-        self._names = unique_names([item.name for item in batch.files]) if self._links else paths
-        self._secrets = Secrets(batch.equipment.credentials.values(), [item.url for item in batch.files])
+        self._links = call.plugin.several or call.fetches
+        paths = [str(item.source) for item in call.files]
+        self._names = unique_names([item.name for item in call.files]) if self._links else paths
+        self._secrets = Secrets(call.equipment.credentials.values(), [item.url for item in call.files])
 
     def stop(self) -> None:
         """Kill the plugin: :meth:`run` then raises :class:`Stopped`."""
@@ -179,16 +179,16 @@ class Mover:
         """
         try:
             self._prepare()
-            answers = self._run_single() if self._batch.plugin.protocol == 1 else self._run_multi()
-            if self._batch.fetches:
-                answers = [self._kept(*one) for one in zip(answers, self._batch.files, self._names)]
-            told = [_of_the_owners(*one) for one in zip(answers, self._batch.files, self._names)]
+            answers = self._run_single() if self._call.plugin.protocol == 1 else self._run_multi()
+            if self._call.fetches:
+                answers = [self._kept(*one) for one in zip(answers, self._call.files, self._names)]
+            told = [_of_the_owners(*one) for one in zip(answers, self._call.files, self._names)]
             return [self._without_secrets(item) for item in told]
         finally:
             os.close(self._wake_out)
             wake_in, self._wake_in = self._wake_in, -1
             os.close(wake_in)
-            _remove(self._batch.directory)
+            _remove(self._call.directory)
 
     def _without_secrets(self, answer: Answer) -> Answer:
         if isinstance(answer, Delivered):
@@ -205,12 +205,12 @@ class Mover:
 
         Use symbolic links, because a hard link would change the ctime, which detects changes of the content.
         """
-        home = self._batch.directory
+        home = self._call.directory
         home.mkdir(mode=0o700)
-        for item, name in zip(self._batch.files, self._names):
-            if self._links and not (self._batch.fetches or self._batch.deletes):
+        for item, name in zip(self._call.files, self._names):
+            if self._links and not (self._call.fetches or self._call.deletes):
                 (home / name).symlink_to(item.source)
-        reserved = _OUTFILE_BASE + _OUTFILE_PER_FILE * len(self._batch.files)
+        reserved = _OUTFILE_BASE + _OUTFILE_PER_FILE * len(self._call.files)
         self._put(self._infile, self._requests().encode("ascii"))
         self._put(self._outfile, b" " * reserved)
         self._equip(home)
@@ -218,22 +218,22 @@ class Mover:
 
     def _requests(self) -> str:
         """Write the in-file. Like HTCondor, put data of the whole call first (protocol 4) or into a request."""
-        data = self._batch.equipment.plugin_data
-        several = self._batch.plugin.protocol >= 4
+        data = self._call.equipment.plugin_data
+        several = self._call.plugin.protocol >= 4
         ads = [
             ClassAd({name: value} if name == "PluginData" else {"Protocol": name.partition("_")[0], name: value})
             for name, value in (data.items() if several else ())
         ]
         own = {} if several else dict(data)
         ads += [
-            ClassAd({**own, "Url": item.url, "LocalFileName": str(self._batch.directory / name)})
-            for item, name in zip(self._batch.files, self._names)
+            ClassAd({**own, "Url": item.url, "LocalFileName": str(self._call.directory / name)})
+            for item, name in zip(self._call.files, self._names)
         ]
         return "".join(map(unparse_ad, ads))
 
     def _equip(self, home: Path) -> None:
         """Write credentials and job ad at the paths in :func:`plugin_environment`."""
-        given = self._batch.equipment
+        given = self._call.equipment
         tokens = home / _TOKENS
         if given.credentials:
             tokens.mkdir(mode=0o700)
@@ -251,24 +251,24 @@ class Mover:
 
     def _give_away(self, path: Path) -> None:
         if os.geteuid() == 0:
-            os.chown(path, self._batch.uid, self._batch.gid)
+            os.chown(path, self._call.uid, self._call.gid)
 
     @property
     def _infile(self) -> Path:
-        return self._batch.directory / f".{self._batch.plugin.path.name}.in"
+        return self._call.directory / f".{self._call.plugin.path.name}.in"
 
     @property
     def _outfile(self) -> Path:
-        return self._batch.directory / f".{self._batch.plugin.path.name}.out"
+        return self._call.directory / f".{self._call.plugin.path.name}.out"
 
     # ---- running -----------------------------------------------------------------------------------------------------
 
     def _run_multi(self) -> list[Answer]:
         arguments = ["-infile", str(self._infile), "-outfile", str(self._outfile)]
-        if not self._batch.fetches:
-            arguments.append("-delete" if self._batch.deletes else "-upload")
+        if not self._call.fetches:
+            arguments.append("-delete" if self._call.deletes else "-upload")
         try:
-            ending, _ = self._call(arguments, time.monotonic() + self._batch.lifetime_s)
+            ending, _ = self._execute(arguments, time.monotonic() + self._call.lifetime_s)
         except Stopped:
             # A plugin writes each verified result immediately, so these files need not be sent again.
             answers = read_answers(self._sent(), self._read_outfile(), Ending(-signal.SIGKILL))
@@ -276,31 +276,31 @@ class Mover:
         return read_answers(self._sent(), self._read_outfile(), ending)
 
     def _run_single(self) -> list[Answer]:
-        deadline = time.monotonic() + self._batch.lifetime_s
+        deadline = time.monotonic() + self._call.lifetime_s
         answers = []
-        for number, (item, name) in enumerate(zip(self._batch.files, self._names)):
-            local = str(self._batch.directory / name)
-            places = [item.url, local] if self._batch.fetches else [local, item.url]
-            ending, output = self._call(places, deadline)
+        for number, (item, name) in enumerate(zip(self._call.files, self._names)):
+            local = str(self._call.directory / name)
+            places = [item.url, local] if self._call.fetches else [local, item.url]
+            ending, output = self._execute(places, deadline)
             answers.append(read_single(self._sent()[number], output, ending))
         return answers
 
     def _sent(self) -> list[SentFile]:
         """Return the requests. Downloads get the sizes of their files."""
         return [
-            replace(item, name=name, size_bytes=self._size_bytes(name) if self._batch.fetches else item.size_bytes)
-            for item, name in zip(self._batch.files, self._names)
+            replace(item, name=name, size_bytes=self._size_bytes(name) if self._call.fetches else item.size_bytes)
+            for item, name in zip(self._call.files, self._names)
         ]
 
     def _size_bytes(self, name: str) -> int:
         try:
-            return (self._batch.directory / name).lstat().st_size
+            return (self._call.directory / name).lstat().st_size
         except OSError:
             return 0
 
     def _kept(self, answer: Answer, item: SentFile, name: str) -> Answer:
         """Move a fetched file out of the work directory, if it is a regular file."""
-        fetched = self._batch.directory / name
+        fetched = self._call.directory / name
         if not isinstance(answer, Delivered):
             return answer
         if fetched.is_symlink() or not fetched.is_file():
@@ -308,7 +308,7 @@ class Mover:
         fetched.replace(item.source)
         return answer
 
-    def _call(self, arguments: Sequence[str], deadline: float) -> tuple[Ending, str]:
+    def _execute(self, arguments: Sequence[str], deadline: float) -> tuple[Ending, str]:
         try:
             with durable.step("mover-exec"):
                 process, note = self._start(arguments)
@@ -327,14 +327,14 @@ class Mover:
             raise Stopped
         if status != 0:
             text = self._secrets.scrub(output.text)
-            log.warn("mover-failed", plugin=self._batch.plugin.path, status=status, output=text[-2000:])
-        return Ending(status, 0.0 if in_time else self._batch.lifetime_s), output.text
+            log.warn("mover-failed", plugin=self._call.plugin.path, status=status, output=text[-2000:])
+        return Ending(status, 0.0 if in_time else self._call.lifetime_s), output.text
 
     def _tell_rest(self, note: int) -> None:
         """Log the plugin's processes that ``launch.py`` could not end."""
         rest = os.read(note, _OUTPUT_KEPT).decode() if readable([note], 0) else ""
         if rest:
-            log.error("plugin-kill-failed", plugin=self._batch.plugin.path, pids=rest, advice=_OUTLIVED)
+            log.error("plugin-kill-failed", plugin=self._call.plugin.path, pids=rest, advice=_OUTLIVED)
 
     def _start(self, arguments: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
         """Start the process, with a descriptor for the processes that it could not end. :raises OSError: the start
@@ -350,18 +350,18 @@ class Mover:
             os.close(written)
 
     def _popen(self, arguments: Sequence[str], note: int) -> subprocess.Popen[bytes]:
-        batch = self._batch
-        own = group_list(batch.uid, batch.gid)
-        extra = [batch.passing_group] if batch.passing_group not in (-1, *own) else []
+        call = self._call
+        own = group_list(call.uid, call.gid)
+        extra = [call.passing_group] if call.passing_group not in (-1, *own) else []
         groups = ",".join(map(str, own + extra))
-        niceness = _BULK_NICENESS if len(batch.files) > _FEW_FILES else 0
-        shim = [sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), str(batch.uid), str(batch.gid), groups]
+        niceness = _BULK_NICENESS if len(call.files) > _FEW_FILES else 0
+        shim = [sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), str(call.uid), str(call.gid), groups]
         return subprocess.Popen(
-            [*shim, str(niceness), str(note), str(batch.directory), str(batch.plugin.path), *arguments],
+            [*shim, str(niceness), str(note), str(call.directory), str(call.plugin.path), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=plugin_environment(os.environ, batch),
+            env=plugin_environment(os.environ, call),
             cwd="/",
             start_new_session=True,
             pass_fds=(note,),
@@ -396,7 +396,7 @@ class Mover:
             process.kill()
         status = process.wait()
         if status < 0:  # it or the plugin was killed; if it was killed, other processes may remain
-            kill_all(self._batch.directory)
+            kill_all(self._call.directory)
         return status
 
     def _end_for(self, launcher: int) -> None:
@@ -414,7 +414,7 @@ class Mover:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
         if rest:
-            log.error("plugin-kill-failed", plugin=self._batch.plugin.path, pids=rest, advice=_OUTLIVED)
+            log.error("plugin-kill-failed", plugin=self._call.plugin.path, pids=rest, advice=_OUTLIVED)
 
     def _read_outfile(self) -> str:
         """Read the plugin's output file. The user owns the directory, so read only a regular file of this user."""
@@ -424,11 +424,11 @@ class Mover:
             return ""
         with open(handle, "rb") as stream:
             facts = os.fstat(handle)
-            if not stat.S_ISREG(facts.st_mode) or facts.st_uid != self._batch.uid:
+            if not stat.S_ISREG(facts.st_mode) or facts.st_uid != self._call.uid:
                 return ""
-            most = _READ_BASE + _READ_PER_FILE * len(self._batch.files)
+            most = _READ_BASE + _READ_PER_FILE * len(self._call.files)
             if facts.st_size > most:
-                log.warn("results-truncated", plugin=self._batch.plugin.path, size_bytes=facts.st_size, read_bytes=most)
+                log.warn("results-truncated", plugin=self._call.plugin.path, size_bytes=facts.st_size, read_bytes=most)
             return decode(stream.read(most))
 
 
@@ -477,7 +477,7 @@ def _of_the_owners(answer: Answer, item: SentFile, name: str) -> Answer:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Choose local names for the files of a batch: their own if safe and unique, otherwise with a number in front."""
+    """Choose local names for the files of a call: their own if safe and unique, otherwise with a number in front."""
     used: set[str] = set()
     chosen = []
     for index, name in enumerate(names):
@@ -496,7 +496,7 @@ def _beginning(name: str) -> str:
     return os.fsencode(name)[:100].decode("utf-8", "ignore")
 
 
-def plugin_environment(ours: Mapping[str, str], batch: Batch) -> dict[str, str]:
+def plugin_environment(ours: Mapping[str, str], call: PluginCall) -> dict[str, str]:
     """Select the environment of a plugin: paths, proxies, certificates and the manager's own STAGEOUT settings."""
     kept = {
         name: value
@@ -506,8 +506,8 @@ def plugin_environment(ours: Mapping[str, str], batch: Batch) -> dict[str, str]:
         or name.lower().endswith("_proxy")
         or (name.startswith(("STAGEOUT_", "_CONDOR_STAGEOUT_")) and name not in _NOT_PASSED)
     }
-    home = str(batch.directory)
-    given = batch.equipment
+    home = str(call.directory)
+    given = call.equipment
     places = {
         "_CONDOR_CREDS": _TOKENS if any(name != PROXY_NAME for name in given.credentials) else "",
         "X509_USER_PROXY": _PROXY if PROXY_NAME in given.credentials else "",
@@ -515,14 +515,14 @@ def plugin_environment(ours: Mapping[str, str], batch: Batch) -> dict[str, str]:
     }
     return {
         "PATH": os.defpath,
-        **batch.settings,
+        **call.settings,
         **kept,
         **{variable: f"{home}/{name}" for variable, name in places.items() if name},
         "HOME": home,
         "TMPDIR": home,
         "STAGEOUT_MOVER": "1",
         MOVER_MARK: home,
-        "STAGEOUT_PLUGIN_LIFETIME_S": str(int(batch.lifetime_s)),
+        "STAGEOUT_PLUGIN_LIFETIME_S": str(int(call.lifetime_s)),
     }
 
 
@@ -565,7 +565,7 @@ def end_leftovers(movers: Path, timeout_s: float = 10.0) -> int:
 
 
 def kill_all(directory: Path) -> int:
-    """Kill all processes of the plugin of a batch, identified by its work directory. Return their number."""
+    """Kill all processes of the plugin of a call, identified by its work directory. Return their number."""
     found = list(_marked(directory.parent, directory.name))
     for pid in found:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -574,6 +574,6 @@ def kill_all(directory: Path) -> int:
 
 
 def _marked(movers: Path, name: str = "") -> Iterator[int]:
-    """Find the processes of the plugins of one batch, or (without a name) of all batches whose directories exist."""
+    """Find the processes of the plugins of one call, or (without a name) of all calls whose directories exist."""
     place = f"{movers}/{name}"
     return (pid for pid, value in having(MOVER_MARK) if value == place or (not name and value.startswith(place)))

@@ -111,10 +111,10 @@ class Flight:
         self._judge = judge
         self.outcome: dict[str, str] = {}
         self.duration_s = world.random.choice((0.2, 0.2, 2.0, 2.0, 20.0, 20.0, 200.0)) * world.random.uniform(0.5, 2)
-        self.tickets = frozenset(item.ticket for item in run._files)
+        self.tickets = frozenset(item.ticket for item in run.batch.files)
         self._ends_s = world.now_s + self.duration_s
         self._stop, run._mover.stop = run._mover.stop, self._stopped
-        for item in run._files:
+        for item in run.batch.files:
             if isinstance(item.url, DamagedText):
                 continue  # the batch gives its plugin no such file
             world.after(world.random.uniform(0.05, self.duration_s), lambda item=item: self._send(item))

@@ -18,11 +18,11 @@ from sandbox_manager.report.control import Control
 from sandbox_manager.scheduling import rates
 from sandbox_manager.scheduling.deadlines import LEAST_S, Observed
 from sandbox_manager.scheduling.rates import MOST_SERVERS, Rates, ServerRate
-from sandbox_manager.scheduling.retry import BatchOutcome
 from stageout.cli.node import read_streams
 from stageout.core.errors import ErrorClass
 from stageout.core.states import FileState, State
 from stageout.core.streams import Choice, FixedStreams
+from stageout.model.batch import BatchOutcome
 from stageout.model.file import StoredFile
 from tests.polling import until
 

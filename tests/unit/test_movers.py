@@ -22,7 +22,7 @@ from stageout.core.children import MOVER_MARK
 from stageout.core.errors import ErrorClass
 from stageout.core.sockets import readable
 from stageout.movers import launch, mover
-from stageout.movers.mover import Batch, Mover, Stopped, end_leftovers, unique_names
+from stageout.movers.mover import Mover, PluginCall, Stopped, end_leftovers, unique_names
 from stageout.movers.plugins_table import Plugin, PluginsTable
 from stageout.movers.results import PLUGINS_WORD, Answer, Delivered, Failure, SentFile
 from tests.polling import wait_for
@@ -39,7 +39,7 @@ def site() -> Iterator[Site]:
 
 def batch(
     site: Site, *urls: str, plugin: Plugin | None = None, lifetime_s: float = 30, data: bytes = b"12345"
-) -> Batch:
+) -> PluginCall:
     files = []
     for position, url in enumerate(urls):
         path = site.base / "held" / str(position)
@@ -47,7 +47,7 @@ def batch(
         os.chown(path, UID, UID if ROOT else -1)
         files.append(SentFile(path, url, url.rpartition("/")[2], len(data)))
     used = plugin or Plugin(site.plugin, ("copy",), 4)
-    return Batch(site.base / "movers" / "1", used, UID, UID if ROOT else os.getegid(), tuple(files), lifetime_s)
+    return PluginCall(site.base / "movers" / "1", used, UID, UID if ROOT else os.getegid(), tuple(files), lifetime_s)
 
 
 def run(site: Site, *urls: str, **more: Any) -> list[Answer]:

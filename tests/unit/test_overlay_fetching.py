@@ -25,7 +25,7 @@ from overlay_router.rules import lots
 from overlay_router.rules.lots import Spool
 from overlay_router.rules.states import Outcome, Result
 from stageout.core.errors import ErrorClass
-from stageout.movers.mover import Batch, Stopped
+from stageout.movers.mover import PluginCall, Stopped
 from stageout.movers.plugins_table import Plugin
 from stageout.movers.results import Answer as Ended
 from stageout.movers.results import Delivered, Failure
@@ -49,12 +49,12 @@ class _Store:
         self.hold = threading.Event()
         self.hold.set()
 
-    def mover(self, batch: Batch) -> _Mover:
+    def mover(self, batch: PluginCall) -> _Mover:
         return _Mover(self, batch)
 
 
 class _Mover:
-    def __init__(self, store: _Store, batch: Batch) -> None:
+    def __init__(self, store: _Store, batch: PluginCall) -> None:
         self._store, self._batch, self._stop = store, batch, threading.Event()
 
     def stop(self) -> None:

@@ -12,9 +12,10 @@ from test_slots import LIMITS, TEMPLATE
 from sandbox_manager.custody.registry import Backlog, order
 from sandbox_manager.rules import Limits
 from sandbox_manager.scheduling.breaker import Flow
-from sandbox_manager.scheduling.planner import FILE_BYTES, HALF_LIFE_S, BatchPlan, Load, PlanInput, Shares, plan
+from sandbox_manager.scheduling.planner import FILE_BYTES, HALF_LIFE_S, Load, PlanInput, Shares, cost_bytes, plan
 from sandbox_manager.scheduling.slots import SlotUsage
 from stageout.core.states import State
+from stageout.model.batch import Batch
 from stageout.model.sandbox import OCCUPYING, Destination, Sandbox, SlotKey, Waiting, occupant_of
 from stageout.wire.custody import Run
 
@@ -30,8 +31,8 @@ class Node:
         self.backlog = Backlog(lambda box: float("inf"))
         self.places = {number: Destination("/p", "https", f"host{number}") for number in range(1, 6)}
         self.load, self.shares, self.tick, self.dead = Load(), Shares(), 0.0, set[str]()
-        self.running: list[BatchPlan] = []
-        self.ended: list[BatchPlan] = []
+        self.running: list[Batch] = []
+        self.ended: list[Batch] = []
 
     def put(self, owner: str, files: int, size_bytes: int = 1000, destination: int = 1, slot: int = 0) -> int:
         number = len(self.boxes) + 1
@@ -47,7 +48,7 @@ class Node:
         self.boxes[box.id] = box
         self.backlog.put(box)
 
-    def plan(self) -> list[BatchPlan]:
+    def plan(self) -> list[Batch]:
         occupants = [(occupant_of(box), 1) for box in self.boxes.values() if box.state in OCCUPYING]
         inputs = PlanInput(
             self.places, SlotUsage(occupants, self.places, self.limits), self.limits, self.load,
@@ -61,7 +62,7 @@ class Node:
         self.running += batches
         return batches
 
-    def end(self, batch: BatchPlan) -> None:
+    def end(self, batch: Batch) -> None:
         """One batch is delivered."""
         self.tick += 1
         self.running.remove(batch)
@@ -141,7 +142,7 @@ def test_owners_with_much_to_send_get_equal_shares_of_bytes() -> None:
         node.plan()
         node.end(node.running[0])
     for batch in node.ended:
-        given[batch.owner] += batch.cost_bytes
+        given[batch.owner] += cost_bytes(batch.planned_files, batch.size_bytes)
     assert 0.5 < given["large"] / given["small"] < 2
 
 

@@ -12,11 +12,12 @@ from sandbox_manager.custody.registry import Backlog, Registry
 from sandbox_manager.report.reporter import sandbox_report
 from sandbox_manager.rules import Limits, RetryRules, last_attempt_at
 from sandbox_manager.scheduling.breaker import Flow
-from sandbox_manager.scheduling.planner import BatchPlan, Load, Part, PlanInput, plan
+from sandbox_manager.scheduling.planner import Load, PlanInput, plan
 from sandbox_manager.scheduling.retry import Verdict, decide_retry
 from sandbox_manager.scheduling.slots import SlotUsage, is_stuck, positions_free
 from stageout.core.errors import OF_NODE, UNREACHABLE, Advice, ErrorClass
 from stageout.core.states import FileState, State
+from stageout.model.batch import Batch, Part
 from stageout.model.sandbox import OCCUPYING, Destination, Occupant, Sandbox, SlotKey, Waiting, occupant_of
 from stageout.movers.results import Failure
 from stageout.movers.schemes import method_of, split_url
@@ -59,7 +60,7 @@ def planned(
     share: Callable[[str], float] = lambda owner: 0.0,
     deadline: Callable[[Sandbox], float] = lambda item: float("inf"),
     batch_files: Callable[[Destination], int] = lambda place: 0,
-) -> list[BatchPlan]:
+) -> list[Batch]:
     backlog = Backlog(deadline)
     for item in boxes:
         backlog.put(item)
@@ -82,14 +83,14 @@ def free(
     return positions_free(slot, owner, taken, LIMITS)
 
 
-def sent(batches: list[BatchPlan]) -> list[list[int]]:
+def sent(batches: list[Batch]) -> list[list[int]]:
     return [[part.sandbox for part in batch.parts] for batch in batches]
 
 
 def running(owner: str, server: str = "https://one", count: int = 1) -> Load:
     load = Load()
     for number in range(count):
-        load.start(BatchPlan(owner, 1, 1, 1, server, False, (Part(-number, 1),), 0))
+        load.start(Batch(owner, 1, 1, 1, server, False, (Part(-number, 1),), 0))
     return load
 
 

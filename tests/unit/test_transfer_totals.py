@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sandbox_manager.delivery.results import ServerTotals, TransferTotals
-from sandbox_manager.scheduling.retry import BatchOutcome
 from stageout.core.errors import ErrorClass
 from stageout.core.metrics import OTHER
 from stageout.core.states import FileState
+from stageout.model.batch import BatchOutcome
 from stageout.model.file import StoredFile
 
 
