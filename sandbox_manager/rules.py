@@ -8,12 +8,13 @@ import os
 import pwd
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from stageout.core.config import ConfigError, Settings
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.streams import FIXED, Knobs
 from stageout.core.units import MB
+from stageout.model.run import Account
 from stageout.model.sandbox import SENDABLE, Sandbox
 from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
 
@@ -80,14 +81,6 @@ class TuningRules:
     controller: str
     knobs: Knobs
     profiles: Path
-
-
-class Account(NamedTuple):
-    """An account that keeps output."""
-
-    name: str
-    uid: int
-    gid: int
 
 
 @dataclass(frozen=True)

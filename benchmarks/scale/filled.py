@@ -11,6 +11,7 @@ from pathlib import Path
 from sandbox_manager.custody import ledger, updates
 from stageout.core.clock import boot_id
 from stageout.model.file import StoredFile
+from stageout.model.run import RunFacts
 from stageout.model.sandbox import SlotKey
 from stageout.wire.custody import Run
 
@@ -66,9 +67,7 @@ def _record(db: sqlite3.Connection, number: int, ticket: str, found: os.stat_res
     owner = f"owner{number % OWNERS}"
     run = Run(f"schedd.example.org#{number}.0#{NOW}", 1, f"{owner}@example.org")
     slot = SlotKey("ep.example.org", 1, number % 8 + 1)
-    new = updates.NewSandbox(
-        run, owner, 64001 + number % OWNERS, 64001, False, slot, f"slot1_{slot.dslot_id}@ep", 0
-    )  # fmt: skip
+    new = RunFacts(run, owner, 64001 + number % OWNERS, 64001, slot, f"slot1_{slot.dslot_id}@ep")
     rows = [
         StoredFile(
             position, f"https://store.example.org/{owner}/{number}/output_{position}.root", f"output_{position}.root",

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_manager.daemon import Daemon, Dependencies
-from sandbox_manager.intake.identity import Identity, RunFacts
+from sandbox_manager.intake.identity import Identity
 from sandbox_manager.intake.peers import Peer
 from sandbox_manager.intake.startd import SlotTable, startd_timeout_s
 from stageout.core import log
 from stageout.core.clock import SystemClock
 from stageout.core.config import Settings, mapping_settings
 from stageout.core.signing import SigningKey, load_or_make_key
+from stageout.model.run import RunFacts
 from stageout.wire.custody import AgentNotice, Run, notice_ad
 
 SCHEDD = "schedd.example.org"
@@ -64,7 +65,11 @@ class NewJobEachTime:
         """Facts about the peer's run."""
         facts = await self._identity.identify(peer)
         number = next(self._numbers)
-        return replace(facts, run=Run(f"{SCHEDD}#{number}.0#1700000000", 1, facts.owner), dslot_id=number % SLOTS + 1)
+        return replace(
+            facts,
+            run=Run(f"{SCHEDD}#{number}.0#1700000000", 1, facts.owner),
+            slot=facts.slot._replace(dslot_id=number % SLOTS + 1),
+        )
 
 
 def slots(owner: str) -> Sequence[Mapping[str, Any]]:

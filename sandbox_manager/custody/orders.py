@@ -17,6 +17,7 @@ from stageout.core import log
 from stageout.core.states import ENDS, FREED, MOVES, State
 from stageout.core.synchronous import NotTaken
 from stageout.model.file import StoredFile
+from stageout.model.run import RunFacts
 from stageout.model.sandbox import SlotKey
 from stageout.movers.schemes import shown_url
 from stageout.wire.custody import Action, Order, OrderSheet, Run
@@ -31,18 +32,17 @@ class Refused(NotTaken):
 class NewHandoff(NamedTuple):
     """A hand-off to record.
 
-    :param owner: of its sandbox, which is made for the first hand-off of a run. :param boot: id of the kernel's boot.
+    :param facts: of its run, whose first hand-off makes the sandbox. :param boot: id of the kernel's boot.
     :param stored: credentials and ads that the plugin needs besides the files; None without any.
-    :param fallback: that the job names, "" for none. :param fallback_problem: reason to ignore it, "" for none.
+    :param fallback_problem: reason to ignore the fallback of its job, "" for none.
     """
 
-    owner: updates.NewSandbox
+    facts: RunFacts
     ticket: str
     plugin: str
     files: Sequence[StoredFile]
     boot: str
     stored: StoredCredentials | None = None
-    fallback: str = ""
     fallback_problem: str = ""
 
 
@@ -51,7 +51,7 @@ def record_handoff(db: sqlite3.Connection, new: NewHandoff, now: int) -> Iterabl
 
     :raises Refused: a newer run, or a decision about this run, has overtaken it.
     """
-    run = new.owner.run
+    run = new.facts.run
     newest = updates.newest_run(db, run.key)
     if newest > run.number:
         raise Refused("a newer run of the job came in meanwhile", "OtherRun")
@@ -62,7 +62,7 @@ def record_handoff(db: sqlite3.Connection, new: NewHandoff, now: int) -> Iterabl
     digest = new.stored.digest if new.stored else ""
     sandbox = updates.add_ticket(
         db=db,
-        owner=new.owner,
+        facts=new.facts,
         ticket=new.ticket,
         plugin=new.plugin,
         files=new.files,
@@ -72,8 +72,8 @@ def record_handoff(db: sqlite3.Connection, new: NewHandoff, now: int) -> Iterabl
     )
     if new.stored:
         updates.keep_credentials(db, new.stored)
-    if new.fallback:
-        updates.offer_fallback(db, sandbox, new.fallback, new.fallback_problem)
+    if new.facts.fallback:
+        updates.offer_fallback(db, sandbox, new.facts.fallback, new.fallback_problem)
     if not newest:
         return [sandbox]  # the first message about this job: no run is confirmed or older
     confirm_late(db, sandbox, now)
@@ -131,12 +131,11 @@ def confirm_late(db: sqlite3.Connection, sandbox: int, now: int) -> None:
 
 def _nothing_of_it(db: sqlite3.Connection, order: Order, now: int) -> int:
     """Record the loss of output that a completed run left here according to its record. Its owner must know."""
-    nobody = updates.NewSandbox(
+    nobody = RunFacts(
         run=order.run,
         user="",
         uid=-1,
         gid=-1,
-        shared_uid=False,
         slot=SlotKey("", 0, 0),
         slot_name="",
         priority=order.priority,

@@ -19,11 +19,11 @@ from pathlib import Path
 from sandbox_manager.custody.credentials import DIRECTORY as CREDENTIALS
 from sandbox_manager.custody.credentials import Safe
 from sandbox_manager.custody.quota import PluginState
-from sandbox_manager.rules import Account
 from stageout.core import durable, log
 from stageout.core.errors import StageoutError, is_disk_full
 from stageout.core.synchronous import NotTaken
 from stageout.model.file import StoredFile
+from stageout.model.run import Account
 from stageout.movers import trees
 from stageout.wire.handoff import OfferedCredential, OfferedFile, credential_link
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -21,7 +21,8 @@ from sandbox_manager.custody.queries import (
 from stageout.core.errors import Advice, ErrorClass
 from stageout.core.states import AWAY_FILES, ENDS, LEFT_FILES, FileState, State, move, move_file
 from stageout.model.file import StoredFile
-from stageout.model.sandbox import Destination, SlotKey, SyncState, destination_of
+from stageout.model.run import RunFacts
+from stageout.model.sandbox import Destination, SyncState, destination_of
 from stageout.wire.custody import JobKey, Run
 
 _CHANGES_PER_S = 1000
@@ -32,34 +33,19 @@ _RESULT = ("next_attempt", "excused", "error_code", "error", "of_node", "verifie
 _OF_JOB = "job = :job AND owner = :owner"
 
 
-@dataclass(frozen=True)
-class NewSandbox:
-    """The owner, the origin and the priority of a sandbox. :param group: accounting group of its job."""
-
-    run: Run
-    user: str
-    uid: int
-    gid: int
-    shared_uid: bool
-    slot: SlotKey
-    slot_name: str
-    priority: int
-    group: str = ""
-
-
 # ---- acceptance ------------------------------------------------------------------------------------------------------
 
 
 def add_ticket(
-    db: sqlite3.Connection, owner: NewSandbox, ticket: str, plugin: str, files: Sequence[StoredFile], boot: str,
+    db: sqlite3.Connection, facts: RunFacts, ticket: str, plugin: str, files: Sequence[StoredFile], boot: str,
     now: int, credentials_digest: str = "",
 ) -> int:  # fmt: skip
     """Record a hand-off. Create the sandbox for the first hand-off of a run. Return the sandbox's id.
 
     :param credentials_digest: as of :class:`Destination`.
     """
-    found = db.execute(f"SELECT id FROM sandboxes WHERE {_OF_JOB} AND number = :number", vars(owner.run)).fetchone()
-    sandbox = int(found[0]) if found else add_sandbox(db, owner, now)
+    found = db.execute(f"SELECT id FROM sandboxes WHERE {_OF_JOB} AND number = :number", vars(facts.run)).fetchone()
+    sandbox = int(found[0]) if found else add_sandbox(db, facts, now)
     total = sum(item.size_bytes for item in files)
     cursor = db.execute(
         "INSERT INTO tickets (ticket, sandbox, plugin, boot, files, size) VALUES (?, ?, ?, ?, ?, ?)",
@@ -77,7 +63,7 @@ def add_ticket(
         ),
     )  # fmt: skip
     db.execute("UPDATE sandboxes SET change = change + 1 WHERE id = ?", (sandbox,))
-    raise_fence(db, owner.run, now)
+    raise_fence(db, facts.run, now)
     return sandbox
 
 
@@ -86,7 +72,7 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def add_sandbox(db: sqlite3.Connection, new: NewSandbox, now: int) -> int:
+def add_sandbox(db: sqlite3.Connection, facts: RunFacts, now: int) -> int:
     """Record a new sandbox without tickets. Return its id.
 
     Its first change has the number of the wall clock, so agents see it as newer than a record of a lost ledger.
@@ -95,9 +81,9 @@ def add_sandbox(db: sqlite3.Connection, new: NewSandbox, now: int) -> int:
         "INSERT INTO sandboxes (job, number, owner, user, uid, gid, shared_uid, startd, slot_id, dslot_id, slot_name, "
         "priority, state, change, accepted_at, acct_group) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
         (
-            new.run.job, new.run.number, new.run.owner, new.user, new.uid, new.gid, new.shared_uid, *new.slot,
-            new.slot_name, new.priority, CODE_OF[move(State.OFFERED, State.ACCEPTED)], now * _CHANGES_PER_S, now,
-            new.group,
+            facts.run.job, facts.run.number, facts.run.owner, facts.user, facts.uid, facts.gid, facts.shared_uid,
+            *facts.slot, facts.slot_name, facts.priority, CODE_OF[move(State.OFFERED, State.ACCEPTED)],
+            now * _CHANGES_PER_S, now, facts.group,
         ),
     )  # fmt: skip
     return int(cursor.lastrowid or 0)

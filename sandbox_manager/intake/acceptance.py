@@ -10,18 +10,17 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sandbox_manager.custody import orders, redirects, updates
+from sandbox_manager.custody import orders, redirects
 from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.custody import Custody
-from sandbox_manager.intake.admission import Admission, Offer, schemes_of, servers_of, slot_of
-from sandbox_manager.intake.identity import RunFacts
-from sandbox_manager.rules import Account
+from sandbox_manager.intake.admission import Admission, Offer, schemes_of, servers_of
 from sandbox_manager.scheduling.rates import Rates
 from stageout.core import log
 from stageout.core.clock import wall_now
 from stageout.core.ending import outlast
 from stageout.core.synchronous import Reason
 from stageout.model.file import StoredFile
+from stageout.model.run import Account, RunFacts
 from stageout.wire.handoff import Receipt
 
 
@@ -130,26 +129,14 @@ class Acceptance:
         )  # fmt: skip
 
     async def _record_ticket(self, handoff: Handoff) -> None:
-        facts, now = handoff.facts, wall_now(self._custody.clock)
-        owner = updates.NewSandbox(
-            run=facts.run,
-            user=facts.user,
-            uid=facts.uid,
-            gid=facts.gid,
-            shared_uid=facts.shared_uid,
-            slot=slot_of(facts),
-            slot_name=facts.slot_name,
-            priority=facts.job_prio,
-            group=facts.group,
-        )
+        now = wall_now(self._custody.clock)
         new = orders.NewHandoff(
-            owner=owner,
+            facts=handoff.facts,
             ticket=handoff.ticket,
             plugin=handoff.plugin,
             files=handoff.files,
             boot=self._custody.boot,
             stored=handoff.stored,
-            fallback=facts.fallback,
             fallback_problem=self._fallback_problem(handoff),
         )
         await self._store.write(lambda db: orders.record_handoff(db, new, now), "record-accepted")

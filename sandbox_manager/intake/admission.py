@@ -17,8 +17,7 @@ from sandbox_manager.custody.redirects import PluginChoice, choose_plugin
 from sandbox_manager.custody.registry import Registry
 from sandbox_manager.custody.spool import Spool
 from sandbox_manager.intake.agents import AgentTable
-from sandbox_manager.intake.identity import RunFacts
-from sandbox_manager.rules import Account, Rules
+from sandbox_manager.rules import Rules
 from sandbox_manager.scheduling.breaker import Flow
 from sandbox_manager.scheduling.slots import is_stuck, positions_free
 from sandbox_manager.scheduling.throughput import Throughput
@@ -27,6 +26,7 @@ from stageout.core.reasons import sentence_of
 from stageout.core.states import FREED, State
 from stageout.core.synchronous import NO_REASON, Reason
 from stageout.core.units import size
+from stageout.model.run import Account, RunFacts
 from stageout.model.sandbox import NAME_BYTES, Destination, Occupant, SlotKey
 from stageout.movers.plugins_table import PluginsTable
 from stageout.movers.schemes import split_url
@@ -194,7 +194,7 @@ class Admission:
             for one, count in self.registry.occupying(slot)
             if not (one.may_stick and self._is_stuck(one))
         ]
-        reserved = {(item.facts.run, slot_of(item.facts)) for item in self._reservations.values()}
+        reserved = {(item.facts.run, item.facts.slot) for item in self._reservations.values()}
         for run, place in reserved:
             if place.parent == slot.parent and self.registry.of_run(run) is None:
                 taken.append((place, run.owner, 1))
@@ -300,7 +300,7 @@ class Admission:
         run = offer.facts.run
         if self.registry.of_run(run) or any(other.facts.run == run for other in self._reservations.values()):
             return NO_REASON  # a further hand-off of a run that has its place
-        if self.positions_free(slot_of(offer.facts), offer.facts.owner) <= 0:
+        if self.positions_free(offer.facts.slot, offer.facts.owner) <= 0:
             return Reason("SlotFull", f"the data slot of {offer.facts.slot_name} is full (STAGEOUT_DATA_SLOT_DEPTH)")
         return NO_REASON
 
@@ -323,11 +323,6 @@ class Admission:
     def _end(self, offer: Offer) -> Reason:
         reserved = (item.size_bytes for item in self._reservations.values() if item.servers & offer.servers)
         return self.end.reason_against(offer.servers, offer.size_bytes + sum(reserved))
-
-
-def slot_of(facts: RunFacts) -> SlotKey:
-    """Return the key of a run's data slot."""
-    return SlotKey(facts.startd_name, facts.slot_id, facts.dslot_id)
 
 
 def schemes_of(urls: Collection[str]) -> frozenset[str]:

@@ -10,68 +10,18 @@ import pwd
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from sandbox_manager.intake import peers
 from sandbox_manager.intake.peers import Families, Lineage, NotIdentified, Peer
 from sandbox_manager.intake.startd import JOB_ATTRIBUTES, SlotAd, SlotTable
-from sandbox_manager.rules import Account
+from stageout.model.run import RunFacts
+from stageout.model.sandbox import SlotKey
 from stageout.wire.custody import Run, is_name_of
 
 _ACCOUNT_S = 10.0
 #: Job owners choose the name of their group, and each report repeats it.
 _GROUP = re.compile(r"[\w.@+-]{1,200}", re.A)
-__all__ = ["JOB_ATTRIBUTES", "Identity", "NotIdentified", "RunFacts"]
-
-
-@dataclass(frozen=True)
-class RunFacts:
-    """The proven facts about the run whose output is offered.
-
-    :param run: its owner is the job's User, as the access point told the startd.
-    :param user: name of the account with ``uid``.
-    :param slot_name: ``slot1_1@host``. :param startd_name: the part behind the ``@``.
-    :param dslot_id: 0 for a static slot. :param guard: the AP's consent (StageOutGuard).
-    :param async_wish: the owner's wish (StageOutAsync). :param output_destination: "" when the job has none.
-    :param checkpoint_destination: "" when the job has none; uploads there are no output.
-    :param encrypted: the job asked for an encrypted scratch directory.
-    :param shared_uid: all jobs of this node run under the manager's own uid, also those of different owners.
-    :param agent_key: public key of the job's access point, as the access point itself told the startd; "" without.
-    :param left_out: code of why the access point did not mark the job (StageOutSynchronous).
-    :param foreign_account: the job runs under an account that is not its owner's; other owners may share it.
-    :param group: accounting group of the job, "" without one.
-    :param fallback: the owner's StageOutFallback, which may be no URL; "" without one.
-    """
-
-    run: Run
-    user: str
-    uid: int
-    gid: int
-    startd_name: str
-    slot_name: str
-    slot_id: int
-    dslot_id: int
-    guard: bool
-    async_wish: bool = True
-    output_destination: str = ""
-    checkpoint_destination: str = ""
-    encrypted: bool = False
-    job_prio: int = 0
-    shared_uid: bool = False
-    agent_key: str = ""
-    left_out: str = ""
-    foreign_account: bool = False
-    group: str = ""
-    fallback: str = ""
-
-    @property
-    def owner(self) -> str:
-        """``alice@domain``."""
-        return self.run.owner
-
-    def kept_by(self, account: Account | None) -> RunFacts:
-        """Return the same facts with the account that has the run's output; None: the job's own has it."""
-        return replace(self, user=account.name, uid=account.uid, gid=account.gid) if account else self
+__all__ = ["JOB_ATTRIBUTES", "Identity", "NotIdentified"]
 
 
 class Identity:
@@ -126,23 +76,21 @@ class Identity:
             raise NotIdentified("the plugin or its condor_starter ended during the hand-off")
 
     def _facts(self, peer: Peer, slot: SlotAd) -> RunFacts:
-        run = run_of(slot)
+        run, name = run_of(slot), _text(slot, "Name")
         user = self._accounts.name(peer.uid)
         return RunFacts(
             run=run,
             user=user,
             uid=peer.uid,
             gid=peer.gid,
-            startd_name=_text(slot, "Name").partition("@")[2],
-            slot_name=_text(slot, "Name"),
-            slot_id=_count(slot, "SlotID"),
-            dslot_id=_count(slot, "DSlotId"),
+            slot=SlotKey(name.partition("@")[2], _count(slot, "SlotID"), _count(slot, "DSlotId")),
+            slot_name=name,
             guard=slot.get("StageOutGuard") is True,
             async_wish=slot.get("StageOutAsync") is not False,
             output_destination=_text(slot, "OutputDestination"),
             checkpoint_destination=_text(slot, "CheckpointDestination"),
             encrypted=slot.get("EncryptExecuteDirectory") is True,
-            job_prio=_count(slot, "JobPrio"),
+            priority=_count(slot, "JobPrio"),
             shared_uid=self._own_uid != 0,
             agent_key=_text(slot, "StageOutAgentKey"),
             left_out=_text(slot, "StageOutSynchronousCode"),

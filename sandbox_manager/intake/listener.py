@@ -25,7 +25,6 @@ from sandbox_manager.intake.acceptance import Acceptance, Handoff, Refusal, Rese
 from sandbox_manager.intake.admission import reason_against_job
 from sandbox_manager.intake.client_limits import Client, ClientLimits, ThrottledLog
 from sandbox_manager.intake.counters import HandoffCounters
-from sandbox_manager.intake.identity import RunFacts
 from sandbox_manager.intake.link import Link
 from sandbox_manager.intake.peers import NotIdentified, Peer, peer_of
 from stageout.core import durable, log
@@ -37,6 +36,8 @@ from stageout.core.ending import end, outlast
 from stageout.core.sockets import listen_at
 from stageout.core.synchronous import FAILED, NotTaken
 from stageout.core.units import size
+from stageout.model.run import RunFacts
+from stageout.model.sandbox import SlotKey
 from stageout.wire import handoff as wire
 from stageout.wire.custody import REFUSALS_SHOWN, RefusalReport, Run
 from stageout.wire.handoff import OfferedFile, Receipt
@@ -273,10 +274,8 @@ class Intake:
             user=_DOCTOR,
             uid=peer.uid,
             gid=peer.gid,
-            startd_name="",
+            slot=SlotKey("", -1, 0),
             slot_name="no slot",
-            slot_id=-1,
-            dslot_id=0,
             guard=True,
         )
         try:

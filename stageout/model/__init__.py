@@ -1,1 +1,1 @@
-"""Records of output in custody: a sandbox and its files. States and their moves are in ``stageout/core/states.py``."""
+"""Records of output in custody: a run, its sandbox, files and batches. ``stageout/core/states.py`` has their states."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from sandbox_manager.intake.identity import RunFacts
 from schedd_agent.model import Job, Status
 from stageout.core.states import State
+from stageout.model.run import RunFacts
+from stageout.model.sandbox import SlotKey
 from stageout.wire.custody import Run, job_id_of
 from tests.crash.judgement import Judgement
 from tests.crash.meetings import Meeting, Meetings
@@ -276,9 +277,15 @@ class Simulation(Meetings, Misfortunes, Judgement):
     def _facts(self, execution: Execution, node: Node) -> RunFacts:
         uid = os.geteuid()
         return RunFacts(
-            Run(execution.job, execution.ep_run, USER), "alice", uid, uid, node.name, f"slot1@{node.name}",
-            1, 1, True, fallback=self._fallback(execution.job),
-        )  # fmt: skip
+            run=Run(execution.job, execution.ep_run, USER),
+            user="alice",
+            uid=uid,
+            gid=uid,
+            slot=SlotKey(node.name, 1, 1),
+            slot_name=f"slot1@{node.name}",
+            guard=True,
+            fallback=self._fallback(execution.job),
+        )
 
     def _fallback(self, job: str) -> str:
         """Return the second destination of a job; every second job has one."""

@@ -15,7 +15,6 @@ import pytest
 from manager_site import SCHEDD, UID, Site
 
 from sandbox_manager.daemon import Daemon, Dependencies
-from sandbox_manager.intake.identity import RunFacts
 from sandbox_manager.intake.peers import Peer
 from sandbox_manager.report import reporter
 from stageout.condor.bindings import CondorError
@@ -23,6 +22,8 @@ from stageout.core.clock import SystemClock
 from stageout.core.config import Settings
 from stageout.core.signing import SigningKey
 from stageout.core.sockets import connect_to
+from stageout.model.run import RunFacts
+from stageout.model.sandbox import SlotKey
 from stageout.wire.custody import (
     MANAGER_AD,
     Action,
@@ -102,7 +103,7 @@ class FakeIdentity:
     async def identify(self, peer: Peer) -> RunFacts:
         return RunFacts(
             run=Run(f"{SCHEDD}#1.0#1700000000", 1, "alice@test"), user="alice", uid=UID, gid=UID,
-            startd_name="ep", slot_name="slot1_1@ep", slot_id=1, dslot_id=1, guard=True,
+            slot=SlotKey("ep", 1, 1), slot_name="slot1_1@ep", guard=True,
         )  # fmt: skip
 
 

@@ -30,15 +30,15 @@ import pytest
 
 from sandbox_manager.custody.spool import Spool
 from sandbox_manager.intake.acceptance import Handoff, Refusal, Reservation
-from sandbox_manager.intake.identity import RunFacts
 from sandbox_manager.intake.listener import Intake, Limits
 from sandbox_manager.intake.peers import NotIdentified, Peer
-from sandbox_manager.rules import Account
 from stageout.core import durable
 from stageout.core.clock import SystemClock
 from stageout.core.config import mapping_settings
 from stageout.core.synchronous import Reason
 from stageout.handoff import client, connection, links  # noqa: F401 - loaded before a child becomes somebody else
+from stageout.model.run import Account, RunFacts
+from stageout.model.sandbox import SlotKey
 from stageout.wire import handoff as wire
 from stageout.wire.custody import Run
 from stageout.wire.handoff import Receipt
@@ -123,7 +123,7 @@ class FakeIdentity:
     async def identify(self, peer: Peer) -> RunFacts:
         facts = RunFacts(
             run=Run("ap#1.0#1700000000", 1, f"u{peer.uid}@test"), user=f"u{peer.uid}", uid=peer.uid, gid=peer.gid,
-            startd_name="ep", slot_name="slot1_1@ep", slot_id=1, dslot_id=1, guard=True,
+            slot=SlotKey("ep", 1, 1), slot_name="slot1_1@ep", guard=True,
         )  # fmt: skip
         control = self._site.control()
         if peer.uid in control.get("strangers", ()):

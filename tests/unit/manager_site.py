@@ -18,14 +18,14 @@ from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.spool import Spool
 from sandbox_manager.intake.acceptance import Handoff, Manager, Refusal
 from sandbox_manager.intake.agents import AgentTable
-from sandbox_manager.intake.identity import RunFacts
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.rules import Rules, read_rules
 from sandbox_manager.scheduling.streams import MakeStreams, make_streams
 from stageout.core.clock import SystemClock
 from stageout.core.config import mapping_settings
 from stageout.core.states import State
-from stageout.model.sandbox import Sandbox
+from stageout.model.run import RunFacts
+from stageout.model.sandbox import Sandbox, SlotKey
 from stageout.movers.plugins_table import PluginsTable
 from stageout.wire.custody import Action, AgentNotice, Order, OrderSheet, Run
 from stageout.wire.handoff import OfferedCredential, OfferedFile, Receipt, credential_link
@@ -281,11 +281,14 @@ class Node:
 
     # ---- what a plugin does ------------------------------------------------------------------------------------------
 
-    def facts(self, job: str = "1.0", number: int = 1, owner: str = "alice@test", **changed: Any) -> RunFacts:
+    def facts(
+        self, job: str = "1.0", number: int = 1, owner: str = "alice@test", slot_id: int = 1, dslot_id: int = 1,
+        **changed: Any,
+    ) -> RunFacts:  # fmt: skip
         """Facts about a run."""
         facts = RunFacts(
             run=Run(f"{SCHEDD}#{job}#1700000000", number, owner), user="alice", uid=UID, gid=UID,
-            startd_name="ep", slot_name="slot1_1@ep", slot_id=1, dslot_id=1, guard=True,
+            slot=SlotKey("ep", slot_id, dslot_id), slot_name="slot1_1@ep", guard=True,
         )  # fmt: skip
         return replace(facts, **changed)
 

@@ -19,11 +19,12 @@ from sandbox_manager.custody.spool import NotClaimed, Spool
 from sandbox_manager.intake.acceptance import Refusal
 from sandbox_manager.intake.admission import choose_account
 from sandbox_manager.report.control import _may_see
-from sandbox_manager.rules import Account, read_accounts
+from sandbox_manager.rules import read_accounts
 from stageout.core import durable
 from stageout.core.config import ConfigError
 from stageout.core.states import State
 from stageout.model.file import StoredFile
+from stageout.model.run import Account
 from stageout.wire.custody import Action
 from stageout.wire.handoff import OfferedFile
 from tests.polling import until

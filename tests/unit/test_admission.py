@@ -10,16 +10,16 @@ import pytest
 
 from sandbox_manager.custody.registry import Registry
 from sandbox_manager.intake.admission import LEAST_FREE_BYTES, Admission, Offer
-from sandbox_manager.intake.identity import RunFacts
-from sandbox_manager.rules import Account, Limits
+from sandbox_manager.rules import Limits
 from sandbox_manager.scheduling.breaker import Flow
 from stageout.core.synchronous import NO_REASON
-from stageout.model.sandbox import NAME_BYTES
+from stageout.model.run import Account, RunFacts
+from stageout.model.sandbox import NAME_BYTES, SlotKey
 from stageout.wire.custody import Run
 
 QUOTA_BYTES = 1_000_000
 OWNER_BYTES = 600_000
-FACTS = RunFacts(Run("ap#1.0#1", 1, "alice@test"), "alice", 1, 1, "ep", "slot1_1@ep", 1, 1, guard=True)
+FACTS = RunFacts(Run("ap#1.0#1", 1, "alice@test"), "alice", 1, 1, SlotKey("ep", 1, 1), "slot1_1@ep", guard=True)
 
 
 @dataclass

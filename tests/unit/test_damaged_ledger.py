@@ -17,7 +17,6 @@ import pytest
 from sandbox_manager.custody import orders, queries, updates
 from sandbox_manager.custody.credentials import Credential, StoredCredentials
 from sandbox_manager.custody.ledger import Ledger, LedgerError, set_meta
-from sandbox_manager.custody.updates import NewSandbox
 from sandbox_manager.report import reporter
 from sandbox_manager.scheduling import rates
 from sandbox_manager.scheduling.deadlines import Observed
@@ -25,6 +24,7 @@ from sandbox_manager.scheduling.rates import ServerRate
 from stageout.core import durable
 from stageout.core.states import FileState, State
 from stageout.model.file import StoredFile
+from stageout.model.run import RunFacts
 from stageout.model.sandbox import SlotKey
 from stageout.wire.custody import Action, Order, OrderSheet, Run
 from tests.polling import until
@@ -322,7 +322,7 @@ def _filled(path: Path) -> None:
 
 
 def _add(db: sqlite3.Connection, job: str, ticket: str) -> int:
-    owner = NewSandbox(Run(f"ap#{job}#1", 1, "a"), "a", 1, 1, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
+    owner = RunFacts(Run(f"ap#{job}#1", 1, "a"), "a", 1, 1, SlotKey("ep", 1, 1), "slot1_1@ep")
     files = [StoredFile(at, f"https://h/{at}", str(at), 5, 1, at) for at in range(3)]
     return updates.add_ticket(db, owner, ticket, "/p", files, "boot", 1)
 

@@ -17,7 +17,6 @@ from sandbox_manager.custody.credentials import Credential, StoredCredentials
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.redirects import FallbackRules, PluginChoice, problem_of
 from sandbox_manager.custody.spool import Spool
-from sandbox_manager.custody.updates import NewSandbox
 from sandbox_manager.delivery import batch, results
 from sandbox_manager.delivery.results import decide_batch, manager_error, update_state
 from sandbox_manager.intake.startd import readable_slots
@@ -34,6 +33,7 @@ from stageout.core.errors import ErrorClass
 from stageout.core.states import FileState, State
 from stageout.core.synchronous import NO_REASON, Reason
 from stageout.model.file import StoredFile
+from stageout.model.run import RunFacts
 from stageout.model.sandbox import Destination, Sandbox, SlotKey
 from stageout.movers.results import Failure
 from stageout.movers.schemes import fallback_problem
@@ -77,7 +77,7 @@ def _new(name: str, at: int = 0) -> StoredFile:
 
 def _moving(db: sqlite3.Connection, *names: str, fallback: str = BACK, problem: str = "") -> int:
     """Output of run 1 that is being sent to ``https://old/p/NAME``. Returns its sandbox."""
-    owner = NewSandbox(Run(JOB, 1, "a"), "a", 1, 1, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
+    owner = RunFacts(Run(JOB, 1, "a"), "a", 1, 1, SlotKey("ep", 1, 1), "slot1_1@ep")
     box = updates.add_ticket(db, owner, "t", "/p", [_new(name, at) for at, name in enumerate(names)], "boot", 1)
     updates.offer_fallback(db, box, fallback, problem)
     orders.apply_orders(

@@ -12,13 +12,13 @@ import pytest
 from sandbox_manager.custody import queries, redirects, updates
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.redirects import FallbackRules, PluginChoice
-from sandbox_manager.custody.updates import NewSandbox
 from sandbox_manager.delivery.results import update_state
 from sandbox_manager.report.reporter import file_report, sandbox_report
 from schedd_agent.file_records import _file_attributes
 from stageout.core.states import FileState, State
 from stageout.core.synchronous import NO_REASON
 from stageout.model.file import StoredFile
+from stageout.model.run import RunFacts
 from stageout.model.sandbox import Sandbox, SlotKey
 from stageout.movers.schemes import is_node_path
 from stageout.wire.custody import Run
@@ -34,7 +34,7 @@ def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _delivered(db: sqlite3.Connection, job: str, *urls: str, owner: str = "a@d", fallback: str = "") -> Sandbox:
-    new = NewSandbox(Run(f"ap#{job}#1", 1, owner), "a", 1, 1, False, SlotKey("ep", 1, 1), "slot1_1@ep7.example.org", 0)
+    new = RunFacts(Run(f"ap#{job}#1", 1, owner), "a", 1, 1, SlotKey("ep", 1, 1), "slot1_1@ep7.example.org")
     files = [StoredFile(at, url, str(at), 5, 1, 1) for at, url in enumerate(urls)]
     box = updates.add_ticket(db, new, f"t{job}", "/p", files, "boot", 1)
     for state in (State.CONFIRMED, State.LEASED, State.MOVING):

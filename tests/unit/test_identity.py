@@ -20,11 +20,13 @@ import pytest
 from handoff_site import ROOT, needs_root
 
 from sandbox_manager.intake import peers
-from sandbox_manager.intake.identity import Identity, RunFacts, accounting_group, run_of
+from sandbox_manager.intake.identity import Identity, accounting_group, run_of
 from sandbox_manager.intake.peers import Families, Lineage, NotIdentified, Peer, Process, ancestors, lineage
 from sandbox_manager.intake.startd import SlotTable, startd_timeout_s
 from stageout.core.clock import boot_clock_s
 from stageout.core.config import mapping_settings
+from stageout.model.run import RunFacts
+from stageout.model.sandbox import SlotKey
 from stageout.wire.custody import Run
 from tests import at_once
 from tests.polling import until, wait_for
@@ -228,9 +230,9 @@ def test_a_plugin_of_a_real_tree(tree: Tree) -> None:
     facts = identify(peer, Startd({"Name": "slot1@ep1", "SlotID": 1}, {**SLOT, "RemoteUser": _owner()}))
     assert (facts.run.job, facts.run.number, facts.run.job_id) == ("ap#7.3#1700000000", 2, "7.3")
     assert (facts.uid, facts.user, facts.owner) == (NOBODY, _owner().split("@")[0], _owner())
-    assert (facts.slot_name, facts.startd_name, facts.slot_id, facts.dslot_id) == ("slot1_1@ep1", "ep1", 1, 1)
+    assert (facts.slot_name, facts.slot) == ("slot1_1@ep1", SlotKey("ep1", 1, 1))
     assert facts.guard and facts.async_wish and facts.output_destination == "https://store/out"
-    assert facts.job_prio == 5 and facts.shared_uid is not ROOT and not facts.foreign_account
+    assert facts.priority == 5 and facts.shared_uid is not ROOT and not facts.foreign_account
 
 
 def _owner() -> str:
@@ -247,8 +249,8 @@ def _owner() -> str:
         ({"StageOutGuard": 1}, lambda facts: not facts.guard),
         ({"StageOutGuard": None}, lambda facts: not facts.guard),
         ({"StageOutAsync": False}, lambda facts: not facts.async_wish),
-        ({"DSlotId": None}, lambda facts: facts.dslot_id == 0),
-        ({"JobPrio": "x"}, lambda facts: facts.job_prio == 0),
+        ({"DSlotId": None}, lambda facts: facts.slot.dslot_id == 0),
+        ({"JobPrio": "x"}, lambda facts: facts.priority == 0),
         ({"OutputDestination": None}, lambda facts: facts.output_destination == ""),
         ({"EncryptExecuteDirectory": True}, lambda facts: facts.encrypted),
     ],

@@ -21,12 +21,12 @@ from sandbox_manager.custody.credentials import StoredCredentials
 from sandbox_manager.custody.ledger import Ledger, LedgerError, get_meta, set_meta
 from sandbox_manager.custody.redirects import FallbackRules, no_plugin
 from sandbox_manager.custody.schema import VERSION
-from sandbox_manager.custody.updates import NewSandbox
 from sandbox_manager.rules import read_rules
 from stageout.core.config import mapping_settings
 from stageout.core.errors import ErrorClass
 from stageout.core.states import FILE_MOVES, FileState, IllegalMove, State
 from stageout.model.file import StoredFile
+from stageout.model.run import RunFacts
 from stageout.model.sandbox import SlotKey
 from stageout.wire.custody import Action, JobKey, Order, OrderSheet, Run
 from tests.unit.ledger_steps import attempt, bring
@@ -34,17 +34,15 @@ from tests.unit.ledger_steps import attempt, bring
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def new_sandbox(job: str = "ap#1.0#1", number: int = 1) -> NewSandbox:
-    return NewSandbox(Run(job, number, "a@x"), "a", 5, 5, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
+def new_sandbox(job: str = "ap#1.0#1", number: int = 1) -> RunFacts:
+    return RunFacts(Run(job, number, "a@x"), "a", 5, 5, SlotKey("ep", 1, 1), "slot1_1@ep")
 
 
 def new_files(count: int = 1, url: str = "https://h/d/{}", size: int = 10) -> list[StoredFile]:
     return [StoredFile(i, url.format(i), f"f{i}", size, 1, 2**64 - 1 - i) for i in range(count)]
 
 
-def add(
-    db: sqlite3.Connection, ticket: str, box: NewSandbox | None = None, files: list[StoredFile] | None = None
-) -> int:
+def add(db: sqlite3.Connection, ticket: str, box: RunFacts | None = None, files: list[StoredFile] | None = None) -> int:
     return updates.add_ticket(db, box or new_sandbox(), ticket, "/p", files or new_files(), "boot", 100)
 
 

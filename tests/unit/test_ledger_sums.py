@@ -9,9 +9,9 @@ from pathlib import Path
 
 from sandbox_manager.custody import updates
 from sandbox_manager.custody.ledger import Ledger
-from sandbox_manager.custody.updates import NewSandbox
 from stageout.core.states import FileState, State
 from stageout.model.file import StoredFile
+from stageout.model.run import RunFacts
 from stageout.model.sandbox import SlotKey
 from stageout.wire.custody import Run
 
@@ -32,7 +32,7 @@ def test_sums_are_always_those_of_the_files(tmp_path: Path) -> None:
     db = ledger._connection
     boxes = []
     for number in range(1, 4):
-        owner = NewSandbox(Run(f"ap#{number}.0#1", 1, "a"), "a", 1, 1, False, SlotKey("ep", 1, 1), "s", 0)
+        owner = RunFacts(Run(f"ap#{number}.0#1", 1, "a"), "a", 1, 1, SlotKey("ep", 1, 1), "s")
         for part in range(2):
             files = [StoredFile(i, f"https://{i % 2}/{part}/{i}", "f", dice.randrange(1000), 1, 1) for i in range(10)]
             box = updates.add_ticket(db, owner, f"t{number}.{part}", "/p", files, "boot", 1)

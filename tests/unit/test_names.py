@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sandbox_manager.intake.identity import RunFacts
 from sandbox_manager.scheduling.retry import MOST, NameRecord, is_owners_matter
 from stageout.core.errors import ErrorClass
 from stageout.core.states import State
+from stageout.model.run import RunFacts
 from stageout.movers.results import Answer, Delivered, Failure
 from tests.polling import until
 from tests.unit.manager_site import Node, Site, made, run

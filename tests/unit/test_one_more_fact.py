@@ -44,6 +44,7 @@ from pathlib import Path
 from sandbox_manager.custody import queries, schema, updates
 from stageout.model.file import StoredFile
 from sandbox_manager.report.reporter import file_report, sandbox_report
+from stageout.model.run import RunFacts
 from stageout.model.sandbox import SlotKey
 from sandbox_manager.delivery.batch import delivered_result
 from schedd_agent.file_records import key_of, records_of
@@ -58,7 +59,7 @@ from stageout.wire.custody import Report, Run, payload_of, read_report, report_a
 spool = Path(sys.argv[1])
 db = sqlite3.connect(spool / "ledger", isolation_level=None)
 schema.make(db)
-new = updates.NewSandbox(Run("ap#1.0#1", 1, "alice@x"), "alice", 5, 5, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
+new = RunFacts(Run("ap#1.0#1", 1, "alice@x"), "alice", 5, 5, SlotKey("ep", 1, 1), "slot1_1@ep")
 box = updates.add_ticket(db, new, "t", "/p", [StoredFile(0, "https://h/f", "f", 5, 1, 1)], "boot", 100)
 (file,) = updates.claim_files(db, box, 1, 1000, 10, 100)
 ad = '[ TransferSuccess = true; TransferFileName = "f"; TransferUrl = "https://h/f"; TransferFileBytes = 5; '

@@ -11,10 +11,10 @@ import pytest
 
 from sandbox_manager.custody import orders, queries, updates
 from sandbox_manager.custody.ledger import Ledger
-from sandbox_manager.custody.updates import NewSandbox
 from sandbox_manager.report import reporter
 from stageout.core.states import FileState, State
 from stageout.model.file import StoredFile
+from stageout.model.run import RunFacts
 from stageout.model.sandbox import SlotKey
 from stageout.wire.custody import Action, JobKey, Order, OrderSheet, Report, Run, payload_of, read_report, report_ad
 from tests.unit.ledger_steps import attempt
@@ -30,7 +30,7 @@ def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 def _accept(db: sqlite3.Connection, run: int, files: int = 1) -> int:
     """Output of a run, in one hand-off whose ticket is ``tRUN``. Returns its sandbox."""
-    owner = NewSandbox(Run(JOB, run, "a"), "a", 1, 1, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
+    owner = RunFacts(Run(JOB, run, "a"), "a", 1, 1, SlotKey("ep", 1, 1), "slot1_1@ep")
     new = [StoredFile(at, f"https://h/{at}", "f", 5, 1, 1) for at in range(files)]
     return updates.add_ticket(db, owner, f"t{run}", "/p", new, "boot", 1)
 
@@ -144,7 +144,7 @@ def test_an_order_about_another_users_job_of_the_same_name_changes_nothing(
 
 def test_output_of_two_users_with_one_name_is_kept_apart(db: sqlite3.Connection) -> None:
     own = _accept(db, 1)
-    new = NewSandbox(Run(JOB, 1, MALLORY), "m", 2, 2, False, SlotKey("ep", 1, 2), "slot1_2@ep", 0)
+    new = RunFacts(Run(JOB, 1, MALLORY), "m", 2, 2, SlotKey("ep", 1, 2), "slot1_2@ep")
     files = [StoredFile(0, "https://evil/0", "f", 5, 1, 2)]
     other = updates.add_ticket(db, new, "u1", "/p", files, "boot", 1)
     assert other != own and updates.tickets_of(db, own) == ["t1"]

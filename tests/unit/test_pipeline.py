@@ -92,7 +92,9 @@ def test_one_call_for_files_of_several_jobs(site: Site) -> None:
         async with site.manager(moving=False) as node:
             runs = [node.facts(f"{number}.0", dslot_id=number) for number in range(1, 5)]
             for facts in runs:
-                await node.confirm(await node.hand_off({f"copy://h/ok/{facts.dslot_id}": b"x"}, facts), facts=facts)
+                await node.confirm(
+                    await node.hand_off({f"copy://h/ok/{facts.slot.dslot_id}": b"x"}, facts), facts=facts
+                )
             moving = asyncio.ensure_future(node.pipeline.run())
             for facts in runs:
                 await node.until_state(State.RELEASED, facts)
@@ -308,7 +310,7 @@ def test_a_server_that_is_away_costs_no_attempts_and_is_probed_by_one_file(site:
         async with site.manager() as node:
             runs = [node.facts(f"{number}.0", dslot_id=number) for number in range(1, 5)]
             for facts in runs:
-                files = {f"copy://h/ok/{facts.dslot_id}{part}": b"x" for part in "ab"}
+                files = {f"copy://h/ok/{facts.slot.dslot_id}{part}": b"x" for part in "ab"}
                 await node.confirm(await node.hand_off(files, facts), facts=facts)
                 if facts is runs[0]:
                     box = await node.until_state(State.RETRY_WAIT, facts)

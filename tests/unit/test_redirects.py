@@ -17,7 +17,6 @@ from sandbox_manager.custody import orders, queries, updates
 from sandbox_manager.custody.credentials import Credential, StoredCredentials
 from sandbox_manager.custody.ledger import Ledger
 from sandbox_manager.custody.redirects import PluginChoice
-from sandbox_manager.custody.updates import NewSandbox
 from stageout.cli import redirect as command
 from stageout.cli.exits import CommandError, UsageError
 from stageout.cli.main import build_parser
@@ -25,6 +24,7 @@ from stageout.core import durable
 from stageout.core.states import FileState, State
 from stageout.core.synchronous import NO_REASON, Reason
 from stageout.model.file import StoredFile
+from stageout.model.run import RunFacts
 from stageout.model.sandbox import Destination, SlotKey
 from stageout.movers.schemes import comparable_url
 from stageout.wire.custody import (
@@ -57,7 +57,7 @@ def _accept(
     """Output of run 1 at ``https://old/p/NAME``, in one hand-off. Returns its sandbox."""
     held = StoredCredentials("t", "", data, (Credential("token", token, 0, "d"),) if token else ())
     scheme = f"{token}+https" if token else "https"
-    owner = NewSandbox(Run(JOB, 1, "a"), "a", 1, 1, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
+    owner = RunFacts(Run(JOB, 1, "a"), "a", 1, 1, SlotKey("ep", 1, 1), "slot1_1@ep")
     new = [
         StoredFile(at, f"{scheme}://{host}/{'p' if host else 'old/p'}/{name}", name, 5, 1, 1)
         for at, name in enumerate(names)

@@ -15,10 +15,11 @@ from sandbox_manager.custody import updates
 from sandbox_manager.custody.ledger import Ledger, SandboxStore
 from stageout.core.states import State
 from stageout.model.file import StoredFile
+from stageout.model.run import RunFacts
 from stageout.model.sandbox import Sandbox, SlotKey
 from stageout.wire.custody import Run
 
-OWNER = updates.NewSandbox(Run("ap#1.0#1", 1, "a@x"), "a", 5, 5, False, SlotKey("ep", 1, 1), "slot1_1@ep", 0)
+OWNER = RunFacts(Run("ap#1.0#1", 1, "a@x"), "a", 5, 5, SlotKey("ep", 1, 1), "slot1_1@ep")
 
 
 @pytest.fixture
