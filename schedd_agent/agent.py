@@ -22,16 +22,12 @@ from schedd_agent.liveness import OWN_POOL, LivenessTracker
 from schedd_agent.mail import MailKind, MailQueue
 from schedd_agent.metrics import AgentCounts, put_pool, put_pool_matters
 from schedd_agent.model import (
-    HOLD_STATES,
     ClearRequest,
     DagEnd,
     DecisionInput,
     DecisionLimits,
     Effect,
     FailedAttempt,
-    HistoryRecord,
-    Job,
-    MailRecipient,
     MarkDelivered,
     PreviousRunManager,
     RecordFailure,
@@ -39,11 +35,8 @@ from schedd_agent.model import (
     ReportedSandbox,
     Rerun,
     RestoreHoldReason,
-    RunRecord,
     SendOrder,
-    Status,
     UpdateAdState,
-    name_of,
 )
 from schedd_agent.orders import OrderNumbers, OrderOutbox
 from schedd_agent.output_watch import OutputWatch
@@ -59,6 +52,8 @@ from stageout.core.failures import Failure, FailureLog
 from stageout.core.metrics import Readings
 from stageout.core.signing import SigningKey
 from stageout.core.states import ENDS, FREED, State
+from stageout.model.job import HOLD_STATES, HistoryRecord, Job, MailRecipient, Status
+from stageout.model.run import RunRecord, name_of
 from stageout.wire.custody import (
     Action,
     AgentNotice,

@@ -8,9 +8,10 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from schedd_agent.credential_reader import CredentialReader, NoCredential
-from schedd_agent.model import RunRecord, Status
 from stageout.core import log
 from stageout.core.signing import BadSignature, check
+from stageout.model.job import Status
+from stageout.model.run import RunRecord
 from stageout.wire.custody import JobKey, is_job_name
 from stageout.wire.renewal import KIND, Answer, Ask, BadRenewal, Request
 

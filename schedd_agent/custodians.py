@@ -19,12 +19,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from schedd_agent.model import HistoryRecord, Job, ReportedSandbox, Status
+from schedd_agent.model import ReportedSandbox
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.durable import link, read_file, write_file
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.states import FREED, State
+from stageout.model.job import HistoryRecord, Job, Status
 from stageout.wire.custody import JobKey, Run, SandboxReport, sandbox_of
 from stageout.wire.deposits import MOST_EXPIRES_AFTER_S, BadReceipt, Receipt, is_seed_of, read_receipt
 from stageout.wire.owner_requests import Verb

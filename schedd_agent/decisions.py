@@ -13,8 +13,6 @@ from itertools import islice
 
 from schedd_agent.model import (
     GOOD_ENDS,
-    HOLD_STATES,
-    NOTHING_YET,
     ClearRequest,
     Complete,
     DagEnd,
@@ -23,8 +21,6 @@ from schedd_agent.model import (
     Effect,
     FailedAttempt,
     Hold,
-    Job,
-    JobAdState,
     KeepInQueue,
     LeaveQueue,
     MarkDelivered,
@@ -34,18 +30,16 @@ from schedd_agent.model import (
     ReportedSandbox,
     Rerun,
     RestoreHoldReason,
-    RunRecord,
     SendOrder,
-    Status,
-    Ticket,
     UpdateAdState,
-    name_of,
 )
 from stageout.core.errors import ErrorClass
 from stageout.core.metrics import UNKNOWN, host_of
 from stageout.core.reasons import FAILURES, HOLD_SUBCODE_BASE, RERUN_ADVICE
 from stageout.core.states import ENDS, FREED, State
 from stageout.core.units import count, size
+from stageout.model.job import HOLD_STATES, NOTHING_YET, Job, JobAdState, Status
+from stageout.model.run import RunRecord, Ticket, name_of
 from stageout.wire.custody import Action, SandboxReport
 from stageout.wire.deposits import read_holdings
 from stageout.wire.owner_requests import OwnerRequest, Verb

@@ -12,23 +12,19 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from schedd_agent.model import (
-    HOLD_CODE,
-    HOLD_NAME,
     ClearRequest,
     Complete,
     Effect,
     Hold,
-    Job,
-    JobAdState,
     KeepInQueue,
     LeaveQueue,
     MarkDelivered,
     Rerun,
     RestoreHoldReason,
-    Status,
     UpdateAdState,
 )
 from stageout.core.classads import quote, unparse
+from stageout.model.job import HOLD_CODE, HOLD_NAME, Job, JobAdState, Status
 
 Pair = tuple[str, str]
 

@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from schedd_agent.model import Job
 from stageout.core import log
 from stageout.core.errors import StageoutError
+from stageout.model.job import Job
 
 _RAISED = re.compile(r"\(?JobMaterializeNextProcId < (\d+)\)? \? (\d+) : (\d+)")
 #: For an edit of a cluster the schedd searches its whole queue. So the agent waits until one part in twenty is free.

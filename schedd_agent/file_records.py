@@ -6,13 +6,14 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from schedd_agent.model import GOOD_ENDS, ReportedSandbox, SendOrder, manager_identity
+from schedd_agent.model import GOOD_ENDS, ReportedSandbox, SendOrder
 from schedd_agent.receipts import Receipts, ids_of
 from stageout.core import log
 from stageout.core.clock import Clock
 from stageout.core.errors import ErrorClass
 from stageout.core.history import HistoryFile
 from stageout.core.states import State
+from stageout.model.run import manager_identity
 from stageout.wire.custody import FILES_SHOWN, FileReport, JobKey, SandboxReport
 
 RECORD_TYPE = "StageOutFile"

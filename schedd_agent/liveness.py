@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import TypeVar
 
-from schedd_agent.model import name_of
+from stageout.model.run import name_of
 from stageout.wire.custody import AD_LIFETIME_S, JobKey
 
 #: Seconds after a restart of the collector in which every manager publishes again. A manager with output for an agent

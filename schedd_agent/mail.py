@@ -19,9 +19,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from schedd_agent.model import MailRecipient
 from stageout.core import log
 from stageout.core.config import Settings, checked_path
+from stageout.model.job import MailRecipient
 
 #: Jobs that a mail names at most, and clusters.
 _NAMED = 50

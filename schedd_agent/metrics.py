@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
-from schedd_agent.model import NOTHING_YET, Job
 from stageout.core.errors import ErrorClass
 from stageout.core.metrics import DELIVERY_BOUNDS, OTHER, Histogram, Readings, bounded, host_of, relabelled
 from stageout.core.reasons import HOLD_SUBCODE_BASE
 from stageout.core.states import ENDS, FREED, State
+from stageout.model.job import NOTHING_YET, Job
 from stageout.wire.custody import Report
 from stageout.wire.matters import NodeFacts, PoolFacts, is_silent, matters, put_matters
 from stageout.wire.services import Letters

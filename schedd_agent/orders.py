@@ -8,9 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from schedd_agent.model import SendOrder, key_of, manager_identity, name_of
+from schedd_agent.model import SendOrder
 from stageout.core import log
 from stageout.core.durable import read_file, write_file
+from stageout.model.run import key_of, manager_identity, name_of
 from stageout.wire.custody import AD_LIFETIME_S, Action, JobKey, Order, OrderSheet
 from stageout.wire.owner_requests import Verb
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from schedd_agent.model import Status
 from stageout.condor.ads import value_of
 from stageout.core.states import State
 from stageout.core.units import count, duration, size
+from stageout.model.job import Status
 from stageout.wire.typed import MOST_NUMBER
 
 #: Attributes of a job's ad, in the queue or in the history, from which its outcome is read.

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Protocol
 
 from schedd_agent.mail import END_KINDS, GROUP_KINDS, MailKind, MailQueue
-from schedd_agent.model import HOLD_STATES, DagRoot, FailedAttempt, Job, MailRecipient
+from schedd_agent.model import DagRoot, FailedAttempt
 from schedd_agent.outcomes import JobOutcome, Totals, totals_of
 from stageout.core import durable, log
 from stageout.core.clock import Clock
 from stageout.core.errors import StageoutError
 from stageout.core.states import State
 from stageout.core.units import count
+from stageout.model.job import HOLD_STATES, Job, MailRecipient
 
 FILE_NAME = "stageout_agent_watched"
 #: Clusters and DAGs that are watched at most.

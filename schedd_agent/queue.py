@@ -11,20 +11,7 @@ from typing import Any, Protocol
 from schedd_agent.credentials import CredentialOwner, services_of
 from schedd_agent.edits import Change, Edit, ToolCommand
 from schedd_agent.factories import Factory, read_limit
-from schedd_agent.model import (
-    HOLD_CODE,
-    HOLD_STATES,
-    NOTHING_YET,
-    POLICY_HOLD_CODE,
-    TRANSFER_HOLD_CODES,
-    DagEnd,
-    DagRoot,
-    HistoryRecord,
-    Job,
-    JobAdState,
-    MailRecipient,
-    Status,
-)
+from schedd_agent.model import DagEnd, DagRoot
 from schedd_agent.outcomes import PROJECTION as OUTCOME
 from schedd_agent.outcomes import JobOutcome, read_outcome
 from schedd_agent.output_watch import Watched
@@ -40,6 +27,18 @@ from stageout.core.durable import step
 from stageout.core.reasons import HOLD_SUBCODE_BASE
 from stageout.core.routed import is_kept_copy
 from stageout.core.states import State
+from stageout.model.job import (
+    HOLD_CODE,
+    HOLD_STATES,
+    NOTHING_YET,
+    POLICY_HOLD_CODE,
+    TRANSFER_HOLD_CODES,
+    HistoryRecord,
+    Job,
+    JobAdState,
+    MailRecipient,
+    Status,
+)
 from stageout.wire.custody import JobKey, job_id_of
 from stageout.wire.typed import MOST_NUMBER
 

@@ -15,10 +15,11 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from schedd_agent.model import HistoryRecord, Job, RunRecord, Ticket
 from stageout.core import log
 from stageout.core.classad_parser import parse_ad
 from stageout.core.classads import ClassAd
+from stageout.model.job import HistoryRecord, Job
+from stageout.model.run import RunRecord, Ticket
 from stageout.wire.custody import JobKey, job_id_of
 
 #: Name of the directory below SPOOL that the configuration fragment chooses. Only this one is created and cleaned up.

@@ -1,7 +1,7 @@
 """Managers' reports, after their signatures were checked.
 
 A report is evidence for the key that signed it, never for the name in it. So an identity is a name with a key
-(:func:`schedd_agent.model.manager_identity`). The access point's own record of a run names the identities that count.
+(:func:`stageout.model.run.manager_identity`). The access point's own record of a run names the identities that count.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from schedd_agent.model import ReportedSandbox, manager_identity, name_of
+from schedd_agent.model import ReportedSandbox
 from stageout.core import log
 from stageout.core.durable import read_file, write_file
 from stageout.core.states import FREED
+from stageout.model.run import manager_identity, name_of
 from stageout.wire.clocks import ahead_of_collector_s
 from stageout.wire.custody import (
     MANAGER_AD,

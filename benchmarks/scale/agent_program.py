@@ -22,7 +22,7 @@ from schedd_agent.collector import CondorCollectorClient
 from schedd_agent.daemon import Daemon
 from schedd_agent.edits import Edit, edit_for
 from schedd_agent.liveness import LivenessTracker
-from schedd_agent.model import DagEnd, DecisionLimits, HistoryRecord, Job, JobAdState, UpdateAdState
+from schedd_agent.model import DagEnd, DecisionLimits, UpdateAdState
 from schedd_agent.orders import OrderNumbers, OrderOutbox
 from schedd_agent.queue import CondorJobQueue, parse_job
 from schedd_agent.receipts import Receipts
@@ -30,6 +30,7 @@ from schedd_agent.reports import NewestReportNumbers
 from stageout.condor.configuration import condor_settings
 from stageout.core.clock import SystemClock
 from stageout.core.signing import load_or_make_key
+from stageout.model.job import HistoryRecord, Job, JobAdState
 from stageout.wire.custody import (
     LETTERS,
     ORDERS_AD,

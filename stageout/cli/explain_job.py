@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from stageout.cli import render
-from stageout.cli.jobs import COMPLETED, REMOVED, TRANSFERRING, Job, JobId
+from stageout.cli.jobs import Job, JobId
 from stageout.cli.outputs import Output
 from stageout.cli.rows import Row
 from stageout.cli.status import look
 from stageout.cli.verdict import Outcome, judge_history, judge_queued
 from stageout.core.units import count, size
+from stageout.model.job import Status
 
 if TYPE_CHECKING:
     from stageout.cli.condor import Pool, Queue
@@ -38,8 +39,8 @@ def story(job: Job, outputs: Sequence[Output], queue: Queue, pool: Pool) -> Stor
 
     :raises Unavailable: the schedd does not answer. :raises UnknownJob: the job has left the queue in the meantime.
     """
-    has_ended = job.status in (COMPLETED, REMOVED) or job.held_by_stage_out or job.held_after_handoff
-    if not has_ended and job.status != TRANSFERRING:
+    has_ended = job.status in (Status.COMPLETED, Status.REMOVED) or job.held_by_stage_out or job.held_after_handoff
+    if not has_ended and job.status != Status.TRANSFERRING:
         return None
     seen = look(queue, pool, [JobId(job.id.cluster, job.id.proc)], None, {})
     row, now = seen.rows[0], time.time()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stageout.cli import render
 from stageout.cli.arguments import JOB, add_json, add_schedd, time_ago, whole
 from stageout.cli.exits import Exit, UnknownJob
-from stageout.cli.jobs import REMOVED, STATUS_WORDS, Job, JobId, parse_job_ids
+from stageout.cli.jobs import STATUS_WORDS, Job, JobId, parse_job_ids
 from stageout.cli.rows import SCHEMA
 from stageout.cli.status import terminal_width, whose_jobs
 from stageout.cli.verdict import UNREPORTED
@@ -23,6 +23,7 @@ from stageout.core.classads import ClassAd
 from stageout.core.failures import FILE_NAME, Failure, read_failures
 from stageout.core.states import plain_word
 from stageout.core.units import count, duration, size
+from stageout.model.job import Status
 
 if TYPE_CHECKING:
     from stageout.cli.condor import Queue
@@ -194,7 +195,7 @@ def entry(job: Job, records: Iterable[ClassAd], late: Failure | None = None) -> 
         "job_status": STATUS_WORDS.get(job.status, "Unknown"),
         "run": job.run,
         "state": job.state,
-        "delivered": job.delivered or (not job.handed_off and job.status == 4),
+        "delivered": job.delivered or (not job.handed_off and job.status == Status.COMPLETED),
         "handed_off_files": job.files_handed_off,
         "handed_off_bytes": job.bytes_handed_off,
         "reason": (job.remove_reason if _removed(job) else "") or job.reason or job.remove_reason or synchronous,
@@ -207,7 +208,7 @@ def entry(job: Job, records: Iterable[ClassAd], late: Failure | None = None) -> 
 
 
 def _removed(job: Job) -> bool:
-    return job.status == REMOVED and not job.delivered
+    return job.status == Status.REMOVED and not job.delivered
 
 
 def _run(ad: ClassAd) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from stageout.cli.exits import UsageError
 from stageout.core.classads import ClassAd
 from stageout.core.dagman import is_kept_node
+from stageout.core.reasons import HOLD_SUBCODE_BASE
 from stageout.core.states import State
+from stageout.model.job import HOLD_CODE, NOTHING_YET, Status
 from stageout.wire.custody import JobKey, is_name_of, schedd_of
 from stageout.wire.deposits import Holding, read_holdings
 
@@ -30,10 +32,7 @@ ATTRIBUTES = (
 STATUS_WORDS = {
     1: "Idle", 2: "Running", 3: "Removed", 4: "Completed", 5: "Held", 6: "TransferringOutput", 7: "Suspended",
 }  # fmt: skip
-RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING = 2, 3, 4, 5, 6
 
-#: HoldReasonCode of a failed output transfer; stage-out holds have sub-codes above the second number.
-_HOLD_CODE, _HOLD_SUBCODE_ABOVE = 12, 20000
 #: States of held jobs whose output is no longer sent.
 _SETTLED = ("Delivered", "Cancelled")
 #: JobMaterializePaused of a factory that makes no more jobs: no more items, or the cluster is removed.
@@ -153,7 +152,7 @@ class Job:
             guard=ad.get("StageOutGuard") is True,
             files_handed_off=moved.integer("STAGEOUTFilesCountLastRun"),
             bytes_handed_off=moved.integer("STAGEOUTSizeBytesLastRun"),
-            state=ad.text("StageOutState", "None"),
+            state=ad.text("StageOutState", NOTHING_YET),
             state_run=_optional(ad, "StageOutRun"),
             reason=ad.text("StageOutReason"),
             files_left=_optional(ad, "StageOutFilesLeft"),
@@ -197,7 +196,7 @@ class Job:
     @property
     def synchronous(self) -> bool:
         """Tell whether the output of the last run was transferred before the job ended."""
-        return self.status == COMPLETED and not self.handed_off
+        return self.status == Status.COMPLETED and not self.handed_off
 
     @property
     def delivered(self) -> bool:
@@ -207,27 +206,27 @@ class Job:
     @property
     def held_by_stage_out(self) -> bool:
         """Tell whether the job is held because its output could not be delivered, or was lost too often."""
-        return self.status == HELD and self.hold_code == _HOLD_CODE and self.hold_subcode > _HOLD_SUBCODE_ABOVE
+        return self.status == Status.HELD and self.hold_code == HOLD_CODE and self.hold_subcode > HOLD_SUBCODE_BASE
 
     @property
     def held_after_handoff(self) -> bool:
         """Tell whether the job is held for another reason while output of its last run is being delivered."""
-        has_state = self.state_run == self.run and self.state != "None"
-        return self.status == HELD and has_state and not self.held_by_stage_out
+        has_state = self.state_run == self.run and self.state != NOTHING_YET
+        return self.status == Status.HELD and has_state and not self.held_by_stage_out
 
     @property
     def in_stage_out(self) -> bool:
         """Tell whether output was handed off and its delivery has not ended, or its end has not been handled."""
-        finished = self.status == COMPLETED and self.handed_off and not self.delivered
+        finished = self.status == Status.COMPLETED and self.handed_off and not self.delivered
         is_sent = self.held_after_handoff and self.state not in _SETTLED
         return finished or self.held_by_stage_out or is_sent
 
 
 def _status(ad: ClassAd) -> int:
     status, has_ended = ad.integer("JobStatus"), ad.get("TerminationPending") is True
-    if status == RUNNING and ad.get("TransferringOutput") is True:
-        return TRANSFERRING
-    return COMPLETED if is_kept_node(status, "DAGManJobId" in ad, has_ended, ad.text("RemoveReason")) else status
+    if status == Status.RUNNING and ad.get("TransferringOutput") is True:
+        return Status.TRANSFERRING
+    return Status.COMPLETED if is_kept_node(status, "DAGManJobId" in ad, has_ended, ad.text("RemoveReason")) else status
 
 
 def _optional(ad: ClassAd, name: str) -> int | None:

@@ -8,12 +8,13 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-from stageout.cli.jobs import STATUS_WORDS, TRANSFERRING
+from stageout.cli.jobs import STATUS_WORDS
 from stageout.cli.rows import Destination, Row, server_totals
 from stageout.cli.verdict import UNREPORTED
 from stageout.core import eta
 from stageout.core.states import ENDS, State, plain_word
 from stageout.core.units import MB, count, duration, rate, size
+from stageout.model.job import Status
 from stageout.wire.control import StreamsReport
 from stageout.wire.custody import AD_LIFETIME_S, FileReport, Report
 from stageout.wire.deposits import Holding
@@ -330,7 +331,7 @@ def facts(row: Row, now: float) -> list[tuple[str, str]]:
 def _synchronous(row: Row) -> str:
     if row.synchronous:
         return "transferred before the job ended; nothing was handed off"
-    is_being_sent = row.job_status == STATUS_WORDS[TRANSFERRING] and row.synchronous_code
+    is_being_sent = row.job_status == STATUS_WORDS[Status.TRANSFERRING] and row.synchronous_code
     return "being transferred while the job holds its slot; nothing was handed off" if is_being_sent else ""
 
 

@@ -23,6 +23,7 @@ from stageout.cli.verdict import GAVE_UP, UNREPORTED, judge_history
 from stageout.core.clock import Clock, SystemClock
 from stageout.core.states import plain_word
 from stageout.core.units import duration
+from stageout.model.job import Status
 from stageout.wire.custody import AD_LIFETIME_S
 from stageout.wire.owner_requests import OwnerRequest, Verb, parse_request
 
@@ -198,7 +199,7 @@ def why_not(job: Job) -> str:
     """Return the reason why this job cannot get a request; "" if it can."""
     if job.delivered:
         return "its output is delivered"
-    if job.status == 4:
+    if job.status == Status.COMPLETED:
         return "its output was transferred before the job ended"
     word = STATUS_WORDS.get(job.status, "in an unknown status")
     return f"the job is {word}; its output is handed off when it ends"

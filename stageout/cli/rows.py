@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from stageout.cli.jobs import HELD, REMOVED, STATUS_WORDS, Job
+from stageout.cli.jobs import STATUS_WORDS, Job
 from stageout.cli.why import Why
 from stageout.core.eta import Eta, at_least, limits_s
 from stageout.core.states import ENDS, FREED, State
+from stageout.model.job import Status
 from stageout.wire.control import StreamsReport
 from stageout.wire.custody import FileReport, FlowReport, JobKey, Report, Run, SandboxReport
 from stageout.wire.deposits import Holding, read_holdings
@@ -267,13 +268,13 @@ def _row(job: Job, said: _Said | None) -> Row:
 
 
 def _from_ad(job: Job) -> dict[str, Any]:
-    finished, removed = job.delivered, job.status == REMOVED
+    finished, removed = job.delivered, job.status == Status.REMOVED
     custody = () if job.state in _ENDED else job.custody
     return {
         "state": job.state,
         "reason": (job.remove_reason if removed else "")
         or job.reason
-        or (job.hold_reason if job.status == HELD else ""),
+        or (job.hold_reason if job.status == Status.HELD else ""),
         "files_total": job.files_handed_off,
         "files_left": 0 if finished else _known(job.files_left, job.files_handed_off) + _files(custody),
         "bytes_total": job.bytes_handed_off,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stageout.cli import render
 from stageout.cli.arguments import JOB, add_json, add_schedd
 from stageout.cli.exits import CommandError, Exit, Unavailable, UnknownJob, UsageError
-from stageout.cli.jobs import TRANSFERRING, Job, JobId, parse_job_ids
+from stageout.cli.jobs import Job, JobId, parse_job_ids
 from stageout.cli.left import left_output
 from stageout.cli.request import NOTICE_FRESH_S
 from stageout.cli.rows import (
@@ -33,6 +33,7 @@ from stageout.cli.whose import whose_jobs as whose_jobs
 from stageout.cli.why import Why, why
 from stageout.core.classads import ClassAd
 from stageout.core.states import PLAIN, State
+from stageout.model.job import Status
 from stageout.wire.custody import JobKey
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ def _explained(seen: Snapshot, queue: Queue, jobs: list[Job], causes: dict[tuple
 
 def _refusals(jobs: list[Job], pool: Pool) -> dict[str, Why]:
     """Return why nodes refused to take over output that its plugin is sending. Records contain this only later."""
-    sent = [job for job in jobs if job.status == TRANSFERRING and job.guard and job.slot]
+    sent = [job for job in jobs if job.status == Status.TRANSFERRING and job.guard and job.slot]
     if not sent:
         return {}
     try:

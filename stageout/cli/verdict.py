@@ -6,8 +6,9 @@ import enum
 from typing import NamedTuple
 
 from stageout.cli.exits import Exit
-from stageout.cli.jobs import COMPLETED, HELD, REMOVED, STATUS_WORDS, Job
+from stageout.cli.jobs import STATUS_WORDS, Job
 from stageout.core.states import ENDS, State, plain_word
+from stageout.model.job import Status
 
 
 class Outcome(enum.Enum):
@@ -33,11 +34,11 @@ GAVE_UP = frozenset({State.FAILED.value, State.LOST.value, State.CANCELLED.value
 
 def judge_queued(job: Job) -> Verdict:
     """Judge a job that is in the queue."""
-    if job.status == REMOVED:
+    if job.status == Status.REMOVED:
         return Verdict(Outcome.FAILED, f"removed from the queue: {job.remove_reason or 'no reason given'}")
-    if job.status == HELD:
+    if job.status == Status.HELD:
         return _judge_held(job)
-    if job.status != COMPLETED:
+    if job.status != Status.COMPLETED:
         return Verdict(Outcome.WAITING, f"the job is {STATUS_WORDS.get(job.status, 'in an unknown status')}")
     if not job.handed_off:
         return Verdict(Outcome.DELIVERED, "its output was transferred before the job ended")
@@ -76,7 +77,7 @@ def _detail(reason: str) -> str:
 
 def judge_history(job: Job) -> Verdict:
     """Judge a job that has left the queue."""
-    if job.status == REMOVED:
+    if job.status == Status.REMOVED:
         return Verdict(Outcome.FAILED, f"removed from the queue: {job.remove_reason or 'no reason given'}")
     if not job.handed_off:
         return Verdict(Outcome.DELIVERED, "its output was transferred before the job ended")

@@ -1,8 +1,11 @@
-"""A run whose output a plugin offers, with the facts that the node has proved. Its output becomes a sandbox."""
+"""A run of a job: the facts that a node has proved about it, and its record at the access point.
+
+:class:`stageout.wire.custody.Run` is the identity of a run, in messages and everywhere else.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from stageout.model.sandbox import SlotKey
@@ -63,3 +66,61 @@ class RunFacts:
     def kept_by(self, account: Account | None) -> RunFacts:
         """Return the same facts with the account that has the run's output; None: the job's own has it."""
         return replace(self, user=account.name, uid=account.uid, gid=account.gid) if account else self
+
+
+def manager_identity(manager: str, key: str) -> str:
+    """Return the identity of a manager: its name and its key. Anybody can take a name, so decisions use this."""
+    return f"{manager} {key}".rstrip()
+
+
+def name_of(identity: str) -> str:
+    """Return the name in an identity."""
+    return identity.partition(" ")[0]
+
+
+def key_of(identity: str) -> str:
+    """Return the public key in an identity; "" for a manager that does not sign."""
+    return identity.partition(" ")[2]
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A receipt in the record of a run. :param key: "" from a manager that did not sign."""
+
+    name: str
+    manager_name: str
+    key: str
+    files: int
+    size_bytes: int
+
+    @property
+    def manager(self) -> str:
+        """Return the manager's identity."""
+        return manager_identity(self.manager_name, self.key)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Hand-offs of one run in the access point's OUTPUT record.
+
+    :param written_at: wall clock, seconds. :param job: GlobalJobId; "" from 23.x, like ``owner``.
+    """
+
+    tickets: tuple[Ticket, ...] = ()
+    written_at: int = field(default=0, compare=False)
+    job: str = field(default="", compare=False)
+    owner: str = field(default="", compare=False)
+
+    @property
+    def managers(self) -> tuple[str, ...]:
+        """Return the managers' identities, in the order of their first receipts."""
+        return tuple(dict.fromkeys(ticket.manager for ticket in self.tickets))
+
+    @property
+    def files(self) -> int:
+        """Return the number of files in all receipts."""
+        return sum(ticket.files for ticket in self.tickets)
+
+    def of(self, manager: str) -> tuple[Ticket, ...]:
+        """Return the receipts of one manager. :param manager: its identity."""
+        return tuple(ticket for ticket in self.tickets if ticket.manager == manager)

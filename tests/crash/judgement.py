@@ -7,8 +7,8 @@ from typing import Any
 
 from sandbox_manager.custody.queries import CODE_OF, STATE_OF
 from schedd_agent.file_records import key_of
-from schedd_agent.model import Job, Status
 from stageout.core.states import FREED, State
+from stageout.model.job import Job, Status
 from stageout.wire.custody import Action, Order, OrderSheet
 from tests.crash.observed import FREED_CODES
 from tests.crash.parties import HOLE_S, POLL_S

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from sandbox_manager.custody.queries import CODE_OF
-from schedd_agent.model import Status
 from stageout.core.states import State
+from stageout.model.job import Status
 from stageout.wire.custody import Action
 
 #: Misfortunes that lead to a state, where ordinary jobs come there seldom.

@@ -8,8 +8,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from sandbox_manager.custody.queries import STATE_OF
-from schedd_agent.model import Status
 from stageout.core.states import State
+from stageout.model.job import Status
 from stageout.model.sandbox import SENDABLE
 from stageout.wire.custody import Action
 from tests.crash.judgement import NEEDED

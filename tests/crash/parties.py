@@ -11,7 +11,7 @@ from sandbox_manager.daemon import Daemon, Dependencies
 from schedd_agent.agent import Agent
 from schedd_agent.file_records import FileRecorder, key_of
 from schedd_agent.liveness import LivenessTracker
-from schedd_agent.model import DecisionLimits, manager_identity
+from schedd_agent.model import DecisionLimits
 from schedd_agent.orders import OrderNumbers, OrderOutbox
 from schedd_agent.reports import NewestReportNumbers
 from stageout.core import durable
@@ -19,6 +19,7 @@ from stageout.core.config import mapping_settings
 from stageout.core.errors import StageoutError
 from stageout.core.history import FILE_NAME, HistoryFile, newest_first
 from stageout.core.signing import load_or_make_key
+from stageout.model.run import manager_identity
 from stageout.wire.custody import Action, Order, OrderSheet
 from tests.crash.pool_model import (
     SCHEDD,

@@ -42,13 +42,14 @@ from sandbox_manager.report.reporter import Reporter
 from sandbox_manager.scheduling.leases import Leases
 from schedd_agent.agent import Agent
 from schedd_agent.liveness import _PoolLiveness
-from schedd_agent.model import Job, SendOrder
+from schedd_agent.model import SendOrder
 from schedd_agent.orders import OrderNumbers
 from schedd_agent.receipts import Receipts
 from stageout.core import durable
 from stageout.core.clock import wall_now
 from stageout.core.history import HistoryFile
 from stageout.core.states import FREED, State
+from stageout.model.job import Job
 from stageout.wire.custody import Action
 from stageout.wire.handoff import Receipt
 from tests.crash.memory_disk import MemoryDisk

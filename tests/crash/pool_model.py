@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 from schedd_agent.collector import CollectorSnapshot
 from schedd_agent.edits import Change, Edit, ToolCommand
-from schedd_agent.model import USER_HOLD_CODE, DagEnd, HistoryRecord, Job, JobAdState, Status
+from schedd_agent.model import DagEnd
 from schedd_agent.queue import QueueError
 from schedd_agent.receipts import Receipts
 from stageout.condor.bindings import CondorError
 from stageout.core import durable
+from stageout.model.job import USER_HOLD_CODE, HistoryRecord, Job, JobAdState, Status
 from stageout.wire.custody import AD_LIFETIME_S, AGENT_AD, MANAGER_AD, ORDERS_AD, JobKey, job_id_of, read_orders
 from tests.crash.world import START_WALL_S, World
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from schedd_agent.model import Job, Status
 from stageout.core.states import State
+from stageout.model.job import Job, Status
 from stageout.model.run import RunFacts
 from stageout.model.sandbox import SlotKey
 from stageout.wire.custody import Run, job_id_of

@@ -29,19 +29,14 @@ from schedd_agent.liveness import LivenessTracker
 from schedd_agent.mail import CondorMailer, MailQueue
 from schedd_agent.metrics import _EFFECTS, put_pool, put_pool_matters
 from schedd_agent.model import (
-    HOLD_CODE,
     DagEnd,
     DecisionInput,
     DecisionLimits,
     Effect,
-    HistoryRecord,
     Hold,
-    Job,
-    JobAdState,
     KeepInQueue,
     MarkDelivered,
     ReportedSandbox,
-    Status,
     UpdateAdState,
 )
 from schedd_agent.orders import OrderNumbers, OrderOutbox
@@ -58,6 +53,7 @@ from stageout.core.reasons import HOLD_SUBCODE_BASE
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
 from stageout.daemon import EXIT_NO_RESTART, supervise
+from stageout.model.job import HOLD_CODE, HistoryRecord, Job, JobAdState, Status
 from stageout.wire.custody import (
     AGENT_AD,
     Action,

@@ -17,10 +17,7 @@ from schedd_agent.model import (
     DecisionInput,
     DecisionLimits,
     Effect,
-    HistoryRecord,
     Hold,
-    Job,
-    JobAdState,
     KeepInQueue,
     LeaveQueue,
     MarkDelivered,
@@ -30,14 +27,13 @@ from schedd_agent.model import (
     ReportedSandbox,
     Rerun,
     RestoreHoldReason,
-    RunRecord,
     SendOrder,
-    Status,
-    Ticket,
     UpdateAdState,
 )
 from stageout.core.errors import ErrorClass
 from stageout.core.states import FREED, State
+from stageout.model.job import HistoryRecord, Job, JobAdState, Status
+from stageout.model.run import RunRecord, Ticket
 from stageout.wire.custody import Action, FileReport, JobKey, SandboxReport
 
 NAME, USER = "ap#7.0#1700000000", "alice@test"

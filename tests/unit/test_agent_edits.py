@@ -10,16 +10,14 @@ from schedd_agent.model import (
     Complete,
     Effect,
     Hold,
-    Job,
-    JobAdState,
     LeaveQueue,
     MarkDelivered,
     Remove,
     Rerun,
     RestoreHoldReason,
-    Status,
     UpdateAdState,
 )
+from stageout.model.job import Job, JobAdState, Status
 
 _OLD = JobAdState("Moving", 2, "moving", 10, 2, 1, 0, "m1")
 

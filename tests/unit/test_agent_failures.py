@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from schedd_agent.model import HistoryRecord, MailRecipient, Status
 from stageout.core import durable, failures
 from stageout.core.failures import FILE_NAME, MOST, Failure, FailureLog, read_failures
 from stageout.core.states import State
+from stageout.model.job import HistoryRecord, MailRecipient, Status
 from stageout.wire.custody import Action
 from tests.unit.test_agent_daemon import JOB, USER, Site
 

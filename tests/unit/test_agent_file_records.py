@@ -12,13 +12,14 @@ import pytest
 from schedd_agent import agent as agent_module
 from schedd_agent import file_records
 from schedd_agent.file_records import FileRecorder, key_of, records_of
-from schedd_agent.model import HistoryRecord, MailRecipient, ReportedSandbox, Status
+from schedd_agent.model import ReportedSandbox
 from stageout.core import durable
 from stageout.core.errors import ErrorClass
 from stageout.core.failures import FILE_NAME as FAILURES
 from stageout.core.failures import FailureLog
 from stageout.core.history import FILE_NAME, HistoryFile, newest_first
 from stageout.core.states import State
+from stageout.model.job import HistoryRecord, MailRecipient, Status
 from stageout.wire.custody import FILES_SHOWN, Action, FileReport, JobKey, Report, SandboxReport, read_notice, report_ad
 from tests.unit.test_agent_daemon import JOB, JOB_KEY, USER, Site
 

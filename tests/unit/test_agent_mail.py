@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from schedd_agent.mail import CondorMailer, MailKind, MailQueue, is_wanted, mailer_of
-from schedd_agent.model import MailRecipient
 from stageout.core.config import ConfigError, mapping_settings
+from stageout.model.job import MailRecipient
 from tests.polling import wait_for
 
 ALICE = MailRecipient(1, "alice", "example.org")

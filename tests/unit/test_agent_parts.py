@@ -12,7 +12,7 @@ import pytest
 from schedd_agent.collector import collector_age_s_of
 from schedd_agent.decisions import _confirmation
 from schedd_agent.liveness import SETTLE_S, LivenessTracker
-from schedd_agent.model import DagEnd, SendOrder, Status, Ticket, manager_identity
+from schedd_agent.model import DagEnd, SendOrder
 from schedd_agent.orders import REFRESH_S, OrderNumbers, OrderOutbox
 from schedd_agent.queue import CondorJobQueue, parse_job
 from schedd_agent.receipts import _tickets
@@ -20,6 +20,8 @@ from schedd_agent.reports import ReportTable
 from stageout.core import dagman
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
+from stageout.model.job import Status
+from stageout.model.run import Ticket, manager_identity
 from stageout.wire.custody import (
     Action,
     JobKey,

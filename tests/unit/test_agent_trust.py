@@ -11,10 +11,10 @@ import pytest
 from test_agent_daemon import JOB, KEY, MANAGER_KEY, OTHER_KEY, Site
 
 from schedd_agent.daemon import key_path, main, read_key
-from schedd_agent.model import HistoryRecord, Status
 from stageout.core.config import ConfigError, mapping_settings
 from stageout.core.signing import KeyUnusable, SigningKey, load_key, succeeds
 from stageout.core.states import State
+from stageout.model.job import HistoryRecord, Status
 from stageout.wire.custody import AGENT_AD, MANAGER_AD, ORDERS_AD, Action, check_signature, read_notice
 
 FORGED = [State.DELIVERED, State.RELEASED, State.FAILED, State.LOST, State.CANCELLED, State.SUPERSEDED, State.MOVING]

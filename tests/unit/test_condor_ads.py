@@ -11,11 +11,11 @@ import pytest
 
 from sandbox_manager.intake.startd import readable_slots
 from schedd_agent.collector import CondorCollectorClient
-from schedd_agent.model import Job
 from schedd_agent.queue import CondorJobQueue
 from stageout.condor import collector_process
 from stageout.condor.ads import decoded, plain
 from stageout.condor.collector_child import CollectorChild
+from stageout.model.job import Job
 from stageout.wire.custody import JobKey
 
 classad2 = pytest.importorskip("classad2", reason="HTCondor's Python bindings are not installed")

@@ -8,9 +8,10 @@ import pytest
 
 from schedd_agent.edit_groups import apply_grouped
 from schedd_agent.edits import Change, Edit, edit_for
-from schedd_agent.model import Job, JobAdState, MarkDelivered, Status, UpdateAdState
+from schedd_agent.model import MarkDelivered, UpdateAdState
 from schedd_agent.queue import QueueError
 from stageout.core import durable
+from stageout.model.job import Job, JobAdState, Status
 
 
 class Table:

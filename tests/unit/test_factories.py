@@ -9,8 +9,8 @@ from collections.abc import Collection
 import pytest
 
 from schedd_agent.factories import Factory, FactoryLimits, MaterializeLimit, limit_for, read_limit
-from schedd_agent.model import Job, Status
 from schedd_agent.queue import QueueError, parse_job
+from stageout.model.job import Job, Status
 
 
 @pytest.mark.parametrize(

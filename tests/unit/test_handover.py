@@ -24,10 +24,11 @@ from sandbox_manager.report.reporter import sandbox_report
 from sandbox_manager.scheduling.throughput import Amount
 from schedd_agent import custodian_client
 from schedd_agent.custodians import CustodyTable, HandedOverSandbox
-from schedd_agent.model import HistoryRecord, ReportedSandbox
-from schedd_agent.model import Status as JobStatus
+from schedd_agent.model import ReportedSandbox
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.states import State
+from stageout.model.job import HistoryRecord
+from stageout.model.job import Status as JobStatus
 from stageout.overlay.channel import Gateway
 from stageout.overlay.wire.messages import Cancel, Custody, Result, Status
 from stageout.wire.custody import Report, SandboxReport, payload_of, read_report, report_ad

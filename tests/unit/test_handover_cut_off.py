@@ -34,12 +34,13 @@ from sandbox_manager.report import drain
 from sandbox_manager.report.drain import Drain
 from sandbox_manager.report.reporter import Reporter
 from schedd_agent.liveness import LivenessTracker
-from schedd_agent.model import ReportedSandbox, Status
+from schedd_agent.model import ReportedSandbox
 from stageout.core.classads import unparse_ad
 from stageout.core.config import mapping_settings
 from stageout.core.errors import ErrorClass
 from stageout.core.states import State
 from stageout.model.file import StoredFile
+from stageout.model.job import Status
 from stageout.movers.results import Answer, Ending, Failure, InCustody, SentFile, read_answers
 from stageout.wire.custody import SandboxReport, sandbox_of
 from stageout.wire.deposits import Receipt, read_receipt

@@ -18,10 +18,10 @@ from test_handover import ONE, ROUTER, TWO, Asked, asked, handed_over, site, slo
 from sandbox_manager.custody import queries, updates
 from sandbox_manager.delivery.handover import DrainTarget, written
 from sandbox_manager.report.drain import Drain
-from schedd_agent.model import HistoryRecord
-from schedd_agent.model import Status as JobStatus
 from stageout.core import durable
 from stageout.core.states import FileState, State
+from stageout.model.job import HistoryRecord
+from stageout.model.job import Status as JobStatus
 from stageout.wire.deposits import read_numbers
 from tests.polling import until
 from tests.unit.ledger_steps import attempt

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_agent_daemon import JOB, USER, Site
 
-from schedd_agent.model import HistoryRecord, Job, JobAdState, Status
 from stageout.core.states import State
+from stageout.model.job import HistoryRecord, Job, JobAdState, Status
 from stageout.wire.custody import Action, JobKey, Order, is_job_name, is_name_of
 from stageout.wire.owner_requests import Verb
 

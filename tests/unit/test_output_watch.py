@@ -14,12 +14,13 @@ import pytest
 from schedd_agent import output_watch
 from schedd_agent.decisions import failed_attempt
 from schedd_agent.mail import MailKind, MailQueue
-from schedd_agent.model import DagEnd, DagRoot, FailedAttempt, Job, JobAdState, MailRecipient, Status
+from schedd_agent.model import DagEnd, DagRoot, FailedAttempt
 from schedd_agent.outcomes import JobOutcome, OutputEnd, read_outcome, totals_of
 from schedd_agent.output_watch import FILE_NAME, OutputWatch, Watched, attempt_text, read_watched
 from schedd_agent.queue import CondorJobQueue, QueueError
 from stageout.core import durable
 from stageout.core.states import State
+from stageout.model.job import Job, JobAdState, MailRecipient, Status
 from stageout.wire.custody import FileReport
 from tests.unit.test_agent_daemon import JOB, MemoryClock, Site
 from tests.unit.test_agent_decisions import job as decided_job

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedd_agent.model import HistoryRecord, RunRecord, Ticket
 from schedd_agent.queue import parse_job
 from schedd_agent.receipts import DIRECTORY, Receipts, _tickets
+from stageout.model.job import HistoryRecord
+from stageout.model.run import RunRecord, Ticket
 from stageout.wire.custody import JobKey
 
 VICTIM = JobKey("ap#5.0#1700000000", "alice@test")

@@ -23,10 +23,10 @@ from sandbox_manager.report.credential_fetch import Fetcher, NotReached, post
 from schedd_agent.credential_reader import LocalCredentialReader, NoCredential, open_reader
 from schedd_agent.credential_server import Certificate, CredentialServer, addresses_of
 from schedd_agent.credentials import CredentialIssuer, CredentialOwner, services_of
-from schedd_agent.model import RunRecord, Ticket
 from stageout.core.config import ConfigError, mapping_settings
 from stageout.core.signing import SigningKey
 from stageout.core.states import State
+from stageout.model.run import RunRecord, Ticket
 from stageout.model.sandbox import SyncState
 from stageout.wire.custody import AgentNotice, JobKey
 from stageout.wire.renewal import Answer, Ask, BadRenewal, answer_bytes, read_answers, read_request, request_bytes
