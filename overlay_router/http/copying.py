@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from urllib.parse import urlsplit
 
 from overlay_router.http import dav
 from overlay_router.http.exchange import Exchange
@@ -17,6 +16,7 @@ from overlay_router.http.writing import Writing
 from stageout.core.threads import started
 from stageout.overlay.http import digests
 from stageout.overlay.http.heads import Head, Refused
+from stageout.overlay.http.names import parts_of
 from stageout.overlay.rules.rights import Right
 
 _MARKER_S = 5.0
@@ -34,7 +34,7 @@ class Copying:
         source, target = one.head.get("source"), one.head.get("destination")
         if source and target:
             raise Refused(400, "a COPY has a Source or a Destination")
-        if not source and self._is_here(target, one.head):
+        if not source and _is_own(target, one.head):
             return dav.copy_here(self._writing, one)
         one.body(_MOST_BODY_BYTES)
         if source:
@@ -49,11 +49,8 @@ class Copying:
         with contextlib.closing(remote):
             return self._pull(one, remote) if source else self._push(one, remote)
 
-    def _is_here(self, target: str, head: Head) -> bool:
-        return target.startswith("/") or urlsplit(target).netloc.lower() == head.get("host").lower() or not target
-
     def _pull(self, one: Exchange, remote: Remote) -> None:
-        overwrites = one.head.get("overwrite").strip().upper() != "F"
+        overwrites, is_checked = one.head.get("overwrite").strip().upper() != "F", _is_checked(one.head)
 
         def pull(moved: Callable[[int], None]) -> None:
             answer = remote.get()
@@ -66,7 +63,8 @@ class Copying:
                 promised = digests.promised(told)
             except Refused:
                 promised = {}
-            self._writing.deposit(one, one.path, _Body(answer), size, promised, overwrites, moved=moved)
+            body = _Body(answer, remote if is_checked else None)
+            self._writing.deposit(one, one.path, body, size, promised, overwrites, moved=moved)
 
         _Reported(one, remote).run(pull)
 
@@ -76,24 +74,46 @@ class Copying:
             if facts["directory"]:
                 raise Refused(501, "a directory is not copied: copy its files")
             size, overwrites = os.fstat(descriptor).st_size, one.head.get("overwrite").strip().upper() != "F"
-            _Reported(one, remote).run(lambda moved: remote.put(descriptor, size, overwrites, moved))
+
+            def push(moved: Callable[[int], None]) -> None:
+                digest = remote.put(descriptor, size, overwrites, moved)
+                if _is_checked(one.head):
+                    remote.compare(digest)
+
+            _Reported(one, remote).run(push)
         finally:
             os.close(descriptor)
 
 
-class _Body:
-    """The body of a server's answer."""
+def _is_own(target: str, head: Head) -> bool:
+    """Tell whether a COPY is one of WebDAV. A client of a third-party copy waits for markers, within a router, too."""
+    host = parts_of(target).netloc.lower()
+    by_others = head.get("x-number-of-streams") or any(name.startswith("transferheader") for name in head.fields)
+    return not host or (host == head.get("host").lower() and not by_others)
 
-    def __init__(self, answer: http.client.HTTPResponse) -> None:
-        self._answer = answer
+
+def _is_checked(head: Head) -> bool:
+    """Tell whether a copy fails unless the other end tells the digest."""
+    return head.get("requirechecksumverification").strip().lower() == "true"
+
+
+class _Body:
+    """The body of a server's answer. :param checked: at its end this server is asked for the digest."""
+
+    def __init__(self, answer: http.client.HTTPResponse, checked: Remote | None) -> None:
+        self._answer, self._checked, self._hasher = answer, checked, digests.Adler()
 
     def read_into(self, view: memoryview) -> int:
-        """Read some bytes, 0 at the end. :raises Failed: it was cut."""
+        """Read some bytes, 0 at the end. :raises Failed: it was cut, or differs."""
         try:
             data = self._answer.read1(len(view))  # as much as has come: the client hears how far it is
         except (OSError, http.client.HTTPException) as problem:
             raise Failed(f"the source was lost: {problem}") from None
         view[: len(data)] = data
+        if self._checked:
+            self._hasher.update(view[: len(data)])
+            if not data:
+                self._checked.compare(self._hasher.digest())
         return len(data)
 
 

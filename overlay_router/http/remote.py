@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import http.client
+import io
 import ipaddress
 import os
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from urllib.parse import urljoin, urlsplit
 
-from stageout.overlay.http.heads import Refused
+from stageout.overlay.http import digests
+from stageout.overlay.http.heads import Head, Refused
 
 _WAITS_S, _REDIRECTS, _PIECE_BYTES = 60.0, 5, 1 << 20
+#: So long a server may think before it wants a body; and before it tells a digest, for which it may read a file.
+_EXPECTS_S, _DIGEST_S = 5.0, 600.0
 _REDIRECTED = frozenset({301, 302, 303, 307, 308})
 #: Fields that a client may have sent to the other end, as ``TransferHeader`` and the name.
 _PASSED = frozenset({"authorization", "want-digest", "want-repr-digest", "x-request-id", "x-number-of-streams"})
@@ -54,34 +58,46 @@ class Remote:
 
     def get(self) -> http.client.HTTPResponse:
         """Begin to read. :raises Failed: it cannot be read."""
-        url = self._url
-        for _ in range(_REDIRECTS):
-            answer = self._asked(url, "GET", {})
-            if answer.status in _REDIRECTED and answer.getheader("Location"):
-                url = urljoin(url, answer.getheader("Location") or "")
-                continue
-            if answer.status != 200:
-                raise Failed(f"the source answers {answer.status}")
-            if answer.getheader("Content-Encoding", "identity") != "identity":
-                raise Failed("the source sends a coding that was not asked for")
-            return answer
-        raise Failed("the source redirects too often")
+        answer = self._answer("source", "GET", {})
+        if answer.status != 200:
+            raise Failed(f"the source answers {answer.status}")
+        if answer.getheader("Content-Encoding", "identity") != "identity":
+            raise Failed("the source sends a coding that was not asked for")
+        return answer
 
-    def put(self, file: int, size: int, overwrites: bool, moved: Callable[[int], None]) -> None:
-        """Write a file there. :raises Failed: it cannot be written."""
-        url = self._url
-        for _ in range(_REDIRECTS):
-            condition = {} if overwrites else {"If-None-Match": "*"}
-            # a server that redirects gets the body a second time elsewhere
-            answer = self._asked(url, "PUT", {"Content-Length": str(size), **condition}, file, size, moved)
-            if answer.status in _REDIRECTED and answer.getheader("Location"):
-                url = urljoin(url, answer.getheader("Location") or "")
-                continue
-            answer.read(65536)
-            if answer.status not in (200, 201, 204):
-                raise Failed(f"the destination answers {answer.status}")
-            return
-        raise Failed("the destination redirects too often")
+    def put(self, file: int, size: int, overwrites: bool, moved: Callable[[int], None]) -> bytes:
+        """Write a file there, and return its Adler-32. :raises Failed: it cannot be written."""
+        condition = {} if overwrites else {"If-None-Match": "*"}
+        hasher = digests.Adler()
+
+        def pieces() -> Iterator[bytes]:
+            offset = 0
+            while offset < size:
+                data = os.pread(file, min(_PIECE_BYTES, size - offset), offset)
+                if not data:
+                    raise Failed("the file became shorter")
+                hasher.update(memoryview(data))
+                yield data
+                offset += len(data)
+                moved(len(data))
+
+        fields = {"Content-Length": str(size), "Expect": "100-continue", **condition}
+        answer = self._answer("destination", "PUT", fields, pieces)
+        if answer.status not in (200, 201, 204):
+            raise Failed(f"the destination answers {answer.status}")
+        return hasher.digest()
+
+    def compare(self, digest: bytes) -> None:
+        """Ask for the Adler-32 of the file there. :raises Failed: it is another one, or is not told."""
+        answer = self._answer("other server", "HEAD", {"Want-Digest": "adler32"}, waits_s=_DIGEST_S)
+        try:
+            told = digests.promised(Head("HEAD", "/", {"digest": answer.getheader("Digest") or ""}))
+        except Refused:
+            told = {}
+        if answer.status != 200 or "adler32" not in told:
+            raise Failed(f"the other server does not tell the Adler-32 of the file: it answers {answer.status}")
+        if told["adler32"] != digest:
+            raise Failed("the file has another Adler-32 at the other server: it was changed on its way")
 
     def stop(self) -> None:
         """End the connection, now and from now on."""
@@ -96,33 +112,49 @@ class Remote:
         if self._connection is not None:
             self._connection.close()
 
+    def _answer(
+        self,
+        what: str,
+        method: str,
+        fields: Mapping[str, str],
+        pieces: Callable[[], Iterable[bytes]] | None = None,
+        waits_s: float = _WAITS_S,
+    ) -> http.client.HTTPResponse:
+        """Ask, wherever a server sends us. :param pieces: of the body."""
+        url = self._url
+        for _ in range(_REDIRECTS):
+            answer = self._asked(url, method, fields, pieces, waits_s)
+            place = answer.getheader("Location")
+            if answer.status not in _REDIRECTED or not place:
+                return answer
+            url = urljoin(url, place)
+        raise Failed(f"the {what} redirects too often")
+
     def _asked(
         self,
         url: str,
         method: str,
         fields: Mapping[str, str],
-        file: int = -1,
-        size: int = 0,
-        moved: Callable[[int], None] = lambda count: None,
+        pieces: Callable[[], Iterable[bytes]] | None,
+        waits_s: float,
     ) -> http.client.HTTPResponse:
         self.close()
         try:
             host, port, path = self.check(url)
             connection = http.client.HTTPSConnection(host, port, timeout=_WAITS_S)
-            connection.sock = self._connected(host, port)
+            sock = connection.sock = self._connected(host, port)
             self._connection = connection
             connection.putrequest(method, path, skip_accept_encoding=True)
             for name, value in {**self._fields, **fields}.items():
                 connection.putheader(name, value)
             connection.endheaders()
-            offset = 0
-            while offset < size:
-                data = os.pread(file, min(_PIECE_BYTES, size - offset), offset)
-                if not data:
-                    raise Failed("the file became shorter")
-                connection.send(data)
-                offset += len(data)
-                moved(len(data))
+            if pieces:
+                early = _early(sock)
+                if early:
+                    return early
+                for data in pieces():
+                    connection.send(data)
+            sock.settimeout(waits_s)
             return connection.getresponse()
         except Refused as why:
             raise Failed(why.reason) from None
@@ -151,6 +183,42 @@ class Remote:
                 sock.close()
                 problem = failed
         raise problem
+
+
+class _Said:
+    """An answer that has come, as ``http.client`` reads it from a socket."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, mode: str) -> io.BytesIO:
+        """Return its bytes."""
+        return io.BytesIO(self._data)
+
+
+def _early(sock: ssl.SSLSocket) -> http.client.HTTPResponse | None:
+    """Return an answer that comes instead of "100 Continue"; None: the server wants the body, or says nothing.
+
+    A server that redirects says so here, and reads no body.
+    """
+    data = b""
+    sock.settimeout(_EXPECTS_S)
+    try:
+        while b"\r\n\r\n" not in data:
+            part = sock.recv(65536)
+            if not part or len(data) > 65536:
+                raise ConnectionResetError("it ended instead of an answer")
+            data += part
+    except socket.timeout:
+        if data:
+            raise
+    finally:
+        sock.settimeout(_WAITS_S)
+    if data.split(b" ", 2)[1:2] in ([], [b"100"]):
+        return None
+    answer = http.client.HTTPResponse(_Said(data))  # type: ignore[arg-type]
+    answer.begin()
+    return answer
 
 
 def passed_on(fields: Mapping[str, str]) -> dict[str, str]:

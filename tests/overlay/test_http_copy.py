@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -69,6 +70,60 @@ def test_pull_and_push(sites: tuple[Site, Site]) -> None:
     assert _copy(here, "/none", f"Destination: {there.url}/x", _bearer(there))[0] == 404
 
 
+def test_a_digest_is_compared_if_the_client_wants_it(sites: tuple[Site, Site], authority: trustme.CA) -> None:
+    here, there = sites
+    (there.root / "checked").write_bytes(_CONTENT)
+    wanted = _bearer(there), "RequireChecksumVerification: true"
+    assert _copy(here, "/checked", f"Source: {there.url}/checked", *wanted)[1] == "success: Created"
+    assert (here.root / "checked").read_bytes() == _CONTENT
+    assert _copy(here, "/checked", f"Destination: {there.url}/checked", *wanted)[1] == "success: Created"
+    body = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
+    with _server(authority, body, b"HTTP/1.1 200 OK\r\nDigest: adler32=024d0128\r\n\r\n") as url:
+        told = _copy(here, "/differs", f"Source: {url}/x", "RequireChecksumVerification: true")
+    assert told[1].startswith("failure: the file has another Adler-32") and not (here.root / "differs").exists()
+    with _server(authority, b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n", body) as url:
+        told = _copy(here, "/checked", f"Destination: {url}/x", "RequireChecksumVerification: true")
+    assert told[1].startswith("failure: the other server does not tell")
+
+
+def test_a_destination_answers_before_it_gets_the_body(sites: tuple[Site, Site], authority: trustme.CA) -> None:
+    """Grids' servers send a writer on, and refuse, as soon as they see the head; they never read the body."""
+    here, there = sites
+    (here.root / "early").write_bytes(_CONTENT)
+    sent_on = f"HTTP/1.1 307 Temporary Redirect\r\nLocation: {there.url}/early\r\n\r\n".encode()
+    away = b"HTTP/1.1 302 Found\r\nLocation: https://evil.org/\r\n\r\n"
+    for answer, last in (
+        (sent_on, "success: Created"),
+        (b"HTTP/1.1 507 Insufficient Storage\r\n\r\n", "failure: the destination answers 507"),
+        (away, "failure: this router copies from and to hosts in STAGEOUT_ROUTER_COPY_HOSTS only"),
+    ):
+        with _server(authority, answer) as url:
+            assert _copy(here, "/early", f"Destination: {url}/x", _bearer(there))[1] == last
+    assert (there.root / "early").read_bytes() == _CONTENT
+
+
+def test_nothing_of_a_killed_router_is_left(tmp_path: Path, authority: trustme.CA) -> None:
+    """The client sees no last line, and asks again."""
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    settings = {"SSL_CERT_FILE": str(tmp_path / "ca.pem"), "STAGEOUT_ROUTER_COPY_HOSTS": "localhost"}
+    slow = _Slow(authority, b"HTTP/1.1 200 OK\r\nContent-Length: 5000000\r\n\r\n")
+    with site(tmp_path / "site", settings, authority=authority) as here:
+        staging, told = here.root / ".stageout/staging", list[tuple[int, str]]()
+        source = f"Source: https://localhost:{slow.port}/x"
+        client = threading.Thread(target=lambda: told.append(_copy(here, "/f", source)))
+        client.start()
+        wait_until(lambda: list(staging.iterdir()), what="the beginning of the copy", timeout_s=30)
+        here.router.kill()
+        client.join(60)
+        slow.close()
+        assert slow.was_ended.is_set() and "success" not in str(told) and "failure" not in str(told)
+        here.router.start()
+        assert not list(staging.iterdir()) and not (here.root / "f").exists()
+        with _server(authority, b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc") as url:
+            assert _copy(here, "/f", f"Source: {url}/x")[1] == "success: Created"
+        assert (here.root / "f").read_bytes() == b"abc"
+
+
 def test_what_fails_leaves_nothing(sites: tuple[Site, Site]) -> None:
     here, there = sites
     assert _copy(here, "/n", f"Source: {there.url}/none", _bearer(there)) == (202, "failure: the source answers 404")
@@ -128,6 +183,39 @@ def test_a_server_of_others(sites: tuple[Site, Site], authority: trustme.CA, tmp
         assert (here.root / "from-nginx").read_bytes() == _CONTENT
         assert _copy(here, "/from-nginx", f"Destination: {url}/new/f") == (202, "success: Created")
         assert (tmp_path / "files/new/f").read_bytes() == _CONTENT
+        for way in (f"Source: {url}/source", f"Destination: {url}/new/g"):
+            asked = _copy(here, "/from-nginx", way, "RequireChecksumVerification: true")
+            assert asked == (202, "failure: the other server does not tell the Adler-32 of the file: it answers 200")
+
+
+@contextmanager
+def _server(authority: trustme.CA, *answers: bytes) -> Iterator[str]:
+    """An HTTPS server that gives each connection one of these answers when it has seen a head; its URL."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+
+    def serve() -> None:
+        for answer in answers:
+            raw, _ = listening.accept()
+            with context.wrap_socket(raw, server_side=True) as sock:
+                head = b""
+                while b"\r\n\r\n" not in head:
+                    head += sock.recv(65536)
+                if b"PUT" in head and b" 201 " in answer:
+                    sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    left = int(re.findall(rb"Content-Length: (\d+)", head)[0])
+                    while left:
+                        left -= len(sock.recv(65536))
+                sock.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(30)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"https://localhost:{listening.getsockname()[1]}"
+        finally:
+            thread.join(60)
 
 
 class _Slow:

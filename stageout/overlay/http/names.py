@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from urllib.parse import quote, unquote_to_bytes, urlsplit
+from urllib.parse import SplitResult, quote, unquote_to_bytes, urlsplit
 
 from stageout.overlay.http.heads import Refused
 
@@ -48,11 +48,19 @@ def encoded(path: str, is_directory: bool = False) -> str:
     return "/" + quote(os.fsencode(path), safe="/!$&'()*+,;=:@-._~") + end
 
 
+def parts_of(url: str) -> SplitResult:
+    """Return the parts of a URL. :raises Refused: 400: it is malformed."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        raise Refused(400, "the URL of the other name is malformed") from None
+
+
 def is_here(url: str, host: str) -> str:
     """Return the path of an absolute URL, or absolute path, of this host. :raises Refused: 502: of another one."""
     if url.startswith("/") and not url.startswith("//"):
         return url
-    parts = urlsplit(url)
+    parts = parts_of(url)
     if parts.scheme not in ("http", "https", "dav", "davs") or parts.netloc.lower() != host.lower():
         raise Refused(502, "the destination is not a name of this router")
     return parts.path
