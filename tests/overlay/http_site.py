@@ -67,14 +67,15 @@ def site(
     settings: Mapping[str, str] | None = None,
     users: Mapping[str, str] | None = None,
     authority: trustme.CA | None = None,
+    keys: Mapping[str, SigningKey] | None = None,
 ) -> Iterator[Site]:
-    """A router for these users, each with its prefix."""
+    """A router for these users, each with its prefix. :param keys: of the users, if another router knows them."""
     prefixes = users or {"alice": "/", "bob": "/bob"}
     home.mkdir(parents=True, exist_ok=True)
     authority = authority or trustme.CA()
     authority.cert_pem.write_to_path(str(home / "ca.pem"))
     authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(home / "cert.pem"))
-    keys = {name: new_key() for name in prefixes}
+    keys = keys or {name: new_key() for name in prefixes}
     lines = [f"{name} {keys[name].public} {prefix}\n" for name, prefix in prefixes.items()]
     path = home / "http-keys"
     path.write_text("".join(["site not-secret-but-long-enough /\n", *lines]))
