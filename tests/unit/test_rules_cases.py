@@ -131,6 +131,8 @@ def test_the_same_number_with_other_fields() -> None:
 def test_below_low_and_after_the_result_was_forgotten() -> None:
     assert judge(low=3).step is Step.SETTLED
     assert judge(now=FILE.expires + 1) == Verdict(Step.RECORD, State.EXPIRED)
+    kept = custody.on_answer(row(State.DELIVERING), *judge(low=3)[1:], NOW)
+    assert not custody.may_drop_bytes(kept, FILE.expires)
 
 
 def test_op2_waits_for_a_refused_op1() -> None:
@@ -158,6 +160,42 @@ def test_op2_executes_after_a_cancelled_op1_and_its_edges() -> None:
     assert judge(dependent, rows=[row(State.CANCELLED, fields={"after": (1,)})]).step is Step.HOLD
 
 
+DELETE_D = replace(FILE, seq=1, kind=Kind.DELETE, path="/alice/d", size=None)
+PUT_D_F = replace(FILE, path="/alice/d/f")
+RENAME_D = replace(DELETE_D, kind=Kind.RENAME, second="/alice/e")
+
+
+def test_a_delete_of_a_directory_races_with_a_put_below_it() -> None:
+    """Two origins: either order. One origin, or one custodian: an older delete never takes a newer file away."""
+    put, delete = (replace(row(State.DONE, one.seq), fields=one) for one in (PUT_D_F, DELETE_D))
+    stranger = replace(put, identity=Identity("key:other", "o9", 9))
+    assert operations.touches(DELETE_D, PUT_D_F)
+    assert judge(DELETE_D, marks=(stranger,)) == judge(PUT_D_F, marks=(delete,)) == EXECUTE
+    assert judge(DELETE_D, marks=(put,)).state is State.SUPERSEDED
+    assert judge(replace(PUT_D_F, seq=1), marks=(replace(delete, identity=identity(2)),)).state is State.SUPERSEDED
+    first = replace(row(State.CUSTODY, 1, Hop("A", 5, 1)), fields=DELETE_D)
+    second = replace(row(State.CUSTODY, 2, Hop("A", 5, 2)), fields=PUT_D_F)
+    assert custody.is_blocked(second, [first, second])
+
+
+def test_names_that_touch() -> None:
+    assert not operations.touches(DELETE_D, replace(FILE, path="/alice/d2"))
+    assert not operations.touches(PUT_D_F, replace(FILE, kind=Kind.MKDIR, path="/alice/d"))
+    assert operations.touches(PUT_D_F, RENAME_D)
+    assert not operations.touches(PUT_D_F, replace(RENAME_D, path="/alice/c", second="/alice/d"))
+    assert operations.touches(FILE, replace(RENAME_D, path="/"))
+
+
+def test_a_put_that_a_later_rename_overtook_fails_and_keeps_its_bytes() -> None:
+    """The file was never stored, so nothing replaced it."""
+    rename = replace(row(State.DONE, 3), fields=replace(RENAME_D, seq=3))
+    assert judge(PUT_D_F, marks=(rename,)) == Verdict(Step.RECORD, State.FAILED, "overtaken")
+    onto = replace(rename, fields=replace(RENAME_D, seq=3, path="/alice/c", second=PUT_D_F.path))
+    assert judge(PUT_D_F, marks=(onto,)).state is State.SUPERSEDED
+    failed = custody.on_answer(row(State.DELIVERING), State.FAILED, "overtaken", NOW)
+    assert not custody.may_drop_bytes(failed, NOW)
+
+
 def test_a_rename_of_a_directory_waits_for_all_below() -> None:
     rename = replace(FILE, seq=3, kind=Kind.RENAME, second="/alice/g", all_below=3, size=None)
     assert judge(rename, rows=[row(State.FAILED)]).step is Step.HOLD
@@ -182,6 +220,49 @@ def test_a_batch_comes_twice() -> None:
     rows = [row(State.CANCELLED, 3), row(State.DONE, 4)]
     steps = [judge(replace(FILE, seq=seq), rows=rows).step for seq in (3, 4, 5)]
     assert steps == [Step.ANSWER, Step.ANSWER, Step.EXECUTE]
+
+
+def test_numbers_of_a_batch_are_judged_one_by_one() -> None:
+    """Number 3 was cancelled, number 5 refused; then the batch comes again."""
+    batch = [replace(FILE, seq=seq) for seq in (3, 4, 5, 6)]
+    operations.check_batch(3, 6, batch)
+    rows = [row(State.CANCELLED, 3), row(State.DONE, 4), row(State.FAILED, 6, reason="precondition")]
+    assert [judge(fields, rows=rows) for fields in batch] == [
+        Verdict(Step.ANSWER, State.CANCELLED), Verdict(Step.ANSWER, State.DONE), EXECUTE,
+        Verdict(Step.ANSWER, State.FAILED, "precondition"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "numbers", "changes"),
+    [
+        (1, 3, (1, 3), {}), (1, 2, (1, 2, 3), {}), (1, 2, (2, 1), {}), (1, 2, (1, 1), {}), (1, 2**63, (1,), {}),
+        (1, 0, (), {}), (1, 4097, range(1, 4098), {}), (1, 1, (1,), {"size": (8 << 20) + 1}),
+        (1, 1, (1,), {"size": None}),
+        (1, 9, range(1, 10), {"size": 8 << 20}), (1, 1, (1,), {"kind": Kind.DELETE}),
+    ],
+)  # fmt: skip
+def test_a_batch_has_no_gaps_and_bounds(first: int, last: int, numbers: Any, changes: dict[str, Any]) -> None:
+    with pytest.raises(operations.Malformed):
+        operations.check_batch(first, last, [replace(FILE, seq=seq, **changes) for seq in numbers])
+
+
+def test_the_largest_batch() -> None:
+    operations.check_batch(1, 4096, [replace(FILE, seq=seq) for seq in range(1, 4097)])
+    operations.check_batch(7, 14, [replace(FILE, seq=seq, size=8 << 20) for seq in range(7, 15)])
+    with pytest.raises(operations.Malformed):
+        operations.check_batch(1, 2, [replace(FILE, seq=1), replace(FILE, seq=2, origin="o2")])
+
+
+def test_65536_held_operations_fill_the_share() -> None:
+    held = row(State.HELD, 3, fields={"after": (1,)})
+    limit = limits.Share(rows=10**6, held=65_536, cancels=10**6, size=10**9)
+    limits.check_share(limits.used([held] * 65_535), limit, limits.Share(rows=1, held=1, size=2))
+    full = limits.used([held] * 65_536)
+    with pytest.raises(limits.ShareFull):
+        limits.check_share(full, limit, limits.Share(rows=1, held=1, size=2))
+    limits.check_share(full, limit, limits.Share(rows=1, size=2))  # other operations of the subject go on
+    assert judge(replace(FILE, seq=3, after=(1,)), rows=[held], now=FILE.expires + 1).state is State.EXPIRED
 
 
 def test_a_false_precondition_is_final() -> None:
@@ -218,6 +299,31 @@ def test_the_tail_brings_other_bytes() -> None:
 
 def test_forged_blocks_are_cleared_by_the_signed_list() -> None:
     assert custody.wrong_blocks({0: "d0", 1: "forged", 2: "more"}, LIST) == [1, 2]
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("start", "moved_size", "size", "numbers"),
+    [
+        (0, 4 * MIB, 9 * MIB, [0, 1, 2, 3]), (2 * MIB, 2 * MIB - 1, 9 * MIB, [2]), (2 * MIB, MIB - 1, 9 * MIB, []),
+        (8 * MIB, 5, 8 * MIB + 5, [8]), (8 * MIB, 4, 8 * MIB + 5, []), (7 * MIB, MIB + 4, 8 * MIB + 5, [7]),
+        (0, 0, 9 * MIB, []),
+    ],
+)  # fmt: skip
+def test_a_cut_range_counts_up_to_its_last_whole_block(
+    start: int, moved_size: int, size: int, numbers: list[int]
+) -> None:
+    assert list(custody.whole_blocks(start, moved_size, size)) == numbers
+
+
+def test_power_fails_1_s_after_a_204() -> None:
+    """Only blocks of the stored bitmap count. Others may come with other digests: the first ones were never seen."""
+    after = custody.after_power_failure(row(blocks={0: "d0", 1: "torn"}, manifest=LIST), frozenset({0}))
+    assert dict(after.blocks) == {0: "d0"}
+    assert not custody.is_whole(after)
+    assert custody.is_whole(replace(after, blocks=custody.keep_digest(after.blocks, 1, "d1")))
 
 
 # ---- deaths, epochs and time
@@ -318,6 +424,24 @@ def test_low_stays_below_waiting_dependents() -> None:
     waits = row(State.RECEIVING, 3, fields={"after": (1,)})
     assert sender.low({1: row(State.FAILED, 1), 2: row(State.DONE), 3: waits}) == 1
     assert sender.low({1: row(State.DONE, 1), 2: row(State.DONE), 3: row(State.HELD, 3)}) == 3
+
+
+def test_a_commit_counts_what_is_durable_here() -> None:
+    here = {1: State.CUSTODY, 2: State.DONE, 3: State.REFUSED, 4: State.RECEIVING}
+    assert sender.reached(here, 1, 3, "custody") == (True, [])
+    assert sender.reached(here, 1, 3) == (False, [])
+    assert sender.reached(here, 1, 4, "custody") == (False, [])
+    assert sender.reached(here, 1, 5, "custody") == (False, [5])
+
+
+def test_two_hosts_answer_for_one_name() -> None:
+    known = sender.check_router(sender.Router("key1"), sender.Router("key1", 500))
+    assert known == sender.Router("key1", 500)
+    assert sender.check_router(known, sender.Router("key1", 700)).epoch == 700  # its database was restored
+    for other in (sender.Router("key2", 500), sender.Router("key1", 400)):
+        with pytest.raises(sender.OtherRouter):
+            sender.check_router(known, other)
+    assert sender.check_router(sender.Router(""), sender.Router("renewed", 5)) == sender.Router("", 5)
 
 
 def test_release_decides_when_bytes_may_go() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from stageout.overlay.rules.operations import KEPT_S, Row, moved
+from stageout.overlay.rules.operations import KEPT_S, Row, moved, touches
 from stageout.overlay.rules.states import DUTY, ENDS, Role, State
 from stageout.overlay.rules.terminal import EPOCH_MARGIN_S, new_epoch
 
+#: Ranges begin on this grid (bytes).
+BLOCK_SIZE = 1 << 20
 #: The durable steps before a custodian answers ``custody``.
 CUSTODY_STEPS = ("sync", "directory", "row", "answer")
 #: Clocks that differ by more refuse custody (seconds).
@@ -26,6 +28,20 @@ def keep_digest(kept: Mapping[int, str], number: int, digest: str) -> dict[int, 
     if kept.get(number, digest) != digest:
         raise BlockDiffers(f"block {number} has another digest here")
     return {**kept, number: digest}
+
+
+def whole_blocks(start: int, moved_size: int, size: int) -> range:
+    """Return the numbers of the blocks that a range brought whole. A cut one counts up to its last whole block.
+
+    :param start: of the range, on the grid. :param moved_size: bytes that came. :param size: of the file.
+    """
+    end = min(start + moved_size, size)
+    return range(start // BLOCK_SIZE, -(-end // BLOCK_SIZE) if end == size else end // BLOCK_SIZE)
+
+
+def after_power_failure(row: Row, stored: frozenset[int]) -> Row:
+    """Return the row with the blocks of the stored bitmap only: others were never received, nor their digests seen."""
+    return replace(row, blocks={number: digest for number, digest in row.blocks.items() if number in stored})
 
 
 def wrong_blocks(blocks: Mapping[int, str], manifest: tuple[str, ...]) -> list[int]:
@@ -49,7 +65,7 @@ def is_blocked(row: Row, rows: Iterable[Row]) -> bool:
         other.identity.owner == row.identity.owner
         and other.hop[1:3] < row.hop[1:3]
         and other.state in (State.CUSTODY, State.DELIVERING)
-        and not set(other.fields.names).isdisjoint(row.fields.names)
+        and touches(other.fields, row.fields)
         for other in rows
     )
 

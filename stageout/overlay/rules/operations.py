@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -13,6 +13,8 @@ MAX_SEQ = 2**63 - 1
 MAX_AFTER = 8
 #: An operation lives at most so long (seconds), and its end can be learned for one hour more.
 LONGEST_S, KEPT_S = 7 * 86400, 3600
+#: Most files of a batch, and most bytes of a file and of a batch.
+BATCH_FILES, BATCH_FILE_SIZE, BATCH_SIZE = 4096, 8 << 20, 64 << 20
 
 
 class Kind(enum.Enum):
@@ -130,6 +132,19 @@ def differs(row: Row, fields: Fields) -> None:
         raise Differs(f"operation {fields.seq} has other fields here")
 
 
+def is_at_or_below(path: str, directory: str) -> bool:
+    """Tell whether a name is another one or lies below it."""
+    return f"{path}/".startswith(f"{directory.rstrip('/')}/")
+
+
+def touches(one: Fields, other: Fields) -> bool:
+    """Tell whether the order of two operations counts: they change one name, or one takes away a directory above it."""
+    if not set(one.names).isdisjoint(other.names):
+        return True
+    takers = [(a, b) for a, b in ((one, other), (other, one)) if a.kind in (Kind.DELETE, Kind.RENAME)]
+    return any(is_at_or_below(name, taker.path) for taker, rest in takers for name in rest.names)
+
+
 def moved(role: Role, row: Row, state: State, **changes: str | int | bool) -> Row:
     """Return a row in another state. :raises IllegalMove: the state table does not allow it."""
     check_move(role, row.state, state)
@@ -147,3 +162,19 @@ def check_ranges(fields: Fields) -> None:
         raise Malformed("an operation waits for earlier ones of its origin only")
     if not 0 <= (fields.size or 0) <= MAX_SEQ or not 0 < fields.made <= fields.expires <= fields.made + LONGEST_S:
         raise Malformed("a size or a time of the operation lies outside its range")
+
+
+def check_batch(first: int, last: int, operations: Sequence[Fields]) -> None:
+    """Check a batch before a byte of it is written. Its answer names the numbers without a name only: no gaps.
+
+    :raises Malformed: it is too large, or has other numbers than ``first`` to ``last``, or an operation without bytes.
+    """
+    sizes = [fields.size for fields in operations if fields.kind is Kind.FILE and fields.size is not None]
+    numbers = [fields.seq for fields in operations]
+    is_gapless = numbers == list(range(first, first + len(numbers))) and first + len(numbers) == last + 1
+    if not is_gapless or len(sizes) != len(numbers):
+        raise Malformed("a batch has a file of known size for each of its numbers")
+    if not 0 < len(sizes) <= BATCH_FILES or max(sizes) > BATCH_FILE_SIZE or sum(sizes) > BATCH_SIZE:
+        raise Malformed("a batch has at most 4,096 files of 8 MiB, and 64 MiB in all")
+    if len({fields.origin for fields in operations}) > 1:
+        raise Malformed("a batch has operations of one origin")

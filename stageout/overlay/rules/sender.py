@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from stageout.overlay.rules.operations import Fields, Kind, Row
-from stageout.overlay.rules.states import ENDS, SETTLED, State
+from stageout.overlay.rules.operations import Fields, Kind, Row, touches
+from stageout.overlay.rules.states import DUTY, ENDS, SETTLED, State
 
 
 class AfterAsking(enum.Enum):
@@ -40,7 +41,7 @@ def after_asking(
     """
     for row in rows:
         same = row.fields.origin == fields.origin and row.fields.seq > fields.seq
-        if same and row.state is State.DONE and not set(row.fields.names).isdisjoint(fields.names):
+        if same and row.state is State.DONE and touches(row.fields, fields):
             return AfterAsking.SUPERSEDED
     if fields.kind is Kind.FILE:
         return AfterAsking.DONE if shown == digest else AfterAsking.REPEAT
@@ -50,7 +51,33 @@ def after_asking(
     return AfterAsking.DONE if is_gone else AfterAsking.UNKNOWN
 
 
-def reached(rows: Mapping[int, State], first: int, last: int) -> tuple[bool, list[int]]:
-    """Answer a wait from ``first`` to ``last``: whether all are done, and the numbers that this router never saw."""
+def reached(rows: Mapping[int, State], first: int, last: int, until: str = "done") -> tuple[bool, list[int]]:
+    """Answer a wait from ``first`` to ``last``: whether all are done, and the numbers that this router never saw.
+
+    :param until: "done" (push), or "custody" (commit): durable at this router is enough.
+    """
     unknown = [number for number in range(first, last + 1) if number not in rows]
-    return not unknown and all(rows[number] in SETTLED for number in range(first, last + 1)), unknown
+    enough = SETTLED | DUTY if until == "custody" else SETTLED
+    return not unknown and all(rows[number] in enough for number in range(first, last + 1)), unknown
+
+
+class OtherRouter(Exception):
+    """Another router answers for a NAME: two hosts share it, or somebody poses as it."""
+
+
+class Router(NamedTuple):
+    """A router, as its client knows it. :param key: that the client pinned, "" if a CA vouches for it."""
+
+    key: str
+    epoch: int = 0
+
+
+def check_router(known: Router, seen: Router) -> Router:
+    """Return what the client remembers after an answer. One router's epochs only grow. :raises OtherRouter: stop."""
+    if known.key and seen.key != known.key:
+        raise OtherRouter("another key answers for the name of this router")
+    if seen.epoch < known.epoch:
+        raise OtherRouter(
+            "an older database answers for the name of this router: two hosts have it, or one was restored"
+        )
+    return Router(known.key, seen.epoch)

@@ -7,12 +7,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from stageout.overlay.rules.operations import KEPT_S, LONGEST_S, Fields, Hop, Identity, Kind, Row, differs
+from stageout.overlay.rules.operations import (
+    KEPT_S,
+    LONGEST_S,
+    Fields,
+    Hop,
+    Identity,
+    Kind,
+    Row,
+    differs,
+    is_at_or_below,
+)
 from stageout.overlay.rules.states import RESULTS, SETTLED, State
 
 #: After an epoch begins, operations that were made up to so many seconds later count as older: clocks differ.
 EPOCH_MARGIN_S = 600
 OUTCOME_UNKNOWN = "outcome-unknown"
+OVERTAKEN = "overtaken"
 
 #: The durable steps of an operation at its terminal, in their order. ``answer`` is the only one that others see.
 PUBLISH_STEPS = ("sync", "row", "intent", "high-water", "change", "fsync", "done", "answer")
@@ -48,7 +59,8 @@ class Known:
     """The terminal's records about an operation's origin and names.
 
     :param rows: of this owner and origin, by number. :param low: results below it were forgotten. :param marks: rows
-        that changed the same names, of any owner. :param epoch: when the terminal's epoch began.
+        of any owner that changed the same names, and others that ``operations.touches`` names. :param epoch: when the
+        terminal's epoch began.
     """
 
     rows: Mapping[int, Row] = field(default_factory=dict)
@@ -103,11 +115,29 @@ def dependency_failed(known: Known, fields: Fields) -> bool:
 
 def is_superseded(identity: Identity, hop: Hop, marks: Iterable[Row]) -> bool:
     """Tell whether a later operation of the same origin, or of the same custodian, has changed one of the names."""
-    return any(
-        (row.identity[:2] == identity[:2] and row.identity.seq > identity.seq)
-        or (hop.custodian != "" and row.hop.custodian == hop.custodian and row.hop[1:3] > hop[1:3])
+    return bool(_later(identity, hop, marks))
+
+
+def _later(identity: Identity, hop: Hop, marks: Iterable[Row]) -> list[Row]:
+    return [
+        row
         for row in marks
         if row.state is State.DONE
+        and (
+            (row.identity[:2] == identity[:2] and row.identity.seq > identity.seq)
+            or (hop.custodian != "" and row.hop.custodian == hop.custodian and row.hop[1:3] > hop[1:3])
+        )
+    ]
+
+
+def is_overtaken(identity: Identity, fields: Fields, hop: Hop, marks: Iterable[Row]) -> bool:
+    """Tell whether a later rename of the file's name, or of a directory above it, came first.
+
+    The file would be under the new name now, and nothing replaced it: it fails, so that its bytes stay.
+    """
+    return fields.kind is Kind.FILE and any(
+        row.fields.kind is Kind.RENAME and is_at_or_below(fields.path, row.fields.path)
+        for row in _later(identity, hop, marks)
     )
 
 
@@ -134,6 +164,8 @@ def judge(identity: Identity, fields: Fields, hop: Hop, known: Known, seen: Seen
         return Verdict(Step.RECORD, State.FAILED, "dependency")
     if seen.denied:
         return Verdict(Step.REFUSE, State.REFUSED, seen.denied)
+    if is_overtaken(identity, fields, hop, known.marks):
+        return Verdict(Step.RECORD, State.FAILED, OVERTAKEN)
     if is_superseded(identity, hop, known.marks):
         return Verdict(Step.RECORD, State.SUPERSEDED)
     if seen.is_foreign and is_older(fields, known.epoch):
