@@ -25,6 +25,9 @@ _BY_THEMSELVES = {
     "custody-keep": "tests/unit/test_handover_restart.py",
     "egress-note": "tests/unit/test_overlay_egress_packs.py",
     "egress-unpack": "tests/unit/test_overlay_egress_packs.py",
+    **dict.fromkeys(
+        ("operation-reserve", "operation-blocks", "operation-discard"), "tests/unit/test_operations_receiving.py"
+    ),
     "edit-factory": "tests/unit/test_factories.py",
     "failure-record": "tests/unit/test_agent_failures.py",
     "globus-over": "tests/globus/test_tasks.py",
