@@ -2,7 +2,8 @@
 
 The list in ``mutations.txt`` has bugs that somebody thought of. Drawn ones show what the tests see of the others: a
 condition that is dropped, a comparison that is inverted, a statement that is left out, two neighbouring steps that are
-swapped. The nearest tests run, by import. The last line has the share that they found.
+swapped. The tests run that call the function, the nearest first, by import. The last lines have the share that they
+found, folder by folder.
 """
 
 from __future__ import annotations
@@ -14,39 +15,67 @@ import re
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.mutants.mutations import Mutation
-from tests.mutants.run import ROOT, copy_checkout, try_mutation
+from tests.mutants.reached import Caller, Reached
+from tests.mutants.run import ROOT, copy_checkout, made, run_tests
 
 FOLDERS = ("stageout", "sandbox_manager", "schedd_agent", "policy_service", "overlay_router", "stageout_web")
 #: Of 100 drawn mutations, these must be found.
 LEAST_SHARE = 0.97
-_MOST_TESTS = 10
-_TESTS = ("tests/unit", "tests/curl", "tests/globus", "tests/gsiftp")
-#: Tests that start programs import nothing of them: part of the product -> those that drive it.
+_TESTS = ("tests/unit", "tests/curl", "tests/globus", "tests/gsiftp", "tests/sampling", "tests/conformance")
+#: At most so many tests for one mutation, which took at most so long; from each file some at once.
+_MOST_TESTS, _MOST_SECONDS, _AT_ONCE = 200, 150.0, 12
+#: A mutation that hangs is waited for: seconds for the start, and times what the tests took.
+_START_S, _SLOWER = 60.0, 5.0
+_TIMEOUT_S = 600.0
+#: Steps of imports to a test that imports nothing of a module.
+_FAR = 9
+_CRASHES = (
+    "tests/crash/test_simulation.py::test_each_order_meets_runs_in_each_state",
+    "tests/crash/test_simulation.py::test_schedules_break_no_promise",
+)
+#: All daemons and programs of an access point and a node, for one job.
+_POOL = ("tests/pool/test_main_job.py::test_output_is_delivered_and_the_job_leaves_as_completed",)
+#: Tests that take long and see much: part of the product -> those that drive it.
 _DRIVEN = {
+    "sandbox_manager": (*_POOL, *_CRASHES),
+    "schedd_agent": (*_POOL, *_CRASHES),
+    "stageout/core": (*_POOL, *_CRASHES),
+    "stageout/wire": (*_POOL, *_CRASHES),
+    "stageout/condor": _POOL,
+    "stageout/daemon.py": _POOL,
+    "stageout/handoff": _POOL,
+    "stageout/movers": _POOL,
+    "stageout/plugin": _POOL,
     "overlay_router": ("tests/overlay/test_first_overlay.py", "tests/overlay/test_copies.py"),
     "stageout/overlay": ("tests/overlay/test_first_overlay.py", "tests/overlay/test_relays.py"),
     "stageout/protocols/curl": ("tests/curl/test_local.py", "tests/curl/test_s3.py", "tests/curl/test_webdav.py"),
     "stageout/protocols/gsiftp": ("tests/gsiftp/test_gsiftp.py",),
 }
-#: Tests that read the text of the code: they would notice the change, and no fault.
-_READERS = {"test_documents", "test_golden", "test_language", "test_layout", "test_mutants", "test_trust_table"}
-#: Whole schedules of crashes see the two daemons that keep promises.
-_SCHEDULES = "tests/crash/test_simulation.py::test_schedules_break_no_promise"
-_MEETINGS = "tests/crash/test_simulation.py::test_each_order_meets_runs_in_each_state"
+#: Tests that read the text of the code would notice the change, and no fault.
+_READERS = {
+    "test_documents", "test_golden", "test_language", "test_layout", "test_mutants", "test_trust_table",
+    # of tools
+    "test_changelog", "test_drawn_mutants", "test_figures", "test_figures_schedule", "test_run_tests", "test_seams",
+}  # fmt: skip
 _INVERTED: dict[type[ast.cmpop], str] = {
     ast.Eq: "!=", ast.NotEq: "==", ast.Lt: ">=", ast.GtE: "<", ast.Gt: "<=", ast.LtE: ">",
     ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
 }  # fmt: skip
-#: Statements whose absence is no fault of what the product does.
-_TALK = re.compile(r"(await )?(log|_log|logging|warnings)\.")
-
+#: Statements whose absence is no fault of what the product does: lines of the log, and when memory is collected.
+_TALK = re.compile(r"(await )?((\w+\.)*_?log(\.\w+)?\(|(logging|warnings|gc)\.)")
 _NOTIFIES = re.compile(r"\.notify(_all)?\(\)$")
+#: Options, settings and metrics have names: two of different names stand in any order.
+_NAMES = re.compile(r"((\w+\.)+(add_argument|put|put_all|put_each|set_?\w+)\([^,()]*|add_\w+)")
+
+#: Two collections that are filled are two things, wherever it comes from.
+_FILLS = re.compile(r"([\w.]+)\.(?:add|append|discard|extend|update)\(")
 
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -136,7 +165,11 @@ def _does_something(node: ast.AST, source: str) -> bool:
 
 def _swapped(node: ast.AST, source: str) -> Iterator[_Change]:
     """Two neighbouring steps are swapped whose order may count: both wait, or change the disk, or have to do with the
-    same thing. The others could as well stand the other way round.
+    same thing.
+
+    Not drawn are those that could as well stand the other way round: steps with different things, lines of the log, who
+    is told while the lock is held, two options, settings or metrics of different names, and two collections that are
+    filled.
     """
     for body in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
         for first, second in zip(body, body[1:]) if isinstance(body, list) else ():
@@ -155,13 +188,24 @@ def _is_durable(node: ast.AST, source: str) -> bool:
 
 
 def _belong_together(first: ast.AST, second: ast.AST, source: str) -> bool:
-    last = [_code(one, source) for one in (first, second)]
-    if any(_NOTIFIES.search(text) for text in last):
+    texts = [_code(one, source) for one in (first, second)]
+    if any(_NOTIFIES.search(text) for text in texts):
         return False  # who is told looks when the lock is free
+    names = [_NAMES.match(text) for text in texts]
+    if names[0] and names[1] and names[0][0] != names[1][0]:
+        return False
+    filled = [_FILLS.match(text) for text in texts]
+    if filled[0] and filled[1] and filled[0][1] not in texts[1] and filled[1][1] not in texts[0]:
+        return False
     for is_of_kind in (_is_durable, _waits):
         if all(is_of_kind(one, source) for one in (first, second)):
             return True
-    return bool((_things(first) & _things(second)) - _modules(source))
+    pairs = ((one, other) for one in _things(first) for other in _things(second) if _same(one, other))
+    return any(one.partition(".")[0] not in _modules(source) for one, _ in pairs)
+
+
+def _same(one: str, other: str) -> bool:
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
 def _waits(node: ast.AST, source: str) -> bool:
@@ -169,12 +213,19 @@ def _waits(node: ast.AST, source: str) -> bool:
 
 
 def _things(node: ast.AST) -> set[str]:
-    """Return the variables that a statement names, and the attributes of the object itself."""
-    found = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} - {"self"}
-    for one in ast.walk(node):
-        if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name) and one.value.id == "self":
-            found.add(f"self.{one.attr}")
-    return found
+    """Return the variables that a statement names: with an attribute where it reads that, or where it is the object."""
+    called = {id(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)}
+    found, parts = set(), set()
+    for one in ast.walk(node):  # from the outside to the inside
+        if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name):
+            if one.value.id == "self" or (id(one) not in called and id(one) not in parts):
+                found.add(f"{one.value.id}.{one.attr}")
+                parts.add(id(one.value))
+        elif isinstance(one, ast.Attribute) and (id(one) in called or id(one) in parts):
+            parts.add(id(one.value))
+        elif isinstance(one, ast.Name) and id(one) not in parts:
+            found.add(one.id)
+    return found - {"self"}
 
 
 @lru_cache(maxsize=1)
@@ -264,30 +315,39 @@ class Nearness:
         product = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
         tests = [path for folder in _TESTS for path in (ROOT / folder).glob("*.py") if path.stem not in _READERS]
         self._imports = {_module(path): imports(path.read_text()) for path in [*product, *tests]}
-        self._texts = {_module(path): path.read_text() for path in tests}
+        self._texts = {_module(path): path.read_text() for path in tests if path.stem.startswith("test_")}
 
-    def tests(self, file: str, function: str) -> tuple[str, ...]:
-        """Return test files, the nearest first."""
+    def files(self, file: str, function: str) -> tuple[str, ...]:
+        """Return test files, the nearest first, then those that import nothing of it."""
         reached = {_module(ROOT / file): 0}
         for distance in range(1, 4):
             known = set(reached)
             for name, named in self._imports.items():
                 if name not in reached and known & named:
                     reached[name] = distance
-        near = [name for name in self._texts if name in reached and name.rpartition(".")[2].startswith("test_")]
         words = {function.strip("_"), *Path(file).stem.split("_")}
 
-        def key(name: str) -> tuple[int, int, str]:
-            return -sum(word in self._texts[name] for word in words), reached[name], name
+        def key(name: str) -> tuple[bool, int, int, str]:
+            distance = reached.get(name, _FAR)
+            return distance > 1, -sum(word in self._texts[name] for word in words), distance, name
 
-        near.sort(key=lambda name: (reached[name] > 1, *key(name)))
-        files = [f"{name.replace('.', '/')}.py" for name in near[:_MOST_TESTS]]
-        for place, driving in _DRIVEN.items():
-            if file.startswith(place):
-                files += [name for name in driving if name not in files]
-        if file.startswith(("sandbox_manager", "schedd_agent", "stageout/core", "stageout/wire")):
-            files += [_MEETINGS, _SCHEDULES]
-        return tuple(files)
+        return tuple(f"{name.replace('.', '/')}.py" for name in sorted(self._texts, key=key))
+
+
+def chosen(by_file: dict[str, list[Caller]], order: Sequence[str]) -> list[Caller]:
+    """Return the tests to run: in turns some of each file, the nearest file first, while there is time."""
+    turns = sorted(
+        (number // _AT_ONCE, order.index(file), number, test)
+        for file, tests in by_file.items()
+        for number, test in enumerate(tests)
+    )
+    found: list[Caller] = []
+    left_s = _MOST_SECONDS
+    for *_, test in turns:
+        if test.seconds <= left_s and len(found) < _MOST_TESTS:
+            left_s -= test.seconds
+            found.append(test)
+    return found
 
 
 def _module(path: Path) -> str:
@@ -297,29 +357,82 @@ def _module(path: Path) -> str:
 # ---- the run ---------------------------------------------------------------------------------------------------------
 
 
+_NO_TEST = "no test calls it that passes without it"
+
+
+class Judge:
+    """Tries mutations in a copy of the checkout.
+
+    :param kept: where it is kept which tests call what.
+    """
+
+    def __init__(self, place: Path, kept: Path, near: Nearness) -> None:
+        self._place = place
+        self._near = near
+        self._reached = Reached(place, kept, FOLDERS)
+        self._sound: dict[str, bool] = {}
+
+    def verdict(self, name: str, file: str, one: Drawn) -> str:
+        """Return "caught", "survived", or what went wrong."""
+        source = (self._place / file).read_text()
+        mutation = Mutation(name, file, (), source, mutated(source, one))
+        order = self._near.files(file, one.function)
+        self._reached.look(order)
+        tests = chosen(self._reached.tests(file, one.function, order), order)
+        timeout_s = _START_S + _SLOWER * sum(test.seconds for test in tests)
+        driving = [name for place, names in _DRIVEN.items() if file.startswith(place) for name in names]
+        outcome = _NO_TEST
+        for names, limit_s in (([test.name for test in tests], timeout_s), (driving, _TIMEOUT_S)):
+            names = [name for name in names if self._sound.get(name, True)]
+            while names:
+                with made(self._place, mutation):
+                    word, failed = run_tests(self._place, names, limit_s)
+                if all(self._is_sound(test) for test in failed):
+                    outcome = word
+                    break
+                print(f"fails without a mutation: {', '.join(failed)}", flush=True)
+                names = [name for name in names if self._sound.get(name, True)]
+            if outcome == "caught":
+                break
+        return outcome
+
+    def _is_sound(self, test: str) -> bool:
+        """Look whether a test passes without any mutation: else its failure says nothing."""
+        if test not in self._sound:
+            self._sound[test] = run_tests(self._place, [test], _TIMEOUT_S).word == "survived"
+        return self._sound[test]
+
+
 def try_drawn(number: int, seed: int, since: str = "", minutes: float = 0.0, words: Sequence[str] = ()) -> int:
     """Draw and try. Returns 1 when fewer than :data:`LEAST_SHARE` are found. :param minutes: 0: until all are tried."""
-    near, begin_s = Nearness(), time.monotonic()
-    caught, tried, survivors = 0, 0, []
+    begin_s = time.monotonic()
+    tried: Counter[str] = Counter()
+    found: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="stageout-drawn-") as directory:
-        copy_checkout(Path(directory))
+        place = Path(directory)
+        place.chmod(0o755)  # programs of tests may be other users
+        copy_checkout(place)
+        judge = Judge(place, ROOT / "out/reached", Nearness())
         for file, one in draw(number, seed, since, words):
             if minutes and time.monotonic() - begin_s > 60 * minutes:
                 break
-            source = (ROOT / file).read_text()
+            source = (place / file).read_text()
             after = mutated(source, one)
             try:
                 ast.parse(after)
             except SyntaxError:
                 continue
-            tests = near.tests(file, one.function)
             name = f"{file}:{one.begin[0]} {one.function}, {one.kind}"
-            outcome = try_mutation(Path(directory), Mutation(name, file, tests, source, after)) if tests else "no test"
-            tried, caught = tried + 1, caught + (outcome == "caught")
-            print(f"{outcome}: {name}", flush=True)
+            one_begin_s = time.monotonic()
+            outcome = judge.verdict(name, file, one)
+            folder = str(Path(file).parent)
+            tried[folder] += 1
+            found[folder] += outcome == "caught"
+            print(f"{outcome}: {name} ({time.monotonic() - one_begin_s:.0f} s)", flush=True)
             if outcome != "caught":
-                survivors.append(name)
                 diff = difflib.unified_diff(source.splitlines(), after.splitlines(), lineterm="", n=1)
                 print("\n".join(f"    {line}" for line in list(diff)[2:]), flush=True)
-    print(f"drawn: {caught} of {tried} found with seed {seed}; not found: {len(survivors)}")
-    return int(caught < LEAST_SHARE * tried)
+    for folder in sorted(tried):
+        print(f"{folder}: {found[folder]} of {tried[folder]}")
+    print(f"drawn: {sum(found.values())} of {sum(tried.values())} found with seed {seed}")
+    return int(sum(found.values()) < LEAST_SHARE * sum(tried.values()))

@@ -7,22 +7,26 @@ The exit status is 0 when at least all but ``ALLOWED_SURVIVORS`` are caught.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.mutants.mutations import Mutation, read_mutations
 
 ROOT = Path(__file__).resolve().parents[2]
 ALLOWED_SURVIVORS = 2
 _TIMEOUT_S = 600
-#: Exit statuses of pytest: all tests passed, and a test failed.
-_PASSED, _FAILED = 0, 1
+#: Exit statuses of pytest: all tests passed, a test failed, and a file of tests cannot be imported.
+_PASSED, _FAILED, _INTERRUPTED = 0, 1, 2
 
 
 def copy_checkout(place: Path) -> None:
@@ -42,29 +46,66 @@ def copy_checkout(place: Path) -> None:
 
 def try_mutation(place: Path, mutation: Mutation) -> str:
     """Make a mutation in a copy, run its tests, and take it back. Returns "caught", "survived" or what went wrong."""
+    count = (place / mutation.file).read_text().count(mutation.before)
+    if count != 1:
+        return f"{mutation.file} has {count} places for it"
+    with made(place, mutation):
+        return run_tests(place, mutation.tests, _TIMEOUT_S).word
+
+
+@contextmanager
+def made(place: Path, mutation: Mutation) -> Iterator[None]:
+    """Make a mutation in a copy, and take it back, with the time of the file: by that Python knows what it compiled."""
     path = place / mutation.file
-    text = path.read_text()
-    if text.count(mutation.before) != 1:
-        return f"{mutation.file} has {text.count(mutation.before)} places for it"
+    text, times = path.read_text(), path.stat()
     path.write_text(text.replace(mutation.before, mutation.after))
     try:
-        return _verdict(place, mutation.tests)
+        yield
     finally:
         path.write_text(text)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def _verdict(place: Path, tests: Sequence[str]) -> str:
-    command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(place)}
-    try:
-        done = subprocess.run(
-            command, cwd=place, env=environment, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired:
-        return "caught"  # a hang is noticed too
-    if done.returncode in (_PASSED, _FAILED):
-        return "survived" if done.returncode == _PASSED else "caught"
-    return f"pytest ended with status {done.returncode}: {done.stdout[-300:]}"
+class Verdict(NamedTuple):
+    """The outcome of tests.
+
+    :param word: "caught", "survived" or what went wrong. :param failed: the tests that failed.
+    """
+
+    word: str
+    failed: tuple[str, ...] = ()
+
+
+def run_tests(place: Path, tests: Sequence[str], timeout_s: float) -> Verdict:
+    """Run tests in a copy, up to the first that fails."""
+    with tempfile.TemporaryDirectory(prefix="stageout-verdict-") as directory:
+        command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-o", f"cache_dir={directory}", *tests]
+        output = Path(directory, "output")
+        # No pipe: a program that a test left behind would hold it open.
+        with output.open("wb") as file:
+            running = subprocess.Popen(
+                command,
+                cwd=place,
+                env={**os.environ, "PYTHONPATH": str(place)},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status = running.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                return Verdict("caught")  # a hang is noticed too
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(running.pid, signal.SIGKILL)
+                running.wait()
+        if status == _PASSED:
+            return Verdict("survived")
+        failed = Path(directory, "v/cache/lastfailed")
+        if status in (_FAILED, _INTERRUPTED) and failed.exists():
+            return Verdict("caught", tuple(json.loads(failed.read_text())))
+        return Verdict(f"pytest ended with status {status}: {output.read_text(errors='replace')[-300:]}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

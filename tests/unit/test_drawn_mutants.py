@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.draw import Nearness, draw, mutated, places
+from tests.mutants.draw import Judge, Nearness, chosen, draw, mutated, places
+from tests.mutants.reached import Caller, Reached
 
 _HEAD = "def f(a, b):\n"
 
@@ -23,6 +24,8 @@ _HEAD = "def f(a, b):\n"
         ("statement left out", "a.b = 1", ["pass"]),
         ("statement left out", "await g(b)", ["pass"]),
         ("statement left out", "log.warn('not-done')", []),
+        ("statement left out", "a._log('done', b)", []),
+        ("statement left out", "a.catalog(b)", ["pass"]),
         ("statement left out", "a = 1", []),
         ("steps swapped", "g(a)\n    h(a)", ["h(a)\n    g(a)"]),
         ("steps swapped", "a.b.g()\n    a.c.h()", ["a.c.h()\n    a.b.g()"]),
@@ -30,6 +33,13 @@ _HEAD = "def f(a, b):\n"
         ("steps swapped", "g(a)\n    h(b)", []),
         ("steps swapped", "os.g(a)\n    os.h(b)", []),
         ("steps swapped", "a.g()\n    a.notify_all()", []),
+        ("steps swapped", "a.g()\n    b.h(a.c)", ["b.h(a.c)\n    a.g()"]),
+        ("steps swapped", "a.g.update(b.g)\n    f.h.update(b.h)", []),
+        ("steps swapped", "a.put('x', 1)\n    a.put('y', 2)", []),
+        ("steps swapped", "a.put('x', 1)\n    a.put('x', 2)", ["a.put('x', 2)\n    a.put('x', 1)"]),
+        ("steps swapped", "a.g(b)\n    a.log(b)", []),
+        ("steps swapped", "f.g.add(b)\n    f.h.append(b)", []),
+        ("steps swapped", "f.add(b)\n    f.add(a)", ["f.add(a)\n    f.add(b)"]),
     ],
 )  # fmt: skip
 def test_each_kind_is_made_at_its_place(kind: str, line: str, after: list[str]) -> None:
@@ -66,9 +76,86 @@ def test_only_changed_lines_are_drawn_from() -> None:
 
 
 def test_the_nearest_tests_are_those_that_import_the_module() -> None:
-    near = Nearness().tests("sandbox_manager/scheduling/leases.py", "mark_read")
+    near = Nearness().files("sandbox_manager/scheduling/leases.py", "mark_read")
     assert near[0] == "tests/unit/test_leases.py"
-    assert all(Path(name.partition("::")[0]).is_file() for name in near)
-    assert "tests/overlay/test_relays.py" in Nearness().tests("stageout/overlay/channel.py", "_pass_relays")
+    assert all(Path(name).is_file() for name in near)
     assert not any("test_golden" in name or "test_language" in name for name in near)
-    assert Nearness().tests("nobody/imports/this.py", "x") == ()
+    assert set(Nearness().files("nobody/imports/this.py", "x")) == set(near), "the order is another one"
+
+
+def test_some_tests_of_each_file_run_the_shortest_first_while_there_is_time() -> None:
+    many = [Caller(f"many::{number:02}", 1.0) for number in range(30)]
+    by_file = {"far": [Caller("far::a", 0.1)], "near": many, "long": [Caller("long::a", 1.0), Caller("long::b", 200.0)]}
+    names = [test.name for test in chosen(by_file, ["near", "long", "far"])]
+    assert names == [*(test.name for test in many[:12]), "long::a", "far::a", *(test.name for test in many[12:])]
+
+
+_TESTS = """
+import os, subprocess, sys
+import pytest
+from product.a import one, three
+
+@pytest.fixture(scope="module")
+def shared():
+    return three()
+
+def test_here(shared):
+    assert one() == 1
+
+def test_in_a_program():
+    subprocess.run([sys.executable, "-c", "import os; from product.a import two; two(); os._exit(0)"], check=True)
+"""
+
+
+def test_the_tests_that_call_a_function_are_seen_also_in_programs(tmp_path: Path) -> None:
+    place, kept = tmp_path / "place", tmp_path / "kept"
+    (place / "product").mkdir(parents=True)
+    (place / "product/a.py").write_text("".join(f"def {name}():\n    return 1\n" for name in ("one", "two", "three")))
+    (place / "test_a.py").write_text(_TESTS)
+
+    def tests(reached: Reached, function: str) -> list[str]:
+        reached.look(["test_a.py"])
+        found = reached.tests("product/a.py", function, ["test_a.py"])
+        return sorted(test.name.partition("::")[2] for test in found.get("test_a.py", []))
+
+    reached = Reached(place, kept, ["product"])
+    assert tests(reached, "one") == ["test_here"]
+    assert tests(reached, "two") == ["test_in_a_program"]
+    assert tests(reached, "three") == ["test_here", "test_in_a_program"], "what is shared may be used by each"
+    assert tests(reached, "four") == []
+    (kept_file,) = kept.iterdir()
+    before = kept_file.stat().st_mtime_ns
+    assert tests(Reached(place, kept, ["product"]), "one") == ["test_here"]
+    assert kept_file.stat().st_mtime_ns == before, "nothing ran again"
+    (place / "test_a.py").write_text(_TESTS.replace("one() == 1", "True"))
+    assert tests(Reached(place, kept, ["product"]), "one") == []
+
+
+def test_a_test_that_fails_without_the_mutation_finds_nothing(tmp_path: Path) -> None:
+    place, nobody = tmp_path / "place", "no test calls it that passes without it"
+    (place / "stageout").mkdir(parents=True)
+    (place / "tests/unit").mkdir(parents=True)
+    source = "def double(a):\n    if a:\n        return 2 * a\n    return 0\n"
+    (place / "stageout/numbers.py").write_text(source)
+    never, always = sorted(places(source), key=lambda one: one.text)
+    broken, zero, one = (
+        f"def test_{name}():\n    assert double({number}) == {result}\n\n\n"
+        for name, number, result in (("broken", 1, 3), ("zero", 0, 0), ("one", 1, 2))
+    )
+    for tests, outcomes in (
+        (broken, [nobody, nobody]),
+        (broken + zero, ["survived", "survived"]),
+        (broken + zero + one, ["caught", "survived"]),
+        ("", [nobody, nobody]),
+    ):
+        (place / "tests/unit/test_numbers.py").write_text(f"from stageout.numbers import double\n\n\n{tests}")
+        judge = Judge(place, tmp_path / "kept", _Order())
+        assert [judge.verdict("x", "stageout/numbers.py", change) for change in (never, always)] == outcomes
+
+
+class _Order(Nearness):
+    def __init__(self) -> None:
+        pass
+
+    def files(self, file: str, function: str) -> tuple[str, ...]:
+        return ("tests/unit/test_numbers.py",)
