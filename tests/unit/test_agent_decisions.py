@@ -133,6 +133,14 @@ TABLE: list[tuple[str, DecisionInput, list[str]]] = [
         situation(held(ad_state=JobAdState("Failed", 1), unlogged_hold_run=1, hold_code=1), seen(State.FAILED)),
         ["Hold", "RestoreHoldReason"],
     ),
+    *(
+        (
+            f"failed, held, not told, {verb} asked",
+            situation(held(ad_state=JobAdState("Failed", 1), unlogged_hold_run=1, request=request), seen(State.FAILED)),
+            [verb, "Hold", "RestoreHoldReason"],
+        )
+        for verb, request in (("retry", "retry"), ("redirect", "redirect r1 https://new/d/"))
+    ),
     ("failed, retry asked", situation(job(request="retry"), seen(State.FAILED)), ["retry", "UpdateAdState"]),
     ("failed, held", situation(held(), seen(State.FAILED)), ["UpdateAdState"]),
     ("held, retry asked", situation(held(request="retry"), seen(State.FAILED)), ["retry", "UpdateAdState"]),
