@@ -30,7 +30,7 @@ FOLDERS = ("stageout", "sandbox_manager", "schedd_agent", "policy_service", "ove
 LEAST_SHARE = 0.97
 _TESTS = ("tests/unit", "tests/curl", "tests/globus", "tests/gsiftp", "tests/sampling", "tests/conformance")
 #: At most so many tests for one mutation, which took at most so long; from each file some at once.
-_MOST_TESTS, _MOST_SECONDS, _AT_ONCE = 200, 150.0, 12
+_MOST_TESTS, _MOST_SECONDS, _AT_ONCE = 200, 60.0, 12
 #: A mutation that hangs is waited for: seconds for the start, and times what the tests took.
 _START_S, _SLOWER = 60.0, 5.0
 _TIMEOUT_S = 600.0

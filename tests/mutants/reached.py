@@ -82,26 +82,22 @@ class Reached:
             Path(directory).chmod(0o755)
             notes.mkdir()
             notes.chmod(0o1777)  # programs may have become other users
-            hook = self._place / _TRACING.name
+            hook, settings = self._place / _TRACING.name, self._place / "traced"
             shutil.copy(_TRACING, hook)
-            environment = {
-                **os.environ,
-                "PYTHONPATH": str(self._place),
-                "STAGEOUT_TRACED_ROOT": str(self._place),
-                "STAGEOUT_TRACED_FOLDERS": " ".join(self._folders),
-                "STAGEOUT_TRACED_INTO": str(notes),
-            }
+            settings.write_text("\n".join([str(notes), *self._folders]))
+            environment = {**os.environ, "PYTHONPATH": str(self._place)}
             command = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
             command += ["-o", "junit_family=xunit1", f"--junitxml={results}", *files]
             try:
                 subprocess.run(command, cwd=self._place, env=environment, stdout=subprocess.DEVNULL, check=False)
             finally:
                 hook.unlink()
+                settings.unlink()
             seconds = _seconds(results)
             called: dict[str, set[str]] = {}
-            for path in notes.iterdir():
-                for line in path.read_text(errors="replace").splitlines():
-                    test, file, function = line.split("\t")
+            for path in notes.glob("[0-9]*"):
+                words = iter(path.read_bytes().decode(errors="replace").split("\0"))
+                for test, file, function in zip(words, words, words):
                     name, _, phase = test.rpartition(" ")
                     # The first test makes things that the others use, too.
                     called.setdefault(name.partition("::")[0] if phase == _SHARED else name, set()).add(

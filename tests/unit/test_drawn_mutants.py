@@ -103,7 +103,9 @@ def test_here(shared):
     assert one() == 1
 
 def test_in_a_program():
-    subprocess.run([sys.executable, "-c", "import os; from product.a import two; two(); os._exit(0)"], check=True)
+    environment = {"PYTHONPATH": os.getcwd()}
+    command = [sys.executable, "-c", "import os; from product.a import two; two(); os._exit(0)"]
+    subprocess.run(command, env=environment, check=True)
 """
 
 
