@@ -63,8 +63,8 @@ def seen_file(uid: int = 0, mode: int = 0o755, device: int = 1, kind: int = stat
     return os.stat_result((kind | mode, 1, device, 1, uid, 0, 0, 0, 0, 0))
 
 
-def notice(age_s: float = 10, **extra: Any) -> ClassAd:
-    ad = notice_ad(AgentNotice("ap", "ap", KEY.public, 1, int(NOW - age_s), extra=extra), KEY)
+def notice(age_s: float = 10, renewal_url: str = "", **extra: Any) -> ClassAd:
+    ad = notice_ad(AgentNotice("ap", "ap", KEY.public, 1, int(NOW - age_s), renewal_url, extra=extra), KEY)
     return ClassAd({**ad, "LastHeardFrom": int(NOW - age_s)})
 
 

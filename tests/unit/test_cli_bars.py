@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import unicodedata
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageout.cli.bars import Bar, cut, drawn, printable
+from tests.polling import wait_for
 
 _MB = 10**6
 
@@ -32,6 +34,25 @@ def test_a_text_is_cut_between_characters() -> None:
     assert cut("abc", 2) == "ab"
     assert cut("日本語", 5) == "日本"
     assert cut("e\u0301x", 1) == "e\u0301"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_time_is_shown_while_no_byte_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "vt100")
+    with Bar("f", _MB):
+        wait_for(lambda: "f: waiting for the first byte" in terminal.getvalue())
+    assert terminal.getvalue().endswith("\r\033[K"), "the line is removed"
+    shown = terminal.getvalue()
+    with Bar("f", _MB) as bar:
+        bar(_MB // 2)
+        bar.end(_MB)
+    assert terminal.getvalue() == shown, "nothing is shown at once, or after the end"
 
 
 def test_nothing_is_shown_where_standard_error_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

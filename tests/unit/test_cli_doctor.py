@@ -440,6 +440,52 @@ FAULTS: list[tuple[str, Level, str, Callable[[Fake], None]]] = [
 ]
 
 
+def together(*changes: Callable[[Fake], None]) -> Callable[[Fake], None]:
+    def change(machine: Fake) -> None:
+        for one in changes:
+            one(machine)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "change"),
+    [
+        (
+            "credentials",
+            "renewed at https://ap2:9621, https://ap:9621;",
+            together(
+                values(STAGEOUT_CREDENTIAL_PORT="9621"),
+                collector(
+                    StageOutAgent=[
+                        notice(renewal_url="https://ap2:9621"),
+                        ClassAd({"StageOutPayload": "x"}),
+                        notice(),
+                        notice(renewal_url="https://ap:9621"),
+                    ]
+                ),
+            ),
+        ),
+    ],
+)
+def test_what_is_well_is_told(name: str, text: str, change: Callable[[Fake], None]) -> None:
+    machine = Fake()
+    change(machine)
+    assert [
+        item.text for item in examine(machine) if item.name == name and item.level is Level.OK and text in item.text
+    ]
+
+
+def test_reports_that_nobody_signed_are_no_matters() -> None:
+    refused = manager_ad_of(handoffs=500, handoffs_refused={"SlotUser": 300})
+    seen = []
+    for signature in (refused["StageOutSignature"], ""):
+        machine = Fake()
+        collector(StageOutManager=[ClassAd({**refused, "StageOutSignature": signature})])(machine)
+        seen.append([item.level for item in examine(machine) if item.name == "matters"])
+    assert seen == [[Level.WARN], [Level.OK]]
+
+
 def leave_behind(machine: Fake) -> None:
     machine.marked.append((77, "/movers/2"))
     machine.files["/proc/77"] = seen_file()

@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -279,8 +280,8 @@ def test_the_time_comes_from_enough_jobs_or_is_unknown() -> None:
 class Reporting(Silent):
     """A collector with managers' reports."""
 
-    def __init__(self, *reports: Report) -> None:
-        super().__init__()
+    def __init__(self, *reports: Report, slots: Sequence[ClassAd] = (), heard_at: float = 0) -> None:
+        super().__init__(*slots, heard_at=heard_at)
         self._reports = list(reports)
 
     def reports(self) -> list[Report]:
@@ -330,3 +331,50 @@ def test_only_the_first_job_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     tool(tmp_path, "condor_submit", f"printf '{text}'")
     assert submit_file.first_job(file, NOTHING) == 'ClusterId=1\nProcId=0\nArgs="a = b"\n'
     assert submit_file.transformed("ClusterId=1\n", NOTHING) is None
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("exit 3", "it ended with status 3"),
+        ("echo 'bad  rule' >&2; exit 1", "bad rule"),
+        ("echo 'ClusterId=1'", "status 0"),
+    ],
+)
+def test_job_transforms_that_are_not_applied(
+    script: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = mapping_settings({"JOB_TRANSFORM_NAMES": "Gone, StageOut", "JOB_TRANSFORM_StageOut": "SET x 1"})
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    tool(tmp_path, "condor_transform_ads", script)
+    with pytest.raises(CommandError, match=f"does not apply the job transforms of this machine: .*{problem}"):
+        submit_file.transformed("ClusterId=1\n", settings)
+    tool(tmp_path, "condor_transform_ads", 'cat; echo StageOutGuard=true; echo "Names=$2"')
+    assert submit_file.transformed("ClusterId=1\n", settings) == "ClusterId=1\nStageOutGuard=true\nNames=StageOut\n"
+
+
+@pytest.mark.parametrize(("methods", "status"), [("http,davs", 0), ("http", 1)])
+def test_the_status_says_whether_a_problem_was_found(
+    methods: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ad = ClassAd({"TransferOutput": "a", "OutputDestination": "davs://127.0.0.1:1/d", "StageOutGuard": True})
+    monkeypatch.setattr(explain, "load_bindings", lambda: None)
+    monkeypatch.setattr(explain, "condor_settings", lambda: NOTHING)
+    monkeypatch.setattr(explain, "_server_lines", lambda _: [])
+    monkeypatch.setattr(explain, "_subject", lambda *_: Subject("a file", ad, True, is_file=True))
+    monkeypatch.setattr(explain, "Queue", lambda *_: Silent())
+    pool = Reporting(slots=[slot("e1", methods, "m@e1")], heard_at=time.time())
+    monkeypatch.setattr(explain, "Pool", lambda *_: pool)
+    assert main(["explain", "a file"]) == status
+    shown = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[3:]]
+    assert shown == [
+        ["delivery", "ok"],
+        ["dag", "ok"],
+        ["plugin", "problem" if status else "ok"],
+        ["agent", "ok"],
+        ["streams", "unknown"],
+        ["time", "unknown"],
+    ]
+    assert main(["explain", "a file", "--json"]) == status
+    facts = json.loads(capsys.readouterr().out)
+    assert [[item["name"], item["level"]] for item in facts["lines"]] == shown

@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import json
 import re
+import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stageout.cli import render
+from stageout.cli import node, render
 from stageout.cli import status as status_module
 from stageout.cli.exits import Unavailable
 from stageout.cli.history import details, entry, overview
@@ -34,6 +37,7 @@ from stageout.cli.rows import (
 from stageout.cli.status import Snapshot, lines
 from stageout.cli.why import why
 from stageout.core.classads import ClassAd
+from stageout.core.reasons import sentence_of
 from stageout.core.states import PLAIN, State
 from stageout.core.units import duration, size
 from stageout.wire.control import StreamsReport
@@ -485,6 +489,21 @@ def test_ends_in_the_history(end: str, delivered: bool, changes: dict[str, Any])
     assert overview([item], 0)[1].split()[2] == end
 
 
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        ("full", {"StageOutReason": "full", "RemoveReason": "by hand"}),
+        ("by hand", {"StageOutReason": "full", "RemoveReason": "by hand", "JobStatus": 3}),
+        ("full", {"StageOutReason": "full", "JobStatus": 3}),
+        ("by hand", {"RemoveReason": "by hand"}),
+        (sentence_of("DagNode"), {"StageOutGuard": False, "StageOutSynchronousCode": "DagNode"}),
+        ("full", {"StageOutReason": "full", "StageOutGuard": False, "StageOutSynchronousCode": "DagNode"}),
+    ],
+)
+def test_the_reason_in_the_history_is_of_the_end(reason: str, changes: dict[str, Any]) -> None:
+    assert entry(job(**changes), [])["reason"] == reason
+
+
 def test_a_history_without_records_says_why() -> None:
     assert "rotated away" in details(entry(job(), []))[-1]
 
@@ -813,3 +832,20 @@ def test_a_job_with_the_name_of_another_one_says_so() -> None:
     other = job(ClusterId=13, TransferOutputStats=None)
     (row,) = explained(merge([other], []), {str(other.id): why(other, ())})
     assert (row.synchronous_code, row.reason[:28]) == ("Identity", "GlobalJobId of the job is no"[:28])
+
+
+def test_a_manager_that_takes_no_call_is_waited_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "_TIMEOUT_S", 0.2)
+    path = tmp_path / "socket"
+    with (
+        ThreadPoolExecutor() as worker,
+        socket.socket(socket.AF_UNIX) as listener,
+        socket.socket(socket.AF_UNIX) as first,
+    ):
+        listener.bind(str(path))
+        listener.listen(0)
+        first.connect(str(path))  # no other one has room
+        asked = worker.submit(node.read_streams, path)
+        with pytest.raises(OSError):
+            asked.result(timeout=20)
+        assert asked.done()
