@@ -153,9 +153,13 @@ class Daemon:
         )
         gate = OrderVerifier(manager.name, manager.key, self._agents, self._keys)
         intake = Intake(
-            self.spool, dependencies.identity(settings), pipeline.acceptance, settings, dependencies.clock,
+            spool=self.spool,
+            identity=dependencies.identity(settings),
+            acceptance=pipeline.acceptance,
+            settings=settings,
+            clock=dependencies.clock,
             on_refusal=pipeline.store.changed.set,
-        )  # fmt: skip
+        )
         reporter = Reporter(
             pipeline=pipeline,
             spool=self.spool,
@@ -172,15 +176,25 @@ class Daemon:
         parts = (gate, fetcher, self._missing, pipeline.custody.orphans, pipeline.housekeeping, reporter, intake)
         control = Control(pipeline, reporter.figures, lambda: {k: v for part in parts for k, v in part.facts().items()})
         orders = OrderReader(
-            pipeline, gate, self._keys, dependencies.collector, dependencies.clock,
-            lambda: self._settings.number("STAGEOUT_ORDER_INTERVAL"),
-        )  # fmt: skip
+            pipeline=pipeline,
+            verifier=gate,
+            keys=self._keys,
+            collector=dependencies.collector,
+            clock=dependencies.clock,
+            interval_s=lambda: self._settings.number("STAGEOUT_ORDER_INTERVAL"),
+        )
         run = self.spool.root / "run"
         await control.start(run / SOCKET_NAME)
         await intake.start(run / socket_name(settings.condor("EXECUTE")))
         pipeline.resume_syncs()
         self._pipeline, self._own_lease = pipeline, own_lease
-        self._metrics = ManagerMetrics(pipeline, reporter, intake.counters, self.spool.free_bytes, dependencies.clock)
+        self._metrics = ManagerMetrics(
+            pipeline=pipeline,
+            reporter=reporter,
+            handoffs=intake.counters,
+            free_bytes=self.spool.free_bytes,
+            clock=dependencies.clock,
+        )
         started(manager=manager.name, key=manager.key, spool=self.spool.root)
         work = [
             self._supervise("move", pipeline.run),
@@ -194,7 +208,7 @@ class Daemon:
         ]
         tasks = [asyncio.get_running_loop().create_task(item) for item in work]
         await self._stop.wait()
-        await self._shut_down(pipeline, intake, control, reporter, tasks)
+        await self._shut_down(pipeline, intake, control, reporter, tasks=tasks)
 
     async def _shut_down(
         self, pipeline: Pipeline, intake: Intake, control: Control, reporter: Reporter, tasks: list[asyncio.Task[None]]
@@ -205,7 +219,14 @@ class Daemon:
         if self._rules.is_pilot:
             router = self._settings.text("STAGEOUT_PILOT_ROUTER")
             copies = self._settings.count("STAGEOUT_PILOT_COPIES")
-            self._drain = Drain(pipeline, self._dependencies.clock, grace_s, router, pipeline.manager.key, copies)
+            self._drain = Drain(
+                pipeline=pipeline,
+                clock=self._dependencies.clock,
+                grace_s=grace_s,
+                router=router,
+                key=pipeline.manager.key,
+                copies=copies,
+            )
         await intake.stop(min(grace_s, 5.0))
         if self._drain is not None:
             reporter.leave()
@@ -345,7 +366,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     def prepare(_: Settings, load: daemon.Load) -> Callable[[], Daemon]:
         return lambda: Daemon(
             Dependencies(
-                load, CollectorProcess(name), SystemClock(), identity, lambda expression: startd().evaluate(expression)
+                read=load,
+                collector=CollectorProcess(name),
+                clock=SystemClock(),
+                identity=identity,
+                evaluate=lambda expression: startd().evaluate(expression),
             )
         )
 

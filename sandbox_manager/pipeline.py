@@ -70,9 +70,13 @@ class Pipeline:
         self.manager, self.rules, self._clock = manager, rules, clock
         breakers = Breakers(clock, lambda failures: backoff_s(self.rules.retry, failures))
         self.custody = custody = Custody(
-            ledger, spool, clock, lambda: self.rules,
-            lambda path, scheme: choose_plugin(table, self.rules.require_verified, path, scheme), breakers.reason,
-        )  # fmt: skip
+            ledger=ledger,
+            spool=spool,
+            clock=clock,
+            rules=lambda: self.rules,
+            find_plugin=lambda path, scheme: choose_plugin(table, self.rules.require_verified, path, scheme),
+            server_problem=breakers.reason,
+        )
         self.store, self.scheduler = custody.store, Scheduler(custody, table, breakers, streams)
         self.runner = BatchRunner(custody, table, self.scheduler)
         end = PilotEnd(self.store.registry, self.scheduler.throughput, clock, custody.rules)

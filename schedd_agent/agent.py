@@ -230,7 +230,13 @@ class Agent:
         ids = {user: [f"{job.cluster}.{job.proc}" for job in refused if job.user == user]
                for user in islice(self._misnamed_since, _SHOWN)}  # fmt: skip
         return [
-            RefusedIdentity(user, "job", len(jobs), tuple(jobs[:_IDS_SHOWN]), self._misnamed_since[user])
+            RefusedIdentity(
+                owner=user,
+                what="job",
+                number=len(jobs),
+                jobs=tuple(jobs[:_IDS_SHOWN]),
+                since_at=self._misnamed_since[user],
+            )
             for user, jobs in ids.items()
         ]
 
@@ -314,7 +320,7 @@ class Agent:
         names = {manager_of(ad) for ad in ads}
         reported_jobs = (pair for pair in self.report_table.reported_jobs() if name_of(pair[0]) in names)
         managers = (manager for manager in self.report_table.heard if name_of(manager) in names)
-        self.liveness.record_snapshot(at_s, collector_age_s, reported_jobs, managers, pool)
+        self.liveness.record_snapshot(at_s, collector_age_s, shown=reported_jobs, managers=managers, pool=pool)
 
     def _decide_all(self, jobs: Mapping[JobKey, Job], reported: Mapping[JobKey, Sequence[ReportedSandbox]]) -> None:
         keys = jobs.keys() | reported.keys()
@@ -358,9 +364,16 @@ class Agent:
             held = (item.sandbox.accepted_at for item in items if item.sandbox.state not in FREED)
             found.setdefault(key.owner, []).extend((key.job_id, accepted_at) for accepted_at in held)
         return [
-            RefusedIdentity(owner, "output", len(some), tuple(job for job, _ in some[:_IDS_SHOWN]), min(some_at))
-            for owner, some in found.items() if (some_at := [accepted_at for _, accepted_at in some])
-        ]  # fmt: skip
+            RefusedIdentity(
+                owner=owner,
+                what="output",
+                number=len(some),
+                jobs=tuple(job for job, _ in some[:_IDS_SHOWN]),
+                since_at=min(some_at),
+            )
+            for owner, some in found.items()
+            if (some_at := [accepted_at for _, accepted_at in some])
+        ]
 
     def _left_output(
         self, jobs: Mapping[JobKey, Job], reported: Mapping[JobKey, Sequence[ReportedSandbox]]
@@ -409,11 +422,14 @@ class Agent:
         most = sorted(self._silent.items(), key=lambda item: -len(item[1]))[:_SHOWN]
         return [
             SilentManager(
-                name_of(manager), int(silent_s := self.liveness.silent_s(manager)), len(users),
-                max(0, int(self._patience_s(manager) - silent_s)), tuple(sorted(set(users))[:_OWNERS_SHOWN]),
+                name=name_of(manager),
+                silent_s=int(silent_s := self.liveness.silent_s(manager)),
+                outputs=len(users),
+                lost_in_s=max(0, int(self._patience_s(manager) - silent_s)),
+                owners=tuple(sorted(set(users))[:_OWNERS_SHOWN]),
             )
             for manager, users in most
-        ]  # fmt: skip
+        ]
 
     def _watch_output(self, plans: Iterable[tuple[Job, Sequence[Effect]]]) -> None:
         """Watch the clusters of jobs that this pass marks as delivered: after that they may leave the queue."""
@@ -475,7 +491,15 @@ class Agent:
     ) -> set[JobKey]:
         now_s = int(self.clock.wall_s())
         found = [
-            Failure(key.name, self._history[key].owner, one.run, one.state, one.reason, now_s, key.owner)
+            Failure(
+                job=key.name,
+                owner=self._history[key].owner,
+                run=one.run,
+                state=one.state,
+                reason=one.reason,
+                at=now_s,
+                user=key.owner,
+            )
             for key, one in late_failures
         ]
         if not self._record_failed_files(found, reported):
@@ -654,11 +678,11 @@ class Agent:
         now_s = self.clock.monotonic_s()
         sheets = self.order_outbox.due(
             now_s,
-            self.clock.wall_s(),
-            self.report_table.numbers,
-            self.report_table.busy(),
-            self.report_table.unleased(),
-            self.report_table.promised_s,
+            wall_s=self.clock.wall_s(),
+            heard=self.report_table.numbers,
+            busy=self.report_table.busy(),
+            unleased=self.report_table.unleased(),
+            promised_s=self.report_table.promised_s,
         )
         if not sheets:
             return
@@ -682,8 +706,17 @@ class Agent:
         facts["silent"] = self._silent_managers()
         facts["identities"] = [*self._misnamed, *self._foreign[:_SHOWN]]
         (number,) = self.numbers.take(1)
+        renewal_url, renewal_certificate = self.credential_port
         notice = AgentNotice(
-            self.name, self.name, self.key.public, number, sent_at, *self.credential_port, facts, self.key.vouches
+            agent=self.name,
+            schedd=self.name,
+            key=self.key.public,
+            number=number,
+            sent_at=sent_at,
+            renewal_url=renewal_url,
+            renewal_certificate=renewal_certificate,
+            extra=facts,
+            vouches=self.key.vouches,
         )
         self.collector_client.publish([notice_ad(notice, self.key)])
         self._notice_sent_s = now_s

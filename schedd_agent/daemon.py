@@ -181,7 +181,13 @@ class Daemon:
             return
         try:
             certificate = Certificate(spool_of(self._settings) / CERTIFICATE_FILE)
-            issuer = CredentialIssuer(agent.name, certificate.digest, agent.receipts.get, agent.queue.owners, reader)
+            issuer = CredentialIssuer(
+                agent=agent.name,
+                certificate=certificate.digest,
+                record=agent.receipts.get,
+                owners=agent.queue.owners,
+                reader=reader,
+            )
             address, listen = addresses_of(self._settings)
             server = CredentialServer(
                 listen, number, certificate, lambda asked: self._call(lambda: issuer.answer(asked))
@@ -258,7 +264,8 @@ def make_agent(settings: Settings) -> Agent:
         queue=queue,
         collector_client=FlockingCollectorClient(
             CondorCollectorClient(name),
-            lambda host: FlockedPool(host, name, settings.number("STAGEOUT_POLL_INTERVAL")), flocked_to(settings),
+            lambda host: FlockedPool(host, name, settings.number("STAGEOUT_POLL_INTERVAL")),
+            flocked_to(settings),
         ),
         receipts=receipts,
         order_outbox=OrderOutbox(name, numbers, limits.managers_lease_s),
@@ -270,15 +277,23 @@ def make_agent(settings: Settings) -> Agent:
         records_written=directory is not None,
         notice_interval_s=settings.number("STAGEOUT_NOTICE_INTERVAL"),
         custody_table=CustodyTable(
-            spool / "stageout_agent_custody", custodians_of(settings),
-            CustodianClient(*keys_of(settings)), clock,
+            spool / "stageout_agent_custody",
+            custodians_of(settings),
+            CustodianClient(*keys_of(settings)),
+            clock,
         ),
         failures=FailureLog(spool / FILE_NAME),
         file_recorder=FileRecorder(history, receipts, clock, directory is not None),
         mail_queue=mail_queue,
         factory_limits=FactoryLimits(queue),
-        output_watch=OutputWatch(spool / WATCHED_FILE_NAME, queue, mail_queue, clock, limits.history_s),
-    )  # fmt: skip
+        output_watch=OutputWatch(
+            path=spool / WATCHED_FILE_NAME,
+            queue=queue,
+            mail_queue=mail_queue,
+            clock=clock,
+            query_interval_s=limits.history_s,
+        ),
+    )
 
 
 def kept_in(spool: Path, wall_s: float) -> tuple[OrderNumbers, NewestReportNumbers]:

@@ -83,7 +83,7 @@ def decide(given: DecisionInput, limits: DecisionLimits) -> list[Effect]:
         return [*_cancel_with_dag(given, given.job)]
     record = _effective_record(given, given.job)
     own = _own_sandboxes(given, given.job, record)
-    effects: list[Effect] = [*_fence_other_runs(given, given.job, record, own, limits)]
+    effects: list[Effect] = [*_fence_other_runs(given, given.job, record, own, limits=limits)]
     if not given.job.has_final_handoff:
         return [*effects, *_show_unnamed_output(given, given.job, limits), *_reset_ad_state(given, given.job, limits)]
     if given.job.dag and is_dag_removed:
@@ -92,7 +92,7 @@ def decide(given: DecisionInput, limits: DecisionLimits) -> list[Effect]:
     effects += _keep_in_queue(given, given.job, limits)
     if record is None:
         return [*effects, *_decide_without_record(given, given.job, limits)]
-    return [*effects, *_decide_final_run(given, given.job, record, own, limits)]
+    return [*effects, *_decide_final_run(given, given.job, record, own, limits=limits)]
 
 
 def _refuse_other_run(job: Job) -> ClearRequest:
@@ -150,9 +150,13 @@ def _repeated_attempts(sandbox: SandboxReport) -> Iterator[FailedAttempt]:
     for file in sandbox.files:
         if file.attempts and file.error and file.state not in ENDS:
             yield FailedAttempt(
-                file.name, host_of(file.url), file.error, sandbox.attempts_limit, min(sandbox.gives_up_at, LATEST_AT),
-                bool(file.of_node),
-            )  # fmt: skip
+                file=file.name,
+                host=host_of(file.url),
+                error=file.error,
+                attempts_limit=sandbox.attempts_limit,
+                gives_up_at=min(sandbox.gives_up_at, LATEST_AT),
+                of_node=bool(file.of_node),
+            )
 
 
 # ---- sandboxes of the final run ---------------------------------------------------------------------------------
@@ -194,7 +198,11 @@ def _reported_tickets(item: ReportedSandbox) -> Iterator[Ticket]:
     for at, name in enumerate(sandbox.tickets):
         first = at == 0
         yield Ticket(
-            name, item.manager_name, item.key, sandbox.files_total if first else 0, sandbox.bytes_total if first else 0
+            name=name,
+            manager_name=item.manager_name,
+            key=item.key,
+            files=sandbox.files_total if first else 0,
+            size_bytes=sandbox.bytes_total if first else 0,
         )
 
 
@@ -226,11 +234,16 @@ def _fence_other_runs(
         elif sandbox.state in FREED:
             if sandbox.number < job.run or job.status == Status.IDLE or (job.ended and record is not None):
                 yield SendOrder(item.manager, Action.FORGET, sandbox.number)
-        elif _is_stale(given, job, record, item, limits):
+        elif _is_stale(given, job, record, item, limits=limits):
             yield SendOrder(item.manager, Action.SUPERSEDE, sandbox.number)
         elif job.ended and not _may_be_unnamed(job, record) and not _is_confirmed(given, item.manager, sandbox.number):
             # The final run did not report this hand-off: its plugin uploaded the files itself.
-            yield SendOrder(item.manager, Action.CONFIRM, sandbox.number, (), 0, job.priority)
+            yield SendOrder(
+                manager=item.manager,
+                action=Action.CONFIRM,
+                run=sandbox.number,
+                priority=job.priority,
+            )
 
 
 def _patience_s(given: DecisionInput, manager: str, limits: DecisionLimits) -> float:
@@ -351,7 +364,7 @@ def _decide_final_run(
         yield from _free_managers(given, job, own, limits)
         return
     yield from _apply_owner_request(given, job, own)
-    if job.owner_request.verb is not Verb.CANCEL and _is_fenced(given, job, record, own, limits):
+    if job.owner_request.verb is not Verb.CANCEL and _is_fenced(given, job, record, own, limits=limits):
         yield from _confirm(given, job, record, own)
     lost = _loss_reason(given, record, own, limits)
     states = {item.sandbox.state for item in own}
@@ -364,7 +377,7 @@ def _decide_final_run(
             # Nothing is left to send or to cancel, as the job's ad says.
             yield _clear_redirect(job, "the output is lost")
     elif not _all_reported(record, own) or not states <= ENDS:
-        yield from _progress(given, job, record, own, limits)
+        yield from _progress(given, job, record, own, limits=limits)
     elif State.FAILED in states:
         yield from _handle_failure(given, job, own, limits)
     elif State.CANCELLED in states:
@@ -395,7 +408,7 @@ def _tickets_in(sandbox: SandboxReport, manager: str, record: RunRecord, own: Sa
 def _confirmation(manager: str, run: int, tickets: Sequence[Ticket], priority: int) -> SendOrder:
     names = tuple(ticket.name for ticket in tickets)
     files = min(MOST_NUMBER, sum(ticket.files for ticket in tickets))  # a job could have forged its receipts
-    return SendOrder(manager, Action.CONFIRM, run, names, files, priority)
+    return SendOrder(manager=manager, action=Action.CONFIRM, run=run, tickets=names, files=files, priority=priority)
 
 
 def _apply_owner_request(given: DecisionInput, job: Job, own: Sandboxes) -> Effects:
@@ -441,7 +454,13 @@ def _apply_redirect(given: DecisionInput, job: Job, own: Sandboxes) -> Effects:
             yield _clear(job, item.sandbox.refused)
         else:
             yield SendOrder(
-                item.manager, Action.REDIRECT, item.sandbox.number, (), 0, job.priority, name, asked.url, asked.file
+                manager=item.manager,
+                action=Action.REDIRECT,
+                run=item.sandbox.number,
+                priority=job.priority,
+                request=name,
+                new_url=asked.url,
+                only_file=asked.file,
             )
 
 
@@ -750,7 +769,7 @@ def _decide_left_job(given: DecisionInput) -> Effects:
         elif given.history.wants_nothing:
             yield SendOrder(item.manager, Action.CANCEL, sandbox.number)
         elif given.history.status == Status.COMPLETED and given.record is not None:
-            yield from _decide_completed_sandbox(given, given.history.run, given.record, item, own)
+            yield from _decide_completed_sandbox(given, given.history.run, given.record, item, own=own)
 
 
 def _is_unreported_failure(given: DecisionInput, item: ReportedSandbox, own: Sandboxes) -> bool:

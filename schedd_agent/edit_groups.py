@@ -38,7 +38,7 @@ def apply_grouped(edits: Sequence[Edit], set_in: Setter, may_repeat: Callable[[]
     with step(edits[0].label):
         while waiting := {job_id: changes for job_id, changes in waiting.items() if changes}:
             change, job_ids = _next_group(waiting)
-            _set_in_all(job_ids, change, set_in, may_repeat, done)
+            _set_in_all(job_ids, change, set_in, may_repeat, done=done)
             ended = done.refused.keys() | done.left
             waiting = {
                 job_id: changes[1:] if job_id in job_ids else changes

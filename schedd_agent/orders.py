@@ -32,7 +32,7 @@ class OrderKey(NamedTuple):
 
 
 def _key(job: JobKey, send: SendOrder) -> OrderKey:
-    return OrderKey(send.manager, job, send.action, send.run, send.request)
+    return OrderKey(manager=send.manager, job=job, action=send.action, run=send.run, request=send.request)
 
 
 class OrderNumbers:
@@ -89,9 +89,18 @@ class OrderOutbox:
         new = [(job, send) for job, send in orders if self.is_new(job, send)]
         for number, (job, send) in zip(self._numbers.take(len(new)) if new else (), new):
             order = Order(
-                number, send.action, job.name, send.run, send.tickets, send.files, send.priority, send.request,
-                send.new_url, send.only_file, job.owner,
-            )  # fmt: skip
+                number=number,
+                action=send.action,
+                job=job.name,
+                run_number=send.run,
+                tickets=send.tickets,
+                files=send.files,
+                priority=send.priority,
+                request=send.request,
+                new_url=send.new_url,
+                only_file=send.only_file,
+                owner=job.owner,
+            )
             self._open[_key(job, send)] = order
             self._changed.add(send.manager)
         return new
@@ -193,5 +202,12 @@ class OrderOutbox:
         orders = sorted((order for key, order in self._open.items() if key.manager == manager), key=lambda o: o.number)
         series, lease_s = self._numbers.series, self._lease_s
         return OrderSheet(
-            self._agent, name_of(manager), int(wall_s), tuple(orders), key_of(manager), series, heard, lease_s
-        )  # fmt: skip
+            agent=self._agent,
+            manager=name_of(manager),
+            sent_at=int(wall_s),
+            orders=tuple(orders),
+            manager_key=key_of(manager),
+            series=series,
+            heard=heard,
+            lease_s=lease_s,
+        )

@@ -74,10 +74,15 @@ def read_outcome(ad: Mapping[str, Any]) -> JobOutcome | None:
     if end is not OutputEnd.DELIVERED:
         stats, hosts = {}, ""
     return JobOutcome(
-        _number(ad, "ClusterId"), _number(ad, "ProcId"), end, _number(stats, "Files"), _number(stats, "Bytes"),
-        tuple(hosts.split()[:_HOSTS_NAMED]) if isinstance(hosts, str) else (),
-        _number(ad, "CompletionDate"), _number(stats, "DeliveredAt"),
-    )  # fmt: skip
+        cluster=_number(ad, "ClusterId"),
+        proc=_number(ad, "ProcId"),
+        end=end,
+        files=_number(stats, "Files"),
+        size_bytes=_number(stats, "Bytes"),
+        hosts=tuple(hosts.split()[:_HOSTS_NAMED]) if isinstance(hosts, str) else (),
+        ended_at=_number(ad, "CompletionDate"),
+        delivered_at=_number(stats, "DeliveredAt"),
+    )
 
 
 def _end_of(ad: Mapping[str, Any]) -> OutputEnd:

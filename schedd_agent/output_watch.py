@@ -227,15 +227,26 @@ class OutputWatch:
         if not job.dag:
             mail = job.mail
             return Watched(
-                job.cluster, mail.notification, mail.address, mail.domain, job.submitted_at, job.cluster_jobs,
+                cluster=job.cluster,
+                notification=mail.notification,
+                address=mail.address,
+                domain=mail.domain,
+                submitted_at=job.submitted_at,
+                jobs=job.cluster_jobs,
                 user=job.user,
-            )  # fmt: skip
+            )
         root = self._root_of(job.dag, job.user)
         if root is None:
             return None
         mail = root.mail if self.mail_queue.wants(root.mail, GROUP_KINDS) else job.mail
         return Watched(
-            root.cluster, mail.notification, mail.address, mail.domain, root.submitted_at, 0, (job.dag,), user=job.user
+            cluster=root.cluster,
+            notification=mail.notification,
+            address=mail.address,
+            domain=mail.domain,
+            submitted_at=root.submitted_at,
+            dags=(job.dag,),
+            user=job.user,
         )
 
     def _root_of(self, dag: int, user: str) -> DagRoot | None:

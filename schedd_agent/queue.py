@@ -172,9 +172,12 @@ def parse_factory(ad: Any) -> Factory | None:
     if limit is None:
         return None
     return Factory(
-        int(ad["ClusterId"]), limit, int(ad["JobMaterializeNextProcId"]),
-        int(ad.get("TotalSubmitProcs", 0)), ad.get("JobMaterializePaused", 0) != 0,
-    )  # fmt: skip
+        cluster=int(ad["ClusterId"]),
+        limit=limit,
+        made=int(ad["JobMaterializeNextProcId"]),
+        total=int(ad.get("TotalSubmitProcs", 0)),
+        is_paused=ad.get("JobMaterializePaused", 0) != 0,
+    )
 
 
 def _counts(found: Any) -> dict[str, int]:
@@ -258,11 +261,16 @@ class CondorJobQueue:
         ads = [(ad, parse_job(ad, False)) for constraint in named for ad in self._query(constraint, wanted)]
         return {
             job.name: CredentialOwner(
-                job.key, job.owner, job.status, job.run, str(ad.get("x509userproxy") or ""),
-                services_of(str(ad.get("OAuthServicesNeeded") or "")),
+                job=job.key,
+                user=job.owner,
+                status=job.status,
+                run=job.run,
+                proxy=str(ad.get("x509userproxy") or ""),
+                services=services_of(str(ad.get("OAuthServicesNeeded") or "")),
             )
-            for ad, job in ads if job.has_own_name
-        }  # fmt: skip
+            for ad, job in ads
+            if job.has_own_name
+        }
 
     def dag_root(self, cluster: int, user: str) -> DagRoot | None:
         """Return the DAGMan job above a user's DAGMan job and all its parents, itself without a parent.

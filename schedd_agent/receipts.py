@@ -246,7 +246,13 @@ def _tickets(results: bytes) -> Iterator[Ticket]:
             if not _fits_an_ad(f"{name}{manager}{key}"):
                 continue  # no manager writes that, and orders with it could not be published
             seen.add(name)
-            yield Ticket(name, manager, key, _count(receipt, "Files"), _count(receipt, "Bytes"))
+            yield Ticket(
+                name=name,
+                manager_name=manager,
+                key=key,
+                files=_count(receipt, "Files"),
+                size_bytes=_count(receipt, "Bytes"),
+            )
 
 
 def _fits_an_ad(text: str) -> bool:

@@ -62,7 +62,9 @@ class Custody:
         self.syncs = Syncs(
             spool, self._syncing, SyncRecords(self.store, clock), self.background
         )  # fmt: skip
-        self.orphans = OrphanCollector(ledger, spool, self._disk, clock, lambda: rules().retention_s)
+        self.orphans = OrphanCollector(
+            ledger=ledger, spool=spool, disk=self._disk, clock=clock, retention_s=lambda: rules().retention_s
+        )
         self.renewal = Renewal(self.store, spool.safe, clock)
 
     @property

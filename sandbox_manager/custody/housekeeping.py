@@ -70,8 +70,8 @@ class Housekeeping:
                 db,
                 directories,
                 self._custody.boot,
-                wall_now(self._custody.clock),
-                self._custody.rules().retry.max_delay_s,
+                now=wall_now(self._custody.clock),
+                longest_s=self._custody.rules().retry.max_delay_s,
             )
             unsynced[:] = again
             return touched
@@ -95,7 +95,10 @@ class Housekeeping:
         ids = due(self._store.registry.by_id.values(), self._busy(), rules, now)
         if ids:
             await self._store.write(
-                lambda db: pass_deadlines(db, ids, rules, now, self._custody.fallback_rules), "record-failed"
+                lambda db: pass_deadlines(
+                    db, sandboxes=ids, rules=rules, now=now, fallback=self._custody.fallback_rules
+                ),
+                "record-failed",
             )
 
     async def _find_deleted(self) -> None:
@@ -157,7 +160,7 @@ def pass_deadlines(
     for sandbox in sandboxes:
         state = updates.state_of(db, sandbox)
         if state in _WAITING:
-            is_changed = _waiting(db, sandbox, rules, now, fallback)
+            is_changed = _waiting(db, sandbox, rules, now, fallback=fallback)
         else:
             is_changed = _DEADLINES.get(state, _ended)(db, sandbox, rules, now)
         if is_changed:
@@ -197,12 +200,12 @@ def _waiting(db: sqlite3.Connection, sandbox: int, rules: Rules, now: int, fallb
     reason = f"{times.reason or 'paused'} {gave_up}"
     if known is not None and not times.paused:
         why = redirects.destination_failure(db, known, fallback.reason_away)
-        if why and redirects.use(db, known, f"{why} {gave_up}", fallback.find_plugin, now):
+        if why and redirects.use(db, sandbox=known, why=f"{why} {gave_up}", find_plugin=fallback.find_plugin, now=now):
             return True
         reason = redirects.failure_reason(
             queries.sandbox(db, sandbox) or known, queries.first_error(db, sandbox), reason
         )
-    updates.end(db, sandbox, State.FAILED, now, reason, times.error_code)
+    updates.end(db, sandbox, State.FAILED, now, reason=reason, error_code=times.error_code)
     return True
 
 

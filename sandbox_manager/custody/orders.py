@@ -102,7 +102,9 @@ def _confirm(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
     run = order.run
     updates.raise_fence(db, run, now)
     found = _named(db, order) or _exactly(db, order)
-    touched = _end_all(db, _before(run), State.SUPERSEDED, now, _NEWER.format(run.number), found)
+    touched = _end_all(
+        db, last=_before(run), new=State.SUPERSEDED, now=now, reason=_NEWER.format(run.number), spared=found
+    )
     if found is None:
         if order.tickets:
             touched.append(_nothing_of_it(db, order, now))
@@ -110,12 +112,12 @@ def _confirm(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
     sandbox, state = found
     if state not in ENDS and updates.names_others(db, sandbox, order.tickets):
         # The same number again, after the access point came out of a backup: another run is meant.
-        updates.end(db, sandbox, State.SUPERSEDED, now, "the final run handed over something else")
+        updates.end(db, sandbox, State.SUPERSEDED, now, reason="the final run handed over something else")
     elif state is State.ACCEPTED:
-        updates.name_tickets(db, sandbox, order.tickets, order.files, order.priority)
+        updates.name_tickets(db, sandbox, order.tickets, order.files, priority=order.priority)
         unknown = updates.are_unknown(db, order.tickets)
         if unknown:
-            updates.end(db, sandbox, State.LOST, now, _no_record(unknown))
+            updates.end(db, sandbox, State.LOST, now, reason=_no_record(unknown))
             return [*touched, sandbox]
         waits_for = updates.confirm(db, sandbox, now)
         if waits_for:
@@ -141,8 +143,8 @@ def _nothing_of_it(db: sqlite3.Connection, order: Order, now: int) -> int:
         priority=order.priority,
     )
     sandbox = updates.add_sandbox(db, nobody, now)
-    updates.name_tickets(db, sandbox, order.tickets, order.files, order.priority)
-    updates.end(db, sandbox, State.LOST, now, _no_record(updates.are_unknown(db, order.tickets)))
+    updates.name_tickets(db, sandbox, order.tickets, order.files, priority=order.priority)
+    updates.end(db, sandbox, State.LOST, now, reason=_no_record(updates.are_unknown(db, order.tickets)))
     return sandbox
 
 
@@ -154,16 +156,16 @@ def _no_record(kept: Sequence[str]) -> str:
 
 def supersede_older(db: sqlite3.Connection, run: Run, now: int) -> list[int]:
     """End the output of older runs of the same job. Return the sandboxes touched."""
-    return _end_all(db, _before(run), State.SUPERSEDED, now, _NEWER.format(run.number))
+    return _end_all(db, last=_before(run), new=State.SUPERSEDED, now=now, reason=_NEWER.format(run.number))
 
 
 def _supersede(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
     updates.raise_fence(db, replace(order.run, number=order.run_number + 1), now)
-    return _end_all(db, order.run, State.SUPERSEDED, now, "the job ran again")
+    return _end_all(db, last=order.run, new=State.SUPERSEDED, now=now, reason="the job ran again")
 
 
 def _cancel(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
-    return _end_all(db, order.run, State.CANCELLED, now, "the job was removed")
+    return _end_all(db, last=order.run, new=State.CANCELLED, now=now, reason="the job was removed")
 
 
 def _before(run: Run) -> Run:
@@ -177,7 +179,7 @@ def _end_all(
     touched = []
     for sandbox, _, state in updates.sandboxes_of(db, last):
         if new in MOVES[state] and (spared is None or sandbox != spared[0]):
-            updates.end(db, sandbox, new, now, reason)
+            updates.end(db, sandbox, new, now, reason=reason)
             touched.append(sandbox)
     return touched
 
@@ -206,7 +208,7 @@ def _redirect(db: sqlite3.Connection, order: Order, now: int, find_plugin: FindP
     if not updates.was_confirmed(db, sandbox):
         done = redirects.Redirected(0, "the run is not confirmed yet")
     else:
-        done = redirects.redirect(db, sandbox, order.new_url, order.only_file, find_plugin)
+        done = redirects.redirect(db, sandbox, url=order.new_url, name=order.only_file, find_plugin=find_plugin)
     updates.set_refused(db, sandbox, done.refused)
     if done.files:
         log.event("files-redirected", job=order.job, run=order.run_number, files=done.files,
@@ -239,7 +241,7 @@ def _forget(db: sqlite3.Connection, order: Order, now: int) -> Iterable[int]:
     touched = []
     for sandbox, _, state in updates.sandboxes_of(db, order.run):
         if state is State.FAILED:
-            updates.end(db, sandbox, State.CANCELLED, now, "let go of by the access point")
+            updates.end(db, sandbox, State.CANCELLED, now, reason="let go of by the access point")
         elif state not in FREED:
             log.warn("deletion-refused", job=order.job, run=order.run_number, state=state)
             continue

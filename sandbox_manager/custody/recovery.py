@@ -108,7 +108,7 @@ def _is_needed(db: sqlite3.Connection, ticket: str, sandbox: int) -> bool:
 
 def mark_lost(db: sqlite3.Connection, sandbox: int, now: int, reason: str) -> None:
     log.error("sandbox-lost", sandbox=sandbox, reason=reason)
-    updates.end(db, sandbox, State.LOST, now, reason)
+    updates.end(db, sandbox, State.LOST, now, reason=reason)
 
 
 T = TypeVar("T")

@@ -86,7 +86,7 @@ def redirect(db: sqlite3.Connection, sandbox: int, url: str, name: str, find_plu
         # The agent repeats an order that it has lost: files that have their new URL stay as they are.
         changed = {item: new for item, new in wanted.items() if item.url != new}
         moved = {item: new for item, new in changed.items() if _is_movable(item)}
-        targets = _checked_targets(db, sandbox, moved, url, find_plugin)
+        targets = _checked_targets(db, sandbox, moved, url, find_plugin=find_plugin)
     except NotRedirected as refused:
         return Redirected(0, str(refused))
     for item, new in moved.items():
@@ -102,7 +102,7 @@ def fall_back(db: sqlite3.Connection, sandbox: int, url: str, find_plugin: FindP
     waiting = filter(_is_movable, queries.left_first_time(db, sandbox))
     wanted = {item: _new_url(item, url, "") for item in waiting}
     moved = {item: new for item, new in wanted.items() if comparable_url(item.url) != comparable_url(new)}
-    targets = _checked_targets(db, sandbox, moved, url, find_plugin)
+    targets = _checked_targets(db, sandbox, moved, url, find_plugin=find_plugin)
     for item, new in moved.items():
         updates.set_url(db, item, new, targets[item], fell_back=True)
     return len(moved)
@@ -206,7 +206,7 @@ def _targets(
         key = (item.ticket_id, item.destination)
         if key not in found:
             stored = queries.stored_credentials(db, item.ticket)
-            found[key] = target_for(item, known[item.destination], stored, url, find_plugin)
+            found[key] = target_for(item, old=known[item.destination], stored=stored, url=url, find_plugin=find_plugin)
     return {item: found[item.ticket_id, item.destination] for item in moved}
 
 
@@ -269,7 +269,7 @@ def problem_of(
     stored = held or StoredCredentials("", "", "", ())
     try:
         for old, item in {destination_of(plugin, item.url, stored.digest): item for item in files}.items():
-            target_for(item, old, stored, url, find_plugin)
+            target_for(item, old, stored, url, find_plugin=find_plugin)
     except NotRedirected as refused:
         return str(refused)[:_REASON_CHARS]
     return ""
@@ -282,7 +282,7 @@ def use_if_due(db: sqlite3.Connection, sandbox: Sandbox, rules: FallbackRules, n
     why = destination_failure(db, sandbox, rules.reason_away)
     if not why:
         return False
-    use(db, sandbox, why, rules.find_plugin, now)
+    use(db, sandbox, why, rules.find_plugin, now=now)
     found = queries.sandbox(db, sandbox.id)
     return found is not None and found.change != sandbox.change
 

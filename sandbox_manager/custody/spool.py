@@ -244,7 +244,7 @@ class Spool:
         path = self._intake / ticket
         try:
             with durable.step("intake-claim"):
-                files = self._checked(path, offered, uid, gid, credentials, account)
+                files = self._checked(path, offered, uid, gid, credentials=credentials, account=account)
             with durable.step("spool-move"):
                 durable.disk.rename(path, self._sandboxes / ticket)
         except (OSError, NotClaimed) as problem:
@@ -276,7 +276,10 @@ class Spool:
             _check_bounds(directory, offered, credentials)
             if credentials:
                 self._lock_away(directory, credentials, uid)
-            held = [self._held(path.name, directory, at, item, uid) for at, item in enumerate(offered)]
+            held = [
+                self._held(ticket=path.name, directory=directory, position=at, offered=item, uid=uid)
+                for at, item in enumerate(offered)
+            ]
             if account is None:
                 return held
             with durable.step("intake-account"):

@@ -276,9 +276,9 @@ def set_paused(db: sqlite3.Connection, sandbox: int, paused: bool) -> None:
 
 def end(db: sqlite3.Connection, sandbox: int, new: State, now: int, reason: str = "", error_code: int = 0) -> None:
     """Move to an end in which nothing more is sent; files that still wait or move are dropped unless it FAILED."""
-    set_state(db, sandbox, new, now, reason, error_code)
+    set_state(db, sandbox, new, now, reason=reason, error_code=error_code)
     if new is not State.FAILED:
-        move_files(db, LEFT_FILES, FileState.DROPPED, "sandbox = ?", [(sandbox,)])
+        move_files(db, old=LEFT_FILES, new=FileState.DROPPED, condition="sandbox = ?", facts=[(sandbox,)])
 
 
 def name_tickets(db: sqlite3.Connection, sandbox: int, tickets: Sequence[str], files: int, priority: int) -> None:
@@ -313,7 +313,7 @@ def confirm(db: sqlite3.Connection, sandbox: int, now: int) -> str:
     row = db.execute("SELECT named_tickets, named_files FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()
     named = set(row[0].split())
     if not named:
-        end(db, sandbox, State.CANCELLED, now, "the completed run transferred its output itself")
+        end(db, sandbox, State.CANCELLED, now, reason="the completed run transferred its output itself")
         return ""
     held = dict(db.execute("SELECT ticket, files FROM tickets WHERE sandbox = ? AND freed = 0", (sandbox,)).fetchall())
     if named - set(held):
@@ -323,7 +323,7 @@ def confirm(db: sqlite3.Connection, sandbox: int, now: int) -> str:
         return f"the run's record names {row[1]} files, this node holds {have} of it"
     unnamed = [(ticket,) for ticket in set(held) - named]
     of_ticket = "ticket = (SELECT id FROM tickets WHERE ticket = ?)"
-    move_files(db, {FileState.WAITING}, FileState.DROPPED, of_ticket, unnamed)
+    move_files(db, {FileState.WAITING}, FileState.DROPPED, condition=of_ticket, facts=unnamed)
     _drop_repeated(db, sandbox)
     set_state(db, sandbox, State.CONFIRMED, now)
     db.execute("UPDATE sandboxes SET confirmed_at = ? WHERE id = ?", (now, sandbox))
@@ -337,7 +337,7 @@ def _drop_repeated(db: sqlite3.Connection, sandbox: int) -> None:
         f"WHERE sandbox = ? AND state = {_WAITING} GROUP BY url"
     )
     repeated = f"sandbox = ? AND (ticket, position) NOT IN (SELECT ticket, position FROM ({last}))"
-    move_files(db, {FileState.WAITING}, FileState.DROPPED, repeated, [(sandbox, sandbox)])
+    move_files(db, {FileState.WAITING}, FileState.DROPPED, condition=repeated, facts=[(sandbox, sandbox)])
 
 
 # ---- moving ----------------------------------------------------------------------------------------------------------
@@ -387,7 +387,9 @@ def claim_files(
         taken.append(replace(item, state=FileState.MOVING, attempts=item.attempts + 1, facts=facts))
     places = [(now, item.ticket_id, item.position) for item in taken]
     also = "attempts = attempts + 1, began_at = ?,"
-    move_files(db, {FileState.WAITING}, FileState.MOVING, "ticket = ? AND position = ?", places, also)
+    move_files(
+        db, {FileState.WAITING}, FileState.MOVING, condition="ticket = ? AND position = ?", facts=places, also=also
+    )
     return taken
 
 
@@ -421,7 +423,7 @@ def record_results(db: sqlite3.Connection, results: Iterable[StoredFile]) -> Non
             )
             for item in alike
         )
-        move_files(db, {FileState.MOVING}, state, "ticket = ? AND position = ?", facts, also)
+        move_files(db, {FileState.MOVING}, new=state, condition="ticket = ? AND position = ?", facts=facts, also=also)
 
 
 def note_failures(db: sqlite3.Connection, sandbox: int, now: int) -> None:
@@ -500,7 +502,7 @@ def touch(db: sqlite3.Connection, sandbox: int) -> None:
 
 def fresh_attempts(db: sqlite3.Connection, sandbox: int, now: int) -> None:
     """Make files that failed or wait due now, as if they had been accepted now and never tried."""
-    move_files(db, {FileState.FAILED}, FileState.WAITING, "sandbox = ?", [(sandbox,)])
+    move_files(db, {FileState.FAILED}, FileState.WAITING, condition="sandbox = ?", facts=[(sandbox,)])
     db.execute(
         "UPDATE files SET next_attempt = 0, attempts = 0, excused = 0, error_code = 0, of_node = 0 "
         f"WHERE sandbox = ? AND state = {_WAITING}",
@@ -528,7 +530,7 @@ def moving_back(db: sqlite3.Connection, sandbox: int, destination: int | None = 
     """Let files wait again that were in a mover without a result. The attempt does not count. Return their number."""
     which, also = "sandbox = ? AND (? IS NULL OR destination = ?)", "attempts = max(0, attempts - 1),"
     facts = [(sandbox, destination, destination)]
-    return move_files(db, {FileState.MOVING}, FileState.WAITING, which, facts, also)
+    return move_files(db, {FileState.MOVING}, FileState.WAITING, condition=which, facts=facts, also=also)
 
 
 def activate(db: sqlite3.Connection, sandboxes: Iterable[int], now: int) -> list[int]:
@@ -549,7 +551,7 @@ def deactivate(db: sqlite3.Connection, sandbox: int, now: int) -> bool:
 
 def fail_waiting(db: sqlite3.Connection, sandbox: int) -> int:
     """Give up all files that wait. Return their number."""
-    return move_files(db, {FileState.WAITING}, FileState.FAILED, "sandbox = ?", [(sandbox,)])
+    return move_files(db, {FileState.WAITING}, FileState.FAILED, condition="sandbox = ?", facts=[(sandbox,)])
 
 
 def fail_tried(db: sqlite3.Connection, sandbox: int, unreachable: Iterable[ErrorClass]) -> int:
@@ -560,7 +562,7 @@ def fail_tried(db: sqlite3.Connection, sandbox: int, unreachable: Iterable[Error
     codes = ",".join(str(kind.code) for kind in unreachable)
     away = f"SELECT destination FROM files WHERE sandbox = ? AND {IS_STILL} AND error_code IN ({codes})"
     tried = f"sandbox = ? AND (attempts > 0 OR destination IN ({away}))"
-    return move_files(db, {FileState.WAITING}, FileState.FAILED, tried, [(sandbox, sandbox)])
+    return move_files(db, {FileState.WAITING}, FileState.FAILED, condition=tried, facts=[(sandbox, sandbox)])
 
 
 def has_waiting(db: sqlite3.Connection, sandbox: int) -> bool:
@@ -594,7 +596,7 @@ def record_released(db: sqlite3.Connection, sandbox: int, tickets: Iterable[str]
 
 def _keep_end_time(db: sqlite3.Connection, sandbox: int, now: int) -> None:
     before = times(db, sandbox)
-    set_state(db, sandbox, State.RELEASED, before.ended_at or now, before.reason)
+    set_state(db, sandbox, State.RELEASED, now=before.ended_at or now, reason=before.reason)
 
 
 def is_wanted(db: sqlite3.Connection, ticket: str) -> bool:

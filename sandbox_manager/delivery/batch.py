@@ -223,7 +223,7 @@ class Delivery:
         is_open, fallback = self._scheduler.is_open, self._custody.fallback_rules
         for part in self._batch.parts:
             if updates.moving_back(db, part.sandbox, self._batch.destination):
-                update_state(db, part.sandbox, is_open, fallback, self._now())
+                update_state(db, sandbox_id=part.sandbox, is_open=is_open, fallback=fallback, now=self._now())
                 yield part.sandbox
             elif updates.deactivate(db, part.sandbox, self._now()):
                 yield part.sandbox
@@ -259,7 +259,7 @@ class Delivery:
         registry, most_s = self._registry, self._custody.rules().lifetime_s
         destination, files, table = self._destination, self.files, self._runner.table
         known = self._scheduler.rates.of(self._batch.server)
-        limit_s, settings = call_limits(known, files, self._transfer, most_s, now)
+        limit_s, settings = call_limits(known, files, self._transfer, most_s, now=now)
         if table.batch_files(destination.plugin, destination.scheme):
             # A service with a queue of its own: what the last call took says nothing about this one.
             limit_s, settings = most_s, call_settings(None, self._transfer, now)
@@ -336,7 +336,9 @@ class Delivery:
         whole = run.asked and len(outcome.delivered) == len(self.files)
         scheduler.calls.end(transfer, [item.size_bytes for item in self.files] if whole else ())
         level = scheduler.calls.level(self.server)
-        learnt = scheduler.rates.after(self.server, self.files, outcome, took_s, level, self._began_at + took_s)
+        learnt = scheduler.rates.after(
+            self.server, self.files, outcome, took_s=took_s, level=level, now=self._began_at + took_s
+        )
         return self._lessons(outcome, learnt) if run.asked else NO_LESSONS
 
     def _lessons(self, outcome: BatchOutcome, rate: ServerRate | None) -> Lessons:
@@ -368,7 +370,9 @@ class Delivery:
         updates.record_results(db, outcome.all)
         if lessons.rate is not None:
             rates.keep(db, self.server, lessons.rate)
-        woken = updates.wake(db, lessons.due, lessons.destinations, SILENT, self._now())
+        woken = updates.wake(
+            db, sandboxes=lessons.due, destinations=lessons.destinations, codes=SILENT, now=self._now()
+        )
         if lessons.breakers:
             set_meta(db, BREAKERS, lessons.breakers)
         for item in outcome.all:
@@ -379,7 +383,13 @@ class Delivery:
     def _update_states(self, db: sqlite3.Connection, sandboxes: Iterable[int]) -> Iterable[int]:
         touched = sorted(sandboxes)
         for sandbox in touched:
-            update_state(db, sandbox, self._scheduler.is_open, self._custody.fallback_rules, self._now())
+            update_state(
+                db,
+                sandbox_id=sandbox,
+                is_open=self._scheduler.is_open,
+                fallback=self._custody.fallback_rules,
+                now=self._now(),
+            )
         return touched
 
     def _now(self) -> int:
@@ -481,7 +491,13 @@ class BatchRun(RunningBatch):
             return [failure_of_node(ErrorClass.CREDENTIAL_EXPIRED, text)] * len(files)
         settings = {**for_these(self._settings, whole), "STAGEOUT_STATE_DIR": str(self._spool.state_of(*self._user))}
         cargo = tuple(
-            SentFile(self._spool.path(item.ticket, item.position), item.url, item.name, item.size_bytes, deposit)
+            SentFile(
+                source=self._spool.path(item.ticket, item.position),
+                url=item.url,
+                name=item.name,
+                size_bytes=item.size_bytes,
+                deposit=deposit,
+            )
             for item, deposit in zip(files, deposits_of(settings, len(files)))
         )
         group = self._spool.group_of(*self._user)
@@ -564,7 +580,9 @@ def claim_files(db: sqlite3.Connection, batch: Batch, batch_bytes: int, now: int
         state = updates.state_of(db, part.sandbox)
         if state not in ACTIVE or (taken and room <= 0):
             continue
-        files = updates.claim_files(db, part.sandbox, batch.destination, now, part.files, max(room, 0))
+        files = updates.claim_files(
+            db, part.sandbox, batch.destination, now, most_files=part.files, most_bytes=max(room, 0)
+        )
         room -= sum(item.size_bytes for item in files)
         taken.extend(files)
         if files and state is State.LEASED:

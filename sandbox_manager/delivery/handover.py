@@ -82,7 +82,9 @@ class DrainTarget:
                 self._numbers[file.ticket_id, file.position] = self._last
         for file in listed:
             number = self._numbers[file.ticket_id, file.position]
-            receipt = Receipt(self.router, self._seed, number, number, now + EXPIRES_AFTER_S)
+            receipt = Receipt(
+                custodian=self.router, seed=self._seed, first=number, last=number, expires=now + EXPIRES_AFTER_S
+            )
             self._begun.setdefault(file.sandbox, {})[number] = receipt
             numbers.append(number)
         return {
@@ -129,7 +131,10 @@ def deposits_of(settings: Mapping[str, str], files: int) -> Sequence[Receipt | N
     if _NUMBERS not in settings:
         return [None] * files
     router, seed = settings["STAGEOUT_OVERLAY_HANDOVER"], settings["STAGEOUT_OVERLAY_SEED"]
-    return [Receipt(router, seed, number, number, 0) for number in read_numbers(settings[_NUMBERS])]
+    return [
+        Receipt(custodian=router, seed=seed, first=number, last=number, expires=0)
+        for number in read_numbers(settings[_NUMBERS])
+    ]
 
 
 def for_these(settings: Mapping[str, str], indices: Sequence[int]) -> dict[str, str]:

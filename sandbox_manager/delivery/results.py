@@ -80,8 +80,16 @@ def decide_batch(
         if isinstance(answer, Delivered):
             outcome.delivered.append(delivered_result(item, answer, now, streams))
             continue
-        verdict = decide_retry(rules, answer, item.attempts - 1, item.excused, due_since(item.sandbox), now,
-                        renewable=renewable, unknown_name=unknown_name)  # fmt: skip
+        verdict = decide_retry(
+            rules,
+            failure=answer,
+            attempts=item.attempts - 1,
+            excused=item.excused,
+            due_since=due_since(item.sandbox),
+            now=now,
+            renewable=renewable,
+            unknown_name=unknown_name,
+        )
         result = replace(
             item, state=verdict.state, next_attempt=verdict.next_attempt, excused=item.excused + verdict.excused,
             error_code=answer.kind.code, error=verdict.message, of_node=not answer.blames_destination,
@@ -136,7 +144,7 @@ def mark_lost(db: sqlite3.Connection, outcome: BatchOutcome, now: int) -> None:
         if updates.state_of(db, item.sandbox) is State.MOVING:
             log.error("sandbox-lost", sandbox=item.sandbox, ticket=item.ticket, file=item.position, reason=item.error,
                       advice="who deletes files in the spool, or is its disk failing?")  # fmt: skip
-            updates.end(db, item.sandbox, State.LOST, now, item.error, item.error_code)
+            updates.end(db, item.sandbox, State.LOST, now, reason=item.error, error_code=item.error_code)
 
 
 def update_state(
@@ -158,21 +166,34 @@ def update_state(
         return
     if not sandbox.waiting and not sandbox.failed:
         if sandbox.custody:
-            updates.set_state(db, sandbox_id, State.HANDED_OVER, now, f"in custody of {_custodians(sandbox.custody)}")
+            updates.set_state(
+                db,
+                sandbox=sandbox_id,
+                new=State.HANDED_OVER,
+                now=now,
+                reason=f"in custody of {_custodians(sandbox.custody)}",
+            )
         else:
             reasons = (redirects.delivery_reason(db, sandbox), _node_path_reason(db, sandbox))
-            updates.end(db, sandbox_id, State.DELIVERED, now, "; ".join(filter(None, reasons)))
+            updates.end(db, sandbox=sandbox_id, new=State.DELIVERED, now=now, reason="; ".join(filter(None, reasons)))
         return
     worst = queries.first_error(db, sandbox_id)
     reason, code = (worst.error, worst.error_code) if worst else (redirects.present_reason(sandbox), 0)
     if not sandbox.waiting:
-        updates.end(db, sandbox_id, State.FAILED, now, redirects.failure_reason(sandbox, worst, reason), code)
+        updates.end(
+            db,
+            sandbox=sandbox_id,
+            new=State.FAILED,
+            now=now,
+            reason=redirects.failure_reason(sandbox, worst, reason),
+            error_code=code,
+        )
     elif any(part.ready_at <= now and is_open(part.destination) for part in sandbox.waiting) and not sandbox.paused:
         # It is sent again later. Until then, other sandboxes can use its position in the data slot.
-        updates.set_state(db, sandbox_id, State.CONFIRMED, now, reason, code)
+        updates.set_state(db, sandbox=sandbox_id, new=State.CONFIRMED, now=now, reason=reason, error_code=code)
     else:
         text = _waits_for(reason, code)
-        updates.set_state(db, sandbox_id, State.RETRY_WAIT, now, text, code)
+        updates.set_state(db, sandbox=sandbox_id, new=State.RETRY_WAIT, now=now, reason=text, error_code=code)
 
 
 def _node_path_reason(db: sqlite3.Connection, sandbox: Sandbox) -> str:

@@ -89,7 +89,14 @@ class Acceptance:
         self, facts: RunFacts, files: int, size_bytes: int, urls: Sequence[str], plugin: str
     ) -> Reservation | Refusal:
         """Reserve room and a place in the data slot, or say why the plugin must upload itself."""
-        offer = Offer(facts, files, size_bytes, schemes_of(urls), servers_of(urls), plugin)
+        offer = Offer(
+            facts=facts,
+            files=files,
+            size_bytes=size_bytes,
+            schemes=schemes_of(urls),
+            servers=servers_of(urls),
+            plugin=plugin,
+        )
         reason = self._admission.reason_against(offer)
         if reason:
             return Refusal(reason)
@@ -125,8 +132,12 @@ class Acceptance:
         self.unreserve(handoff.reservation)
         self._custody.syncs.add(handoff.ticket, handoff.size_bytes)
         return Receipt(
-            handoff.ticket, self._manager.name, self._manager.key, len(handoff.files), handoff.size_bytes
-        )  # fmt: skip
+            ticket=handoff.ticket,
+            manager_name=self._manager.name,
+            manager_key=self._manager.key,
+            files=len(handoff.files),
+            size_bytes=handoff.size_bytes,
+        )
 
     async def _record_ticket(self, handoff: Handoff) -> None:
         now = wall_now(self._custody.clock)
@@ -147,7 +158,11 @@ class Acceptance:
         if not facts.fallback:
             return ""
         problem = redirects.problem_of(
-            facts.fallback, handoff.plugin, handoff.files, handoff.stored, self._custody.find_plugin
+            url=facts.fallback,
+            plugin=handoff.plugin,
+            files=handoff.files,
+            held=handoff.stored,
+            find_plugin=self._custody.find_plugin,
         )
         if problem:
             log.warn("fallback-ignored", job=facts.run.job, run=facts.run.number, problem=problem)

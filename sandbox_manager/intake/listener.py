@@ -226,7 +226,7 @@ class Intake:
             if peer.uid not in (0, os.geteuid()):
                 raise
             link.count_memory(client.use_memory)
-            await self._probe(link, peer, client, latest_s, no)
+            await self._probe(link, peer, client, latest_s, no=no)
             return
         link.count_memory(client.use_memory)
         with self._reported(facts.run):
@@ -256,7 +256,11 @@ class Intake:
         try:
             yield
         except NotTaken as no:
-            self.refusals.append(RefusalReport(run.job, run.number, no.code, str(no)[:_REASON_CHARS], run.owner))
+            self.refusals.append(
+                RefusalReport(
+                    job=run.job, number=run.number, code=no.code, reason=str(no)[:_REASON_CHARS], owner=run.owner
+                )
+            )
             self._on_refusal()
             raise
 
@@ -330,7 +334,9 @@ class Intake:
         reservation."""
         self._check_overruns(facts.run)
         urls = [item.url for item in offer.files]
-        reservation = self._acceptance.may_accept(facts, len(urls), offer.size_bytes, urls, offer.plugin)
+        reservation = self._acceptance.may_accept(
+            facts, files=len(urls), size_bytes=offer.size_bytes, urls=urls, plugin=offer.plugin
+        )
         if isinstance(reservation, Refusal):
             raise Refused(reservation.reason)
         ticket = secrets.token_hex(16)
@@ -351,7 +357,11 @@ class Intake:
             if link.is_gone:
                 raise EOFError("the plugin ended before its files were accepted")
             kept = facts.kept_by(account)
-            return await record(Handoff(ticket, kept, offer.plugin, files, reservation, stored))
+            return await record(
+                Handoff(
+                    ticket=ticket, facts=kept, plugin=offer.plugin, files=files, reservation=reservation, stored=stored
+                )
+            )
         except BaseException as problem:
             if isinstance(problem, Overrun):
                 self._overruns[facts.run] = asyncio.get_running_loop().time() + _OVERRUN_S
@@ -394,7 +404,7 @@ class Intake:
             if self._clock.monotonic_s() > latest_s:
                 raise Refused(f"the links were not made within {limit_s:.0f} s", "ManagerSlow")
             if message["op"] == "copy":
-                copy = await self._let_copy(link, message, offer, reservation, limit_s)
+                copy = await self._let_copy(link, message, offer, reservation, limit_s=limit_s)
             elif message["op"] == "too-slow" and copy:
                 raise Refused(
                     f"the job's files cannot be linked into the spool (is it another filesystem?), and a copy of "

@@ -121,7 +121,7 @@ def read_kinship(pid: int) -> Process:
     except OSError:
         raise NotIdentified(f"process {pid} has ended") from None
     fields = stat[stat.rindex(b")") + 2 :].split()
-    return Process(pid, int(fields[1]), int(fields[19]), -1, (), "")
+    return Process(pid=pid, parent=int(fields[1]), started_ticks=int(fields[19]), real_uid=-1, argv=(), program="")
 
 
 def described(known: Process) -> Process:

@@ -49,7 +49,14 @@ class Want(NamedTuple):
     def ask(self) -> Ask:
         """As it is asked for."""
         run, held = self.sandbox.run, self.credential
-        return Ask(run.job, run.number, self.ticket, held.kind, held.service, held.digest)
+        return Ask(
+            job=run.job,
+            run_number=run.number,
+            ticket=self.ticket,
+            kind=held.kind,
+            service=held.service,
+            digest=held.digest,
+        )
 
 
 @dataclass
@@ -112,7 +119,9 @@ class Fetcher:
             trouble = f"it is not renewed: {schedd} offers no port for that (STAGEOUT_CREDENTIAL_PORT)"
         else:
             manager = self.pipeline.manager.name
-            body = request_bytes(manager, schedd, certificate, [want.ask for want in wants], self.sign)
+            body = request_bytes(
+                manager, agent=schedd, certificate=certificate, asks=[want.ask for want in wants], sign=self.sign
+            )
             try:
                 data = await asyncio.get_running_loop().run_in_executor(self._thread, post, url, certificate, body)
                 answers = read_answers(data, len(wants))

@@ -154,7 +154,7 @@ class Drain:
 
         def change(db: sqlite3.Connection) -> Iterable[int]:
             for sandbox in lost:
-                updates.end(db, sandbox.id, State.LOST, now, _reason(sandbox))
+                updates.end(db, sandbox=sandbox.id, new=State.LOST, now=now, reason=_reason(sandbox))
                 yield sandbox.id
 
         await self._pipeline.store.write(change, "record-lost")

@@ -25,7 +25,8 @@ def flow_reports(pipeline: Pipeline) -> list[FlowReport]:
 
     servers = sorted({*waiting, *moving}, key=lambda server: (-size_bytes(server), server))[:SERVERS_SHOWN]
     return [
-        _flow(scheduler, server, waiting.get(server, _NOTHING), moving.get(server, _NOTHING), now) for server in servers
+        _flow(scheduler, server, waiting=waiting.get(server, _NOTHING), moving=moving.get(server, _NOTHING), now=now)
+        for server in servers
     ]
 
 

@@ -390,11 +390,11 @@ class Reporter:
                 receipts = written(begun.get(sandbox.id, {}))
                 report = sandbox_report(
                     sandbox,
-                    rules.attempts,
-                    rows,
-                    receipts,
-                    only_here.get(sandbox.id, 0),
-                    last_attempt_at(sandbox, rules),
+                    attempts_limit=rules.attempts,
+                    files=rows,
+                    begun=receipts,
+                    only_here=only_here.get(sandbox.id, 0),
+                    gives_up_at=last_attempt_at(sandbox, rules),
                 )
                 fresh[sandbox.id] = _Shown(sandbox.change, len(rows), encoded(report))
             else:

@@ -151,11 +151,15 @@ class Breakers:
         now_s, now = self.clock.monotonic_s(), self.clock.wall_s()
         return [
             ServerReport(
-                server, str(one.circuit), one.reason, one.failures, one.since_at,
-                0 if one.circuit is Circuit.HALF_OPEN else int(now + max(0.0, one.probe_s - now_s)),
+                server=server,
+                circuit=str(one.circuit),
+                reason=one.reason,
+                failures=one.failures,
+                since_at=one.since_at,
+                probe_at=0 if one.circuit is Circuit.HALF_OPEN else int(now + max(0.0, one.probe_s - now_s)),
             )
             for server, one in sorted(self._breakers.items())
-        ]  # fmt: skip
+        ]
 
     def dump(self) -> str:
         """Return the data that :meth:`restore` needs after a restart."""
@@ -173,5 +177,10 @@ class Breakers:
             one = ServerReport(**item)
             left_s = min(max(0.0, one.probe_at - now), wait_s)
             self._breakers[one.server] = Breaker(
-                Circuit.OPEN, one.failures, one.reason, one.since_at, now_s + left_s, wait_s
+                circuit=Circuit.OPEN,
+                failures=one.failures,
+                reason=one.reason,
+                since_at=one.since_at,
+                probe_s=now_s + left_s,
+                wait_s=wait_s,
             )

@@ -132,7 +132,13 @@ class Calls:
         share = math.ceil(self.room(target, owner, later) / (later + 1)) if target.several else 1
         parallelism = choice.streams_each if target.multi_stream else 1
         now_s = self._clock.monotonic_s()
-        transfer = ActiveTransfer(target.server, owner, max(1, min(files, share)), parallelism, now_s)
+        transfer = ActiveTransfer(
+            server=target.server,
+            owner=owner,
+            concurrency=max(1, min(files, share)),
+            parallelism=parallelism,
+            begun_s=now_s,
+        )
         calls.transfers.add(transfer)
         self._streams.started(transfer)
         return transfer

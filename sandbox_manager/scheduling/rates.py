@@ -61,7 +61,7 @@ class Rates:
 
         :param took_s: time of the plugin's call. :param level: files at once that were chosen last.
         """
-        observed = _after(self.of(server), files, outcome, took_s, now)
+        observed = _after(known=self.of(server), files=files, outcome=outcome, took_s=took_s, now=now)
         if observed is None:
             return None
         self._rates[server] = ServerRate(observed, level)
@@ -74,12 +74,12 @@ def _after(
     codes = {result.error_code for result in (*outcome.waiting, *outcome.failed, *outcome.lost)}
     size_bytes = sum(item.size_bytes for item in files)
     if ErrorClass.DEADLINE.code in codes:
-        return deadlines.missed(known, len(files), size_bytes, took_s, now)
+        return deadlines.missed(known, files=len(files), size_bytes=size_bytes, took_s=took_s, now=now)
     if ErrorClass.STALLED.code in codes:
         return deadlines.stalled(known, now)
     if codes or not outcome.delivered:
         return None
-    return deadlines.learn(known, len(files), size_bytes, took_s, now)
+    return deadlines.learn(known, files=len(files), size_bytes=size_bytes, took_s=took_s, now=now)
 
 
 def call_limits(
@@ -90,7 +90,7 @@ def call_limits(
     :param most_s: the administrator's limit.
     """
     size_bytes = sum(item.size_bytes for item in files)
-    limit_s = deadlines.limit_s(known, len(files), size_bytes, most_s, now)
+    limit_s = deadlines.limit_s(known, files=len(files), size_bytes=size_bytes, most_s=most_s, now=now)
     return limit_s, call_settings(known, transfer, now)
 
 

@@ -327,7 +327,7 @@ class HistoryFile:
             self._rotate()
             end = (0, 0)
             data = self._records(texts, ads, *end)
-        durable.append_file("history-append", self._path, data, _MODE, end[0])
+        durable.append_file("history-append", path=self._path, data=data, mode=_MODE, keep=end[0])
 
     def _records(self, texts: Sequence[bytes], ads: Sequence[Mapping[str, Any]], start: int, last_banner: int) -> bytes:
         """Return the records as they stand in the file. :param start: of the first one."""

@@ -81,21 +81,27 @@ class Metric:
 
 
 def _gauge(name: str, part: str, help: str, *labels: str) -> Metric:
-    return Metric(f"stageout_{part}_{name}", Kind.GAUGE, part, help, labels)
+    return Metric(f"stageout_{part}_{name}", Kind.GAUGE, part=part, help=help, labels=labels)
 
 
 def _counter(name: str, part: str, help: str, *labels: str) -> Metric:
-    return Metric(f"stageout_{part}_{name}_total", Kind.COUNTER, part, help, labels)
+    return Metric(f"stageout_{part}_{name}_total", Kind.COUNTER, part=part, help=help, labels=labels)
 
 
 def _histogram(name: str, part: str, help: str, *labels: str) -> Metric:
-    return Metric(f"stageout_{part}_{name}_seconds", Kind.HISTOGRAM, part, help, labels)
+    return Metric(f"stageout_{part}_{name}_seconds", Kind.HISTOGRAM, part=part, help=help, labels=labels)
 
 
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("stageout_build_info", Kind.GAUGE, "all", "1, with the daemon and its version.", ("daemon", "version")),
+        Metric(
+            name="stageout_build_info",
+            kind=Kind.GAUGE,
+            part="all",
+            help="1, with the daemon and its version.",
+            labels=("daemon", "version"),
+        ),
         _gauge("sandboxes", "manager", "Sandboxes of which the node has a record, by state.", "state"),
         _gauge("files", "manager", "Files of these sandboxes, by state.", "state"),
         _gauge("bytes", "manager", "Bytes of these files, by state.", "state"),

@@ -83,7 +83,7 @@ class Cause:
 
 
 def _failure(kind: ErrorClass, actor: Actor, happened: str, way: Way, when: str = "") -> Cause:
-    return Cause(kind.name, actor, happened, way.value, when, kind)
+    return Cause(kind.name, actor, happened, steps=way.value, when=when, kind=kind)
 
 
 #: All reasons. Those of refused hand-offs come first.

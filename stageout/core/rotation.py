@@ -79,7 +79,13 @@ def log_settings(settings: Settings, subsystem: str) -> LogSettings:
         name, text = "MAX_DEFAULT_LOG", settings.condor("MAX_DEFAULT_LOG") or _DEFAULT_SIZE
     size_bytes, age_s = _limit(name, text)
     is_json = settings.text("STAGEOUT_LOG_FORMAT").lower() == "json"
-    return LogSettings(size_bytes, age_s, _old_files(settings, subsystem), _is_debug(settings, subsystem), is_json)
+    return LogSettings(
+        size_bytes=size_bytes,
+        age_s=age_s,
+        old_files=_old_files(settings, subsystem),
+        is_debug=_is_debug(settings, subsystem),
+        is_json=is_json,
+    )
 
 
 def _limit(name: str, text: str) -> tuple[int, int]:

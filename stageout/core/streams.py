@@ -107,7 +107,9 @@ class FixedStreams:
     def choose(self, server: str, parallelism: int, waiting: int | None = None) -> Choice:
         """Return the most that the limits allow."""
         most = self._knobs.maximum
-        return Choice(FIXED, most, parallelism, most * parallelism, ALL_AT_ONCE)
+        return Choice(
+            tuning=FIXED, files_at_once=most, streams_each=parallelism, streams=most * parallelism, reason=ALL_AT_ONCE
+        )
 
     def started(self, transfer: ActiveTransfer) -> None:
         """Do nothing."""
