@@ -1,9 +1,10 @@
-"""Tools of the grid at routers: gfal2 as FTS uses it, davix, and litmus, which checks WebDAV."""
+"""Tools of the grid at routers: gfal2 as FTS uses it, XRootD, davix, and litmus, which checks WebDAV."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import zlib
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 import trustme
 
+from tests.curl.real_servers import House, Running, program
+from tests.harness.ports import free_ports
 from tests.overlay.http_site import Site, site
 
 _CONTENT = os.urandom(3 * 1024 * 1024 + 11)
@@ -28,6 +31,7 @@ class _Grid:
     here: Site
     there: Site
     home: Path
+    authority: trustme.CA
 
     def url(self, site: Site, path: str) -> str:
         """As gfal2 writes it."""
@@ -67,7 +71,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Grid]:
     with ExitStack() as stack:
         here = stack.enter_context(site(home / "here", settings, authority=authority))
         there = stack.enter_context(site(home / "there", settings, authority=authority, keys=here.keys))
-        yield _Grid(here, there, home)
+        yield _Grid(here, there, home, authority)
 
 
 def test_gfal_changes_names_and_compares_digests(grid: _Grid) -> None:
@@ -106,6 +110,56 @@ def test_gfal_copies_between_routers(grid: _Grid, mode: str, is_within: bool) ->
     said = grid.run("gfal-copy", "-vv", "-p", "--copy-mode", mode, "-K", "ADLER32", source, target)
     assert re.search(rf"Copy succeeded using mode .*{mode}", said), said
     assert (to.root / f"copied/new/{mode}").read_bytes() == _CONTENT
+
+
+_XROOTD = """\
+all.export /
+oss.localroot {root}
+all.adminpath {home}/admin
+all.pidpath {home}/admin
+xrd.port {native}
+xrd.protocol http:{port} libXrdHttp.so
+xrd.tls {home}/cert.pem {home}/key.pem
+xrd.tlsca certdir {home}/certificates
+http.exthandler xrdtpc libXrdHttpTPC.so
+xrootd.chksum max 2 adler32
+"""
+
+
+@pytest.fixture(scope="module")
+def xrootd(grid: _Grid) -> Iterator[Running]:
+    """XRootD with HTTPS, which does third-party copies and everybody's wishes."""
+    with House() as house:
+        home, (port, native) = house.home(), free_ports(2)
+        root = house.root(home)
+        certificate = grid.authority.issue_cert("localhost")
+        certificate.private_key_pem.write_to_path(str(home / "key.pem"))
+        certificate.cert_chain_pems[0].write_to_path(str(home / "cert.pem"))
+        (home / "key.pem").chmod(0o400)
+        shutil.copytree(grid.home / "certificates", home / "certificates")
+        (home / "admin").mkdir()
+        user = ["-R", "nobody"] if os.getuid() == 0 else []
+        if user:
+            for path in (home / "admin", home / "key.pem"):
+                shutil.chown(path, "nobody")
+        (home / "cf").write_text(_XROOTD.format(root=root, home=home, port=port, native=native))
+        command = [program("xrootd", "xrootd-server"), "-c", home / "cf", "-n", "t", "-l", home / "xrootd.log", *user]
+        house.start(command, port, home / "log")
+        yield Running(f"https://localhost:{port}", root)
+
+
+@pytest.mark.parametrize("mode", ["pull", "push", "streamed"])
+def test_gfal_copies_between_a_router_and_xrootd(grid: _Grid, xrootd: Running, mode: str) -> None:
+    """Each of them reads from and writes to the other."""
+    (grid.here.root / "for-xrootd").write_bytes(_CONTENT)
+    there = f"davs{xrootd.base.removeprefix('https')}"
+    options = ("gfal-copy", "-vv", "--copy-mode", mode, "-K", "ADLER32")
+    said = grid.run(*options, grid.url(grid.here, "/for-xrootd"), f"{there}/dir/{mode}")
+    assert re.search(rf"Copy succeeded using mode .*{mode}", said), said
+    assert (xrootd.root / f"dir/{mode}").read_bytes() == _CONTENT
+    said = grid.run(*options, f"{there}/dir/{mode}", grid.url(grid.here, f"/from-xrootd-{mode}"))
+    assert re.search(rf"Copy succeeded using mode .*{mode}", said), said
+    assert (grid.here.root / f"from-xrootd-{mode}").read_bytes() == _CONTENT
 
 
 def test_davix(grid: _Grid) -> None:
