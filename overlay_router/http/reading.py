@@ -24,6 +24,8 @@ _READ_BYTES = 1 << 20
 _MOST_DIGESTS = 10_000
 #: Digests that this process computes at once; who waits longer than that asks again.
 _computing, _WAITS_S = threading.BoundedSemaphore(2), 30.0
+#: No links of a sandbox that does not allow it lead to downloads.
+_OF_PAGES = "sandbox allow-downloads; default-src 'none'"
 _JSON_LINES = "application/x-ndjson"
 
 
@@ -134,7 +136,10 @@ class Reading:
             deep = asked.get("depth") == ["infinity"]
             lines = map(json_line, _tree(descriptor, one.path, deep))
             return one.stream_out({"Content-Type": _JSON_LINES, "Cache-Control": "no-store"}, gathered(lines))
-        fields = {"Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-store"}
+        fields = {
+            "Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-store",
+            "Content-Security-Policy": _OF_PAGES,
+        }  # fmt: skip
         return one.stream_out(fields, gathered(_page(descriptor, one.path)))
 
 

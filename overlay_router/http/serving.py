@@ -34,7 +34,8 @@ _PLAIN = (
     "this port belongs to a stageout router, which answers HTTP in TLS only (https://): "
     "docs/overlay/standard-tools.md of stageout shows how to get files in and out with curl and other tools."
 )
-_CHALLENGE = 'Bearer realm="stageout", Basic realm="stageout"'
+#: Chromium reads the first challenge only, and asks people for a password if it is Basic.
+_CHALLENGE = 'Basic realm="stageout", Bearer realm="stageout"'
 
 
 class Service:

@@ -84,13 +84,14 @@ class Browser:
 
 
 @contextlib.contextmanager
-def browser(folder: Path) -> Iterator[Browser]:
-    """Start a browser for a test. :param folder: for its profile and log."""
+def browser(folder: Path, *options: str) -> Iterator[Browser]:
+    """Start a browser for a test. :param folder: for profile, log and downloads. :param options: of Chromium."""
     [port] = free_ports(1)
     arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
                  "--host-resolver-rules=MAP *.example.org 127.0.0.1",
-                 f"--user-data-dir={folder / 'profile'}", "--window-size=1200,900"]  # fmt: skip
-    wanted = {"goog:chromeOptions": {"args": arguments, "binary": shutil.which("chromium")},
+                 f"--user-data-dir={folder / 'profile'}", "--window-size=1200,900", *options]  # fmt: skip
+    downloads = {"download.default_directory": str(folder)}
+    wanted = {"goog:chromeOptions": {"args": arguments, "binary": shutil.which("chromium"), "prefs": downloads},
               "goog:loggingPrefs": {"browser": "ALL"}}  # fmt: skip
     with (folder / "driver.log").open("wb") as log:
         driver = subprocess.Popen(["chromedriver", f"--port={port}"], stdout=log, stderr=log)
