@@ -27,7 +27,7 @@ from stageout.core.errors import ErrorClass
 from stageout.overlay.http.conditions import is_among
 from stageout.overlay.http.heads import Refused
 from stageout.overlay.wire import frames
-from stageout.overlay.wire.messages import BLOCK_BYTES, Answer, Low, Open, Operation, Result
+from stageout.overlay.wire.messages import BLOCK_BYTES, Answer, Open, Operation, Result
 
 #: Senders of transfers that come by HTTP: they end with their connections.
 SENDER = "http:"
@@ -80,7 +80,7 @@ class _Talk:
     def __init__(self, desk: HttpDesk, proved: Callable[[str], None], end: Callable[[], object]) -> None:
         self._desk, self._proved, self._end = desk, proved, end
         self._counted = contextlib.ExitStack()
-        self._origin, self._seq, self._tid, self._settled = secrets.token_hex(16), 0, 0, 0
+        self._origin, self._seq, self._tid = secrets.token_hex(16), 0, 0
 
     async def run(self, channel: socket.socket) -> None:
         """Answer one question after the other. :raises OSError: the worker has ended."""
@@ -117,9 +117,8 @@ class _Talk:
         with contextlib.suppress(OSError, sqlite3.Error):  # they expire, then
             if self._tid:
                 await self._drop()
-            if self._settled:
-                low = Low(self._origin, self._seq)
-                await self._desk.on_disk(lambda: self._tree.low(low))
+            if self._seq:
+                await self._desk.on_disk(lambda: self._tree.forget_origin(self._origin))
 
     @property
     def _tree(self) -> Destination:
@@ -248,7 +247,6 @@ class _Talk:
         """:raises Refused: the operation was not done."""
         mine = [reply.message for reply in replies if reply.to == sender]
         self._desk.deliver([reply for reply in replies if reply.to != sender])
-        self._settled = self._seq
         result = next((one for one in mine if isinstance(one, Result)), None)
         if result is None:
             raise Refused(503, "the operation waits for others", _AGAIN)

@@ -328,6 +328,14 @@ class Destination:
         self._discard_strays()
         self._lots.refill()
 
+    def forget_origin(self, origin: str) -> None:
+        """An origin that was made for one connection sends nothing more."""
+        for held in [held for key, held in self._held.items() if key[0] == origin]:
+            self._held.release(held.key)
+        self._store.forget_origin(origin)
+        self._discard_strays()
+        self._lots.refill()
+
     def expire(self) -> list[Reply]:
         """End what is beyond its time: held operations are answered, data of dead transfers removed."""
         now = self._now()

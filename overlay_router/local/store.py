@@ -457,6 +457,13 @@ class Store:
         if known:
             raise_low(self.record(origin), low)
 
+    def forget_origin(self, origin: str) -> None:
+        """Nobody asks for results of an origin any more, and it sends nothing more."""
+        with self._transaction("overlay-low"):
+            self._close_transfers("origin = ?", (origin,))
+            self._drop_origin(origin)
+        self._records.pop(origin, None)
+
     def abandon(self, transfer: Transfer) -> None:
         """A transfer that nobody goes on with is closed."""
         self._abandon("overlay-abandon", transfer)
@@ -483,10 +490,13 @@ class Store:
         run = self._connection.execute
         old = [str(row[0]) for row in run("SELECT origin FROM origins WHERE expires < ?", (now - FORGET_AFTER_S,))]
         for origin in old:
-            for table in ("origins", "results", "packs"):
-                run(f"DELETE FROM {table} WHERE origin = ?", (origin,))
+            self._drop_origin(origin)
         run("DELETE FROM cancelled WHERE origin NOT IN (SELECT origin FROM origins)")
         return old
+
+    def _drop_origin(self, origin: str) -> None:
+        for table in ("origins", "results", "packs"):
+            self._connection.execute(f"DELETE FROM {table} WHERE origin = ?", (origin,))
 
     def _bring_up_or_close(self, version: int) -> None:
         try:
