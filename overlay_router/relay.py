@@ -128,8 +128,7 @@ class Router:
         self._terms = Terms(lambda key, ends: self._start(self._pool.end_of(key, ends)))
         links.dial = self._dial
         self.complaints = Complaints()
-        displaced = partial(self.complaints.warn, "limit-reached", reason="it is silent, and others want its place")
-        self.limits = Limits(self._pool.connections, most_connections, messages_per_s, displaced)
+        self.limits = Limits(self._pool.connections, most_connections, messages_per_s, self.complaints.displaced)
         self._outgoing = Outgoing(
             ends, self._on_disk, self._deliver, self._ways, self._pool.share_with, forwarding, means
         )
@@ -194,7 +193,7 @@ class Router:
 
     async def _connection(self, sock: socket.socket, host: str) -> None:
         async def met(wire: Wire) -> tuple[Peer, Message]:
-            with self.limits.stranger(host, _end_of_this_task()) as proved:
+            with self.limits.stranger(host, partial(_hang_up, sock, _end_of_this_task())) as proved:
                 peer, first = await asyncio.wait_for(self._greeted(wire, proved), _GREETING_S)
             return peer._replace(host=host), first
 
@@ -611,8 +610,10 @@ class Router:
     def _on_report(self, report: Report) -> None:
         if report.hop:
             self.links.moved(report.hop, report.moved_bytes)
-        if report.problem:
+        if report.problem and report.tid:
             log.warn("connection-ended", tid=report.tid, problem=report.problem)
+        elif report.problem:
+            self.complaints.ended(report.problem)
         if report.tid and is_disk(report.errno):
             self._start(self._recording.not_written(report.tid, OSError(report.errno, report.problem)))
         if report.damaged:
@@ -682,3 +683,10 @@ def _end_of_this_task() -> Callable[[], object]:
     task = asyncio.current_task()
     assert task is not None
     return task.cancel
+
+
+def _hang_up(sock: socket.socket, end: Callable[[], object]) -> None:
+    """End a connection and its task, which hears nothing of that while something comes for it (asyncio.wait_for)."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    end()

@@ -60,7 +60,12 @@ class Wire:
         first = await _first_byte(self.sock)
         if first == _TLS:
             with self._take_off(cover, pool) as raw:
-                first = await _first_byte(self.sock)
+                try:
+                    first = await _first_byte(self.sock)
+                except BaseException:  # else the worker's thread waits on for the rest of a handshake
+                    with contextlib.suppress(OSError):
+                        raw.shutdown(socket.SHUT_RDWR)
+                    raise
                 if first.isupper():  # by the worker, which goes on with the request
                     self.sock.recv(1)
                     raise HttpBegins(self.sock, self._owned.enter_context(_same(raw)))

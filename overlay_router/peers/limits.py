@@ -57,6 +57,15 @@ class Complaints:
         """Log it, or count it for the next line."""
         self._say(log.warn, name, who, peer=who, **facts)
 
+    def ended(self, problem: str) -> None:
+        """The same of connections that ended before anybody had said who they are."""
+        self._say(log.warn, "connection-ended", problem, tid=0, problem=problem)
+
+    def displaced(self, address: str) -> None:
+        """The same of silent connections that have ended in favour of others, of whatever addresses."""
+        why = "it is silent, and others want its place"
+        self._say(log.warn, "limit-reached", why, peer=address, reason=why)
+
     def damaged(self, path: str, **facts: object) -> None:
         """The same of a published file: who asks for it again and again causes no more lines than others do."""
         self._say(log.error, "published-file-damaged", path, path=path, **facts)
