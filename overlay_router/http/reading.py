@@ -85,7 +85,8 @@ class Reading:
         status, head = os.fstat(file), one.head
         modified = formatdate(int(status.st_mtime), usegmt=True)
         fields = {
-            "ETag": etag, "Last-Modified": modified, "Accept-Ranges": "bytes", "Cache-Control": "no-cache", **one.safe
+            "ETag": etag, "Last-Modified": modified, "Accept-Ranges": "bytes", "Cache-Control": "no-cache",
+            "Stageout-Mode": f"{status.st_mode & 0o777:03o}", **one.safe,
         }  # fmt: skip
         if head.get("if-match") and not conditions.is_among(etag, head.get("if-match")):
             raise Refused(412, "the file is another version")

@@ -1042,6 +1042,21 @@ KNOBS: dict[str, Knob] = {
             "TCP congestion control of overlay:// uploads, such as bbr; empty: the kernel's default",
             "Administrators set `bbr` for lines with losses",
         ),
+        Knob(
+            "STAGEOUT_OVERLAY_WIRE",
+            "frames",
+            "ep",
+            "Protocol of overlay:// URLs: frames, or http if --key is a key of stageout token or --token is given",
+            "Administrators set `http` to try the new client with old URLs",
+            choices=("frames", "http"),
+        ),
+        Knob(
+            "STAGEOUT_OVERLAY_PLAIN",
+            False,
+            "ep",
+            "true: put and get accept http:// URLs, without TLS",
+            "Administrators set it for benchmarks on one machine",
+        ),
         PathKnob(
             "STAGEOUT_PROFILES",
             "/var/lib/stageout/profiles",

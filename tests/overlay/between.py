@@ -19,12 +19,16 @@ class Between:
     :param flips: bits that it changes in all, each in the middle of a block on its way to the port, or, with
         :param back:, from there. :param slow: connections, by the order in which they were made, on which next to
         nothing comes back after the first 100 KB.
+    :param bytes_s: rate of all it passes, each way of a connection; 0: unlimited.
     :ivar port: where it listens. :ivar heard: the bytes. :ivar flipped: bits that were changed. :ivar connections: that
         were made.
     """
 
-    def __init__(self, target: int, flips: int = 0, back: bool = False, slow: Collection[int] = ()) -> None:
+    def __init__(
+        self, target: int, flips: int = 0, back: bool = False, slow: Collection[int] = (), bytes_s: float = 0
+    ) -> None:
         self._target, self._flips, self._back, self._slow = target, flips, back, slow
+        self.bytes_s = bytes_s
         self.heard, self.flipped, self.connections = bytearray(), 0, 0
         self._ends: list[socket.socket] = []
         self._lock = threading.Lock()
@@ -73,6 +77,8 @@ class Between:
                 if may_flip and len(data) > 10 and passed_bytes > 2 * BLOCK_BYTES and self._flip():
                     data = data[:10] + bytes([data[10] ^ 4]) + data[11:]
                 target.sendall(data)
+                if self.bytes_s:
+                    time.sleep(len(data) / self.bytes_s)
             target.shutdown(socket.SHUT_WR)
         except OSError:
             for sock in (source, target):

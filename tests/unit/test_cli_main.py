@@ -16,7 +16,7 @@ from stageout.cli import status as status_module
 from stageout.cli.exits import CommandError, UsageError
 from stageout.cli.main import COMMANDS as MODULES
 from stageout.cli.main import build_parser, main
-from stageout.overlay.cli.get import _place_here
+from stageout.overlay.cli.places import place_here
 from stageout.overlay.cli.targets import name_there, target
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,10 +82,10 @@ def test_a_file_comes_into_a_directory_or_gets_the_name(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     Path("is").mkdir()
     for file, place in ((None, "f"), ("g", "g"), ("is", "is/f"), ("is/", "is/f"), ("none/", "none/f")):
-        assert _place_here("a/f", file) == Path(place)
+        assert place_here("a/f", file) == Path(place)
     for file in ("/dev/null", "/dev/full"):
         with pytest.raises(CommandError, match="no file that could be replaced"):
-            _place_here("a/f", file)
+            place_here("a/f", file)
 
 
 def test_a_file_that_cannot_be_read_is_told_to_programs(

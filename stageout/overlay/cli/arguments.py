@@ -23,6 +23,24 @@ def add_key(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_http(command: argparse.ArgumentParser) -> None:
+    """Add what requests by HTTP need."""
+    command.add_argument(
+        "--user", metavar="NAME", default="",
+        help="with https:// and a key of 'stageout token': name of its line at the router (default: your login name)",
+    )  # fmt: skip
+    command.add_argument(
+        "--token", metavar="FILE", default="",
+        help="with https://: file with a bearer token, in place of a key (default: BEARER_TOKEN_FILE)",
+    )  # fmt: skip
+    command.add_argument(
+        "--cacert", metavar="FILE", default="", help="with https://: certificates of the CA, or of the router itself"
+    )
+    command.add_argument(
+        "--pin", metavar="KEY", default="", help="with https://: public key of the router, sha256//BASE64, as of curl"
+    )
+
+
 def add_routes(command: argparse.ArgumentParser) -> None:
     """Add the routes to the router."""
     command.add_argument(

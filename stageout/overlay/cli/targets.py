@@ -101,11 +101,3 @@ def custodians_of(text: str) -> tuple[str, ...]:
 def ask_with(gateway: Gateway, origin: str) -> str:
     """The command that tells what became of a file."""
     return f"stageout ask overlay://{gateway.server} {origin}"
-
-
-def mode_here(place: Path) -> int:
-    """Kind and permissions of what has a name here; 0 where nothing has, or one may not look."""
-    try:
-        return place.stat().st_mode
-    except OSError:
-        return 0

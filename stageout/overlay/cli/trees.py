@@ -15,9 +15,10 @@ from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.asking import Asking
 from stageout.overlay.channel import Gateway
 from stageout.overlay.cli.arguments import deadline_of
+from stageout.overlay.cli.places import mode_here
 from stageout.overlay.cli.spooled import Spooled
 from stageout.overlay.cli.tally import Tally
-from stageout.overlay.cli.targets import check_names, is_directory, mode_here
+from stageout.overlay.cli.targets import check_names, is_directory
 from stageout.overlay.client import Put
 from stageout.overlay.directories import deposit_directories
 from stageout.overlay.gatherer import Wanted

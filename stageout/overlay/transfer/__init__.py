@@ -1,0 +1,1 @@
+"""The client of a router's HTTP: connections, ranges, uploads, downloads and trees."""
