@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from tests.mutants.mutations import Mutation
 from tests.mutants.reached import Caller, Reached
-from tests.mutants.run import ROOT, copy_checkout, made, run_tests
+from tests.mutants.run import HUNG, ROOT, copy_checkout, made, run_tests
 
 FOLDERS = ("stageout", "sandbox_manager", "schedd_agent", "policy_service", "overlay_router", "stageout_web")
 #: Of 100 drawn mutations, these must be found.
@@ -33,7 +33,7 @@ _TESTS = ("tests/unit", "tests/curl", "tests/globus", "tests/gsiftp", "tests/sam
 _MOST_TESTS, _MOST_SECONDS, _AT_ONCE = 200, 60.0, 12
 #: A mutation that hangs is waited for: seconds for the start, and times what the tests took.
 _START_S, _SLOWER = 60.0, 5.0
-_TIMEOUT_S = 600.0
+_TIMEOUT_S = 1200.0
 #: Steps of imports to a test that imports nothing of a module.
 _FAR = 9
 _CRASHES = (
@@ -42,12 +42,18 @@ _CRASHES = (
 )
 #: All daemons and programs of an access point and a node, for one job.
 _POOL = ("tests/pool/test_main_job.py::test_output_is_delivered_and_the_job_leaves_as_completed",)
+_COMMANDS = ("tests/pool/test_cli_pool.py",)
 #: Tests that take long and see much: part of the product -> those that drive it.
 _DRIVEN = {
     "sandbox_manager": (*_POOL, *_CRASHES),
     "schedd_agent": (*_POOL, *_CRASHES),
     "stageout/core": (*_POOL, *_CRASHES),
     "stageout/wire": (*_POOL, *_CRASHES),
+    "stageout/cli/condor.py": _COMMANDS,
+    "stageout/cli/explain": ("tests/pool/test_explain_pool.py",),
+    "stageout/cli/node.py": _COMMANDS,
+    "stageout/cli/wait.py": _COMMANDS,
+    "stageout/cli/watcher.py": _COMMANDS,
     "stageout/condor": _POOL,
     "stageout/daemon.py": _POOL,
     "stageout/handoff": _POOL,
@@ -387,6 +393,10 @@ class Judge:
             while names:
                 with made(self._place, mutation):
                     word, failed = run_tests(self._place, names, limit_s)
+                if word == HUNG:
+                    in_time = run_tests(self._place, names, limit_s).word == "survived"
+                    outcome = "caught" if in_time else "its tests take too long without it, too"
+                    break
                 if all(self._is_sound(test) for test in failed):
                     outcome = word
                     break

@@ -25,6 +25,7 @@ from tests.mutants.mutations import Mutation, read_mutations
 ROOT = Path(__file__).resolve().parents[2]
 ALLOWED_SURVIVORS = 2
 _TIMEOUT_S = 600
+HUNG = "not over in time"
 #: Exit statuses of pytest: all tests passed, a test failed, and a file of tests cannot be imported.
 _PASSED, _FAILED, _INTERRUPTED = 0, 1, 2
 
@@ -50,7 +51,8 @@ def try_mutation(place: Path, mutation: Mutation) -> str:
     if count != 1:
         return f"{mutation.file} has {count} places for it"
     with made(place, mutation):
-        return run_tests(place, mutation.tests, _TIMEOUT_S).word
+        word = run_tests(place, mutation.tests, _TIMEOUT_S).word
+        return "caught" if word == HUNG else word
 
 
 @contextmanager
@@ -69,7 +71,7 @@ def made(place: Path, mutation: Mutation) -> Iterator[None]:
 class Verdict(NamedTuple):
     """The outcome of tests.
 
-    :param word: "caught", "survived" or what went wrong. :param failed: the tests that failed.
+    :param word: "caught", "survived", :data:`HUNG` or what went wrong. :param failed: the tests that failed.
     """
 
     word: str
@@ -95,7 +97,7 @@ def run_tests(place: Path, tests: Sequence[str], timeout_s: float) -> Verdict:
             try:
                 status = running.wait(timeout_s)
             except subprocess.TimeoutExpired:
-                return Verdict("caught")  # a hang is noticed too
+                return Verdict(HUNG)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(running.pid, signal.SIGKILL)

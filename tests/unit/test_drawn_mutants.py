@@ -9,6 +9,7 @@ import pytest
 
 from tests.mutants.draw import Judge, Nearness, chosen, draw, mutated, places
 from tests.mutants.reached import Caller, Reached
+from tests.mutants.run import HUNG, Verdict
 
 _HEAD = "def f(a, b):\n"
 
@@ -153,6 +154,22 @@ def test_a_test_that_fails_without_the_mutation_finds_nothing(tmp_path: Path) ->
         (place / "tests/unit/test_numbers.py").write_text(f"from stageout.numbers import double\n\n\n{tests}")
         judge = Judge(place, tmp_path / "kept", _Order())
         assert [judge.verdict("x", "stageout/numbers.py", change) for change in (never, always)] == outcomes
+
+
+@pytest.mark.parametrize(
+    ("without", "outcome"), [("survived", "caught"), (HUNG, "its tests take too long without it, too")]
+)
+def test_a_hang_counts_where_the_tests_end_without_the_mutation(
+    without: str, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [HUNG, without]
+    monkeypatch.setattr("tests.mutants.draw.run_tests", lambda *_: Verdict(words.pop(0)))
+    monkeypatch.setattr(Reached, "tests", lambda *_: {"tests/unit/test_numbers.py": [Caller("x", 1.0)]})
+    monkeypatch.setattr(Reached, "look", lambda *_: None)
+    (tmp_path / "product.py").write_text("def f(a):\n    g(a)\n")
+    (change,) = places((tmp_path / "product.py").read_text())
+    assert Judge(tmp_path, tmp_path / "kept", _Order()).verdict("x", "product.py", change) == outcome
+    assert not words
 
 
 class _Order(Nearness):
