@@ -5,18 +5,15 @@ from __future__ import annotations
 import io
 import json
 import re
-import socket
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stageout.cli import node, render
+from stageout.cli import render
 from stageout.cli import status as status_module
 from stageout.cli.exits import Unavailable
 from stageout.cli.history import details, entry, overview
@@ -832,20 +829,3 @@ def test_a_job_with_the_name_of_another_one_says_so() -> None:
     other = job(ClusterId=13, TransferOutputStats=None)
     (row,) = explained(merge([other], []), {str(other.id): why(other, ())})
     assert (row.synchronous_code, row.reason[:28]) == ("Identity", "GlobalJobId of the job is no"[:28])
-
-
-def test_a_manager_that_takes_no_call_is_waited_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "_TIMEOUT_S", 0.2)
-    path = tmp_path / "socket"
-    with (
-        ThreadPoolExecutor() as worker,
-        socket.socket(socket.AF_UNIX) as listener,
-        socket.socket(socket.AF_UNIX) as first,
-    ):
-        listener.bind(str(path))
-        listener.listen(0)
-        first.connect(str(path))  # no other one has room
-        asked = worker.submit(node.read_streams, path)
-        with pytest.raises(OSError):
-            asked.result(timeout=20)
-        assert asked.done()

@@ -48,7 +48,7 @@ def _after_losses(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None], cal
         else:
             found.add("returned")
         disk.lose_power(Random(seed))
-        files = [path for path in ("/a/f", "/b/f") if disk.exists(path)]
+        files = [path for path in ("/a/f", "/a/g", "/b/f") if disk.exists(path)]
         found.update(f"{path}={disk.get(path).decode('latin-1')}" for path in files or ["/a/f"])
     return found
 
@@ -58,8 +58,9 @@ def _after_losses(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None], cal
     [
         (lambda: durable.write_file("x", "/a/f", b"new"), "/a/f=old", "/a/f=new"),
         (lambda: durable.rename("x", "/a/f", "/b/f"), "/a/f=old", "/b/f=old"),
+        (lambda: durable.rename("x", "/a/f", "/a/g"), "/a/f=old", "/a/g=old"),
     ],
-    ids=["write", "rename"],
+    ids=["write", "rename", "rename-beside"],
 )
 def test_power_lost_at_any_moment_leaves_the_old_or_the_new_and_on_return_the_new(
     monkeypatch: pytest.MonkeyPatch, work: Callable[[], None], before: str, after: str

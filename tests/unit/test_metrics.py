@@ -19,13 +19,27 @@ from pathlib import Path
 
 import pytest
 from daemon_site import accepted, served
+from hypothesis import given
+from hypothesis import strategies as st
 from manager_site import Site, made, run
 from prometheus_client.parser import text_string_to_metric_families
 
 from overlay_router import report
 from stageout.core import metrics_server
 from stageout.core.config import ConfigError, Settings, mapping_settings
-from stageout.core.metrics import METRICS, OTHER, UNKNOWN, Histogram, Kind, Readings, bounded, host_of, relabelled
+from stageout.core.metrics import (
+    _IDLE_S,
+    METRICS,
+    OTHER,
+    UNKNOWN,
+    FairLabels,
+    Histogram,
+    Kind,
+    Readings,
+    bounded,
+    host_of,
+    relabelled,
+)
 from stageout.core.metrics_server import MOST_CONNECTIONS, MetricsServer, Source, metrics_settings, rendered
 from stageout.core.states import State
 from stageout.daemon import supervise
@@ -122,6 +136,53 @@ def test_owners_get_labels_in_turn() -> None:
     owners = {name: ["mallory"] for name in sizes} | {"small": ["bob"], "tiny": ["bob"], "shared": ["bob", "mallory"]}
     labels = bounded(sizes, lambda: owners, 4)
     assert {label for label in labels.values() if label != OTHER} == {"h99", "shared", "h98", "small"}
+
+
+_USES = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from("xyz"), st.floats(0, _IDLE_S / 3)), max_size=60)
+
+
+@given(_USES, st.integers(1, 4))
+def test_labels_are_few_and_a_name_keeps_its_own_until_it_is_forgotten(
+    uses: list[tuple[str, str, float]], most: int
+) -> None:
+    held: dict[str, float] = {}
+    labels, now_s = FairLabels(held.pop, most), 0.0  # type: ignore[arg-type]  # what is not held raises
+    for name, owner, later_s in uses:
+        now_s += later_s
+        before = dict(held)
+        label = labels.label(name, owner, now_s)
+        assert label in (name, OTHER)
+        assert label == name or name not in before, "a counter does not change its label"
+        if label == name:
+            held[name] = now_s
+        lost = before.keys() - held.keys()
+        assert len(held) <= most and len(lost) <= 1
+        assert not lost or (label == name and len(before) == most), "one goes for one that comes"
+        if any(now_s - used_s >= _IDLE_S for used_s in before.values()):
+            assert label == name, "a name that nobody has used for a day makes room"
+
+
+def test_an_owner_of_many_names_makes_room_for_others_until_they_have_as_many() -> None:
+    forgotten: list[str] = []
+    labels = FairLabels(forgotten.append, 4)
+    assert [labels.label(name, "rich", 1.0) for name in "abcde"] == [*"abcd", OTHER]
+    assert labels.label("a", "rich", 2.0) == "a", "b is the oldest now"
+    assert [labels.label(name, "new", 3.0) for name in "xyz"] == ["x", "y", OTHER]
+    assert forgotten == ["b", "c"]
+    assert [labels.label(name, "rich", 4.0) for name in "bcad"] == [OTHER, OTHER, "a", "d"]
+    assert labels.label("third", "third", 5.0) == "third"
+    assert labels.label(OTHER, "new", 6.0) == OTHER, "no server takes that name"
+    assert len(forgotten) == 3
+
+
+def test_a_name_that_two_owners_use_counts_as_one_of_the_owner_with_fewer() -> None:
+    forgotten: list[str] = []
+    labels = FairLabels(forgotten.append, 3)
+    for name, owner in (("a", "x"), ("b", "x"), ("c", "y")):
+        labels.label(name, owner, 1.0)
+    labels.label("a", "y", 2.0)  # it stays with x: each has one other name
+    assert labels.label("d", "z", 3.0) == "d"
+    assert forgotten == ["b"]
 
 
 @pytest.mark.parametrize(
