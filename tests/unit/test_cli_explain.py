@@ -25,6 +25,7 @@ from stageout.cli.main import main
 from stageout.cli.outputs import Output, outputs_of
 from stageout.core.classads import ClassAd
 from stageout.core.config import mapping_settings
+from stageout.core.reasons import CAUSES, Cause
 from stageout.wire.custody import FlowReport, RefusalReport, Report, ServerReport
 from tests.unit.test_cli_jobs import job
 
@@ -378,3 +379,43 @@ def test_the_status_says_whether_a_problem_was_found(
     assert main(["explain", "a file", "--json"]) == status
     facts = json.loads(capsys.readouterr().out)
     assert [[item["name"], item["level"]] for item in facts["lines"]] == shown
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.name)
+def test_every_reason_is_explained_by_its_name_and_its_numbers(
+    cause: Cause, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(explain, "load_bindings", lambda: None)
+    monkeypatch.setattr(explain, "condor_settings", lambda: NOTHING)
+    monkeypatch.setattr(explain, "Queue", lambda *_: NoJobs())
+    kind = cause.kind
+    codes = [cause.name, cause.name.upper(), *([str(kind.code), str(cause.hold_subcode)] if kind else [])]
+    for code in codes:
+        assert main(["explain", code]) == 0
+        first, who, action = capsys.readouterr().out.splitlines()
+        assert first.startswith(f"{cause.name} (error code {kind.code}," if kind else f"{cause.name}: ")
+        assert first.endswith(f": {cause.happened}")
+        assert (who.split(None, 1)[1], action.split(None, 3)[3]) == (cause.actor.value, cause.action)
+        assert main(["explain", code, "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert (facts["code"], facts["reason"], facts["what_to_do"]) == (cause.name, cause.happened, cause.action)
+        assert facts.get("hold_subcode", 0) == cause.hold_subcode
+
+
+class NoJobs(Silent):
+    """A queue whose jobs have other numbers."""
+
+    def first_ad(self, *_: object) -> None:
+        return None
+
+    ended_ad = first_ad
+
+
+def test_a_number_that_is_neither_job_nor_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(explain, "load_bindings", lambda: None)
+    monkeypatch.setattr(explain, "condor_settings", lambda: NOTHING)
+    monkeypatch.setattr(explain, "Queue", lambda *_: NoJobs())
+    assert main(["explain", "999999"]) != 0
+    assert "999999: no such job" in capsys.readouterr().err
