@@ -154,6 +154,13 @@ class _Handler(FTPHandler):
             return None
         return super().ftp_STOR(file, mode)
 
+    def ftp_DELE(self, path: str) -> Any:
+        folder = Path(path).parent.name
+        if folder in self.refused:
+            self.respond(self.refused[folder])
+            return None
+        return super().ftp_DELE(path)
+
 
 class Ftp:
     """pyftpdlib; user ``alice`` with password ``wonder-land``, and anonymous."""

@@ -55,6 +55,14 @@ def test_ftp(executable, ftp, tmp_path):
     assert delete(executable, tmp_path, url) == (True, 0)
 
 
+def test_ftp_refusal_of_a_file_that_is_there(executable, ftp, tmp_path):
+    (ftp.root / "never").mkdir()
+    (ftp.root / "never/kept").write_text("x")
+    assert delete(executable, tmp_path, ftp.url("never/kept")) == (False, K.PERMISSION_DENIED.code)
+    assert (ftp.root / "never/kept").exists()
+    assert delete(executable, tmp_path, ftp.url("never/gone")) == (True, 0)
+
+
 def test_file(executable, tmp_path):
     (tmp_path / "gone").write_text("x")
     assert delete(executable, tmp_path, f"file://{tmp_path}/gone") == (True, 0)
