@@ -119,14 +119,12 @@ class FactoryLimits:
         factories = [one for one in self._queue.factories() if one.limit.until or one.cluster in clusters]
         self._has_raised = any(one.limit.until for one in factories)
         open_ones = {one.cluster for one in factories if one.cluster in clusters and not one.ends}
-        active = Counter(cluster for cluster, proc in self._procs(open_ones) if (cluster, proc) not in waiting)
+        procs = self._queue.procs(open_ones) if open_ones else []
+        active = Counter(cluster for cluster, proc in procs if (cluster, proc) not in waiting)
         self._refused &= {one.cluster for one in factories}
         waits = Counter(cluster for cluster, _ in waiting)
         for one in factories:
             self._change(one, limit_for(one, waits[one.cluster], active[one.cluster]))
-
-    def _procs(self, clusters: Collection[int]) -> list[tuple[int, int]]:
-        return self._queue.procs(clusters) if clusters else []
 
     def _change(self, factory: Factory, limit: MaterializeLimit) -> None:
         if limit == factory.limit:

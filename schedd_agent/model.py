@@ -1,4 +1,4 @@
-"""What the agent decides from, and the effects of its decisions. Plain data, no I/O.
+"""The facts that the agent decides from, and the effects of its decisions. Plain data, no I/O.
 
 ``stageout/model`` has the records of a job and of a run.
 """

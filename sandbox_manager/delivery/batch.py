@@ -200,7 +200,7 @@ class Delivery:
     def claim(self, db: sqlite3.Connection) -> Iterable[int]:
         """Take the files, what they are sent with, and settings of the hand-over if they go that way."""
         to = self._custodian()
-        files, touched = claim_files(db, self._batch, self._custody.rules().limits.batch_bytes, self._now())
+        files, touched = claim_batch(db, self._batch, self._custody.rules().limits.batch_bytes, self._now())
         held, drain_settings = None, None
         if files and self._destination.credentials_digest:
             # Those of all the files: they are part of the destination.
@@ -444,8 +444,6 @@ class BatchRun(RunningBatch):
         self._now = now
         self._spool = spool
         self._scheme, self._plugin = destination.scheme, table.find(destination.plugin, destination.scheme)
-        self._files = batch.files
-        self._user = (batch.uid, batch.gid)
         self._directory = directory
         self._settings = settings
 
@@ -454,25 +452,27 @@ class BatchRun(RunningBatch):
 
         :raises Stopped: by :meth:`stop`. :raises OSError: the work directory could not be made.
         """
-        problems = [self._problem(item) for item in self._files]
+        problems = [self._problem(item) for item in self.batch.files]
         whole = [index for index, problem in enumerate(problems) if problem is None]
-        before = {index: self._change_mark(self._files[index]) for index in whole}
+        before = {index: self._change_mark(self.batch.files[index]) for index in whole}
         try:
             sent = self._call(whole) if whole else []
         except Stopped as stopped:
             delivered = {whole[at]: answer for at, answer in stopped.delivered.items()}
-            told = {at: self._if_unchanged(self._files[at], before[at], answer) for at, answer in delivered.items()}
+            told = {
+                at: self._if_unchanged(self.batch.files[at], before[at], answer) for at, answer in delivered.items()
+            }
             raise Stopped(
                 {at: answer for at, answer in told.items() if isinstance(answer, (Delivered, InCustody))}
             ) from None
         answers = dict(zip(whole, sent))
         return [
-            problem or self._if_unchanged(self._files[index], before[index], answers[index])
+            problem or self._if_unchanged(self.batch.files[index], before[index], answers[index])
             for index, problem in enumerate(problems)
         ]
 
     def _call(self, whole: Sequence[int]) -> list[Answer]:
-        files = [self._files[index] for index in whole]
+        files = [self.batch.files[index] for index in whole]
         if self._plugin is None:
             text = f"no plugin of this node moves {method_of(self._scheme)} URLs any more: its administrator"
             text += " can name one in FILETRANSFER_PLUGINS"
@@ -489,7 +489,8 @@ class BatchRun(RunningBatch):
         if ended is not None:
             text = f"{ended.shown} ended at {utc(ended.expires_at)}"
             return [failure_of_node(ErrorClass.CREDENTIAL_EXPIRED, text)] * len(files)
-        settings = {**for_these(self._settings, whole), "STAGEOUT_STATE_DIR": str(self._spool.state_of(*self._user))}
+        user = (self.batch.uid, self.batch.gid)
+        settings = {**for_these(self._settings, whole), "STAGEOUT_STATE_DIR": str(self._spool.state_of(*user))}
         cargo = tuple(
             SentFile(
                 source=self._spool.path(item.ticket, item.position),
@@ -500,7 +501,6 @@ class BatchRun(RunningBatch):
             )
             for item, deposit in zip(files, deposits_of(settings, len(files)))
         )
-        group = self._spool.group_of(*self._user)
         call = PluginCall(
             directory=self._directory,
             plugin=self._plugin,
@@ -510,7 +510,7 @@ class BatchRun(RunningBatch):
             lifetime_s=self.lifetime_s,
             equipment=equipment,
             settings=settings,
-            passing_group=group,
+            passing_group=self._spool.group_of(*user),
         )
         self.asked = True
         try:
@@ -568,7 +568,7 @@ def utc(wall_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(wall_s))
 
 
-def claim_files(db: sqlite3.Connection, batch: Batch, batch_bytes: int, now: int) -> tuple[list[StoredFile], list[int]]:
+def claim_batch(db: sqlite3.Connection, batch: Batch, batch_bytes: int, now: int) -> tuple[list[StoredFile], list[int]]:
     """Return the files that the batch moves, MOVING from now on, and the sandboxes that were considered.
 
     :param batch_bytes: limit after which the batch gets no further file.

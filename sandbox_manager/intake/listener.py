@@ -67,7 +67,7 @@ class Identifier(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
+class IntakeLimits:
     """The bounds of one client, and of all together.
 
     :param clients: connections at once. :param clients_per_user: connections at once of one uid.
@@ -115,7 +115,7 @@ class Intake:
         settings: Settings,
         clock: Clock,
         *,
-        limits: Limits = Limits(),
+        limits: IntakeLimits = IntakeLimits(),
         on_refusal: Callable[[], None] = lambda: None,
     ) -> None:
         self._spool = spool

@@ -47,7 +47,7 @@ class Peer(NamedTuple):
     def is_alive(self) -> bool:
         """Tell whether the process may still live. A pid may belong to another process after the end."""
         if self.handle is None:
-            return _exists(self.pid)
+            return Path(_PROC, str(self.pid)).exists()
         poll = select.poll()
         poll.register(self.handle, select.POLLIN)
         return not poll.poll(0)
@@ -238,7 +238,3 @@ def lineage(chain: Sequence[Process], master: int, own_uid: int) -> Lineage:
     if not found.slot:
         raise NotIdentified(f"the condor_starter {found.starter.pid} does not say which slot it serves")
     return found
-
-
-def _exists(pid: int) -> bool:
-    return Path(_PROC, str(pid)).exists()

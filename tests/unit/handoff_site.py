@@ -30,7 +30,7 @@ import pytest
 
 from sandbox_manager.custody.spool import Spool
 from sandbox_manager.intake.acceptance import Handoff, Refusal, Reservation
-from sandbox_manager.intake.listener import Intake, Limits
+from sandbox_manager.intake.listener import Intake, IntakeLimits
 from sandbox_manager.intake.peers import NotIdentified, Peer
 from stageout.core import durable
 from stageout.core.clock import SystemClock
@@ -48,7 +48,7 @@ ALICE, BOB, PILOT = 64001, 64002, 64010
 ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="needs root: plugins of several users")
 #: Longer than a busy machine stands still: tests of silence let the time pass.
-PATIENT = Limits(silence_s=60)
+PATIENT = IntakeLimits(silence_s=60)
 _DEADLINE_S = 60.0
 
 
@@ -215,7 +215,9 @@ class Site:
     def socket(self) -> Path:
         return self.spool / "run" / wire.socket_name(str(self.execute))
 
-    def start(self, faults: str = "", limits: Limits | None = None, settings: dict[str, str] | None = None) -> None:
+    def start(
+        self, faults: str = "", limits: IntakeLimits | None = None, settings: dict[str, str] | None = None
+    ) -> None:
         """Start the manager and wait until it listens."""
         self.socket.unlink(missing_ok=True)
         self._manager = Child(
@@ -225,7 +227,7 @@ class Site:
         )
         wait_for(self.socket.exists, "the manager's socket")
 
-    async def _manage(self, limits: Limits, values: dict[str, str]) -> None:
+    async def _manage(self, limits: IntakeLimits, values: dict[str, str]) -> None:
         spool = Spool(self.spool, self.execute)
         spool.open({})
         recorded = {row["ticket"] for row in self.notes("accepted")}
