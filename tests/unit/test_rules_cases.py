@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -346,6 +348,9 @@ def test_the_inode_decides_between_intent_and_done(kind: Kind, found: Found, sta
 def test_a_restored_database_asks_first() -> None:
     assert terminal.needs_new_epoch(5, 6)
     assert not terminal.needs_new_epoch(6, 6)
+    assert terminal.needs_new_epoch(6, 6, 1, 2)  # the same old copy comes back twice
+    assert not terminal.needs_new_epoch(6, 6, 2, 2)
+    assert not terminal.needs_new_epoch(5, 6, 2, 1)
     epoch = terminal.new_epoch(NOW, NOW + 5)
     assert epoch > NOW + 5
     assert judge(epoch=epoch).step is Step.ASK_FIRST
@@ -368,6 +373,8 @@ def test_a_restored_database_asks_first() -> None:
 def test_the_names_show_the_outcome(kind: Kind, shown: str | None, second: str | None, after: AfterAsking) -> None:
     assert sender.after_asking(replace(FILE, kind=kind), "d", shown, second, []) is after
     assert sender.after_asking(FILE, "d", "other", None, [row(State.DONE, 3)]) is AfterAsking.SUPERSEDED
+    moved_on = replace(row(State.DONE, 3), fields=replace(RENAME_D, path=FILE.path, seq=3))
+    assert sender.after_asking(FILE, "d", "other", None, [moved_on]) is AfterAsking.UNKNOWN
 
 
 def test_no_etag_is_given_twice() -> None:
@@ -450,6 +457,19 @@ def test_release_decides_when_bytes_may_go() -> None:
     assert not sender.may_free("delivered", 1, None, 2)
     assert sender.may_free("delivered", 1, State.DONE, 0)
     assert not sender.may_free("delivered", 1, State.FAILED, 0)
+
+
+# ---- the page
+
+
+def test_the_page_of_cases_names_tests_that_exist() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs/developer/overlay-cases.md").read_text()
+    files = [*root.glob("tests/unit/test_rules_*.py"), *root.glob("tests/overlay/test_*.py")]
+    there = set(re.findall(r"^(?:async )?def (test_\w+)", "\n".join(one.read_text() for one in files), re.M))
+    assert set(re.findall(r"`(test_\w+)`", page)) - there == set()
+    here = set(re.findall(r"^def (test_\w+)", Path(__file__).read_text(), re.M))
+    assert len(here & set(re.findall(r"`(test_\w+)`", page))) > 30
 
 
 # ---- the table of states

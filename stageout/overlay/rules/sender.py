@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from stageout.overlay.rules.operations import Fields, Kind, Row, touches
+from stageout.overlay.rules.operations import Fields, Kind, Row, is_at_or_below, touches
 from stageout.overlay.rules.states import DUTY, ENDS, SETTLED, State
 
 
@@ -42,7 +42,8 @@ def after_asking(
     for row in rows:
         same = row.fields.origin == fields.origin and row.fields.seq > fields.seq
         if same and row.state is State.DONE and touches(row.fields, fields):
-            return AfterAsking.SUPERSEDED
+            moved_on = row.fields.kind is Kind.RENAME and is_at_or_below(fields.path, row.fields.path)
+            return AfterAsking.UNKNOWN if fields.kind is Kind.FILE and moved_on else AfterAsking.SUPERSEDED
     if fields.kind is Kind.FILE:
         return AfterAsking.DONE if shown == digest else AfterAsking.REPEAT
     if fields.kind is Kind.MKDIR:
@@ -57,7 +58,7 @@ def reached(rows: Mapping[int, State], first: int, last: int, until: str = "done
     :param until: "done" (push), or "custody" (commit): durable at this router is enough.
     """
     unknown = [number for number in range(first, last + 1) if number not in rows]
-    enough = SETTLED | DUTY if until == "custody" else SETTLED
+    enough = SETTLED | (DUTY - {State.CANCELLING}) if until == "custody" else SETTLED
     return not unknown and all(rows[number] in enough for number in range(first, last + 1)), unknown
 
 

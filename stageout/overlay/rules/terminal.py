@@ -203,9 +203,12 @@ def may_forget(row: Row, low: int, now: int) -> bool:
     return row.identity.seq < low or now > row.fields.expires + KEPT_S
 
 
-def needs_new_epoch(stored_number: int, high_water: int) -> bool:
-    """Tell whether the database is an old copy: the tree has seen a higher number."""
-    return stored_number < high_water
+def needs_new_epoch(stored_number: int, high_water: int, stored_epoch: int = 0, high_epoch: int = 0) -> bool:
+    """Tell whether the database is an old copy: the tree has seen a later epoch, or a higher number in this one.
+
+    :param high_epoch: beside ``high_water``, written before a new epoch serves: the same old copy may come back twice.
+    """
+    return (stored_epoch, stored_number) < (high_epoch, high_water)
 
 
 def new_epoch(now: int, older: int) -> int:
