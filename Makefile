@@ -18,6 +18,7 @@
 # make heads   malformed requests in HTTP at a router (HEADS=20000)
 # make mutants  changes the product in 200 places, one by one: each must make a test fail (WORDS="names")
 #              DRAWN=30: draws new ones (SEED=7 SINCE=commit MINUTES=60 WORDS="parts of paths"), says which share is found
+# make faults  known faults of the overlay whose tests are slow: links that are silent for 45 s
 # make workflow  Snakemake, law, Parsl and Dask-jobqueue, installed by network, on a pool
 # make upgrade a pool with output that waits comes from an earlier version of the ledger to this one (OLD=commit)
 # make hostile a hostile user tries every way to take over the output of others, on both versions of HTCondor
@@ -28,7 +29,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: dist sign dist-test lock pilot demo reference docs test style check pythons pools bench figures mutants crash planted seams sim storm chaos hostile heads cuts upgrade overlay-storm web clean workflow rules-sim
+.PHONY: dist sign dist-test lock pilot demo reference docs test style check pythons pools bench figures mutants crash planted seams sim storm chaos hostile heads cuts upgrade overlay-storm web clean workflow rules-sim faults
 
 $(STAMP): setup.cfg pyproject.toml $(wildcard requirements/*.txt)
 	tools/install
@@ -113,6 +114,9 @@ upgrade: $(STAMP)
 
 cuts: $(STAMP)
 	STAGEOUT_LONG_CUTS=1 $(PY) -m pytest -v tests/pool/test_cut_networks.py
+
+faults: $(STAMP)
+	STAGEOUT_SLOW_FAULTS=1 $(PY) -m pytest -v -rP tests/overlay/test_faults_outage.py
 
 workflow: $(STAMP)
 	STAGEOUT_WORKFLOW_MANAGERS=1 $(PY) -m pytest -v tests/pool/test_workflow_managers.py

@@ -1,4 +1,4 @@
-"""Each promise of the custody page has tests that see it from outside (docs/developer/tests.md)."""
+"""Each promise has tests that see it from outside (docs/developer/tests.md), and so has each fault of the overlay."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 _PAGE = (ROOT / "docs/developer/tests.md").read_text()
+_OVERLAY = (ROOT / "docs/developer/promises-tested.md").read_text()
 _CUSTODY = (ROOT / "docs/explanation/custody.md").read_text()
 _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
@@ -25,13 +26,23 @@ def promises(page: str) -> list[str]:
     return [text.rstrip(".") for text in re.findall(r"^\d+\. \*\*(.+?)\*\*", page, re.M)]
 
 
-_KEPT = {**rows(_PAGE, "promise"), **rows(_PAGE, "event")}
+def faults(page: str) -> dict[str, str]:
+    """Return the tests of each fault: the third cell of its row."""
+    table = page[page.index("\n| fault |") :].partition("\n\n")[0]
+    found = (line.split("|") for line in table.strip().splitlines()[2:])
+    return {cells[1].strip(): cells[3] for cells in found}
+
+
+_KEPT = {
+    **rows(_PAGE, "promise"), **rows(_PAGE, "event"), **rows(_OVERLAY, "overlay promise"), **faults(_OVERLAY)
+}  # fmt: skip
 
 
 def test_each_promise_and_each_condition_has_tests() -> None:
     assert list(rows(_PAGE, "promise")) == promises(_CUSTODY)
     assert list(rows(_PAGE, "event")) == list(rows(_CUSTODY, "event"))
     assert len(promises(_CUSTODY)) >= 7
+    assert [int(fault.split()[0]) for fault in faults(_OVERLAY)] == list(range(1, 26))
 
 
 @pytest.mark.parametrize("promise", _KEPT)
