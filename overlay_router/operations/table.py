@@ -239,6 +239,10 @@ class Table:
         """Return what a subject uses."""
         return self._shares.get(name, Share())
 
+    def used_bytes(self) -> int:
+        """Return the bytes of all subjects."""
+        return sum(one.size for one in self._shares.values())
+
     def _count(self, stored: Stored | None, sign: int) -> None:
         if stored is None:
             return

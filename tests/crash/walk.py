@@ -28,7 +28,7 @@ _LENGTH_S = 1200.0
 ELSEWHERE = re.compile(
     r"ledger-repair|spool-aside|spool-take-back|record-unknown|policy-|profile-|overlay-|router-|capability-|globus-|handoff-credential|credential-|record-renewed"
     r"|intake-account|agent-certificate|front-end|plugin-answer|report-last|record-handed-over|custody-|egress-|copy-|failure-"
-    r"|edit-factory|watched-|brought-|operation-"
+    r"|edit-factory|watched-|brought-|operation-|kept-"
 )
 
 

@@ -41,6 +41,10 @@ _BY_THEMSELVES = {
         (f"overlay-lot-{step}" for step in ("allocate", "free", "record", "refill", "trim")),
         "tests/unit/test_overlay_lots.py",
     ),
+    **dict.fromkeys(
+        (f"kept-{step}" for step in ("cancel", "drop", "end", "epoch", "file", "forget", "recover", "row", "take")),
+        "tests/unit/test_custody_steps.py",
+    ),
     "ledger-repair": "tests/unit/test_damaged_ledger.py",
     "overlay-migrate": "tests/unit/test_overlay_migrations.py",
     "overlay-recover-sync": "tests/unit/test_overlay_packs.py",

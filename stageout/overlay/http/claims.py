@@ -107,7 +107,7 @@ def judge(claims: Mapping[str, Any], issuer: Issuer, audiences: frozenset[str]) 
         grants = []
     token = Token(issuer.name, sub, named, tuple(grants), begins, made, ends, is_own=issuer.is_own)
     to = onward[0].lower() if onward else ""
-    return Subject(_name(issuer, sub), token, RELAY in words, to, jti if isinstance(jti, str) else "")
+    return Subject(share_name(issuer, sub), token, RELAY in words, to, jti if isinstance(jti, str) else "")
 
 
 def _grant(word: str, base: tuple[str, ...], is_own: bool) -> Grant | None:
@@ -126,7 +126,7 @@ def _grant(word: str, base: tuple[str, ...], is_own: bool) -> Grant | None:
     return Grant(rights, base) if base[: len(asked)] == asked else None
 
 
-def _name(issuer: Issuer, sub: str) -> str:
+def share_name(issuer: Issuer, sub: str) -> str:
     """Return the name of a share: nothing that a subject says may look like another's."""
     told = _UNSAFE.sub("_", sub)[:40]
     if issuer.is_own:
