@@ -33,6 +33,8 @@ from overlay_router.local.makers import Makers
 from overlay_router.local.place import reason_against
 from overlay_router.local.store import Store
 from overlay_router.local.tree import Tree
+from overlay_router.operations.table import Table
+from overlay_router.operations.terminal import MakesTerminal, terminal_at
 from overlay_router.peers.brought import Brought
 from overlay_router.peers.circuits import Neighbours
 from overlay_router.peers.cover import Cover
@@ -353,7 +355,8 @@ class Daemon:
             goes_out = bool(neighbours.allowed or neighbours.finds or terminals)
             copies = _copies(settings, address_of(settings, node, port), stack) if place and goes_out else None
             egress = _egress(settings, stack)
-            ends, rights = Ends(destination, custodian, egress, copies), rights_of(settings)
+            operations = _operations(settings, destination, stack) if destination else None
+            ends, rights = Ends(destination, custodian, egress, copies, operations), rights_of(settings)
             rights.address = links.address
             brought = _brought(settings, stack) if ends else None
             if destination is not None:
@@ -504,6 +507,11 @@ def _custodian(settings: Settings, terminals: Terminals, name: str, stack: conte
     tree = _tree(place, "STAGEOUT_ROUTER_DIR", stack)
     with store.read():
         return Custodian(store, tree, spool, terminals, name, SystemClock())
+
+
+def _operations(settings: Settings, destination: Destination, stack: contextlib.ExitStack) -> MakesTerminal:
+    table = stack.enter_context(contextlib.closing(Table(home_of(settings) / "operations.sqlite")))
+    return terminal_at(table, destination)
 
 
 def _brought(settings: Settings, stack: contextlib.ExitStack) -> Brought:

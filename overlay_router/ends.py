@@ -16,6 +16,7 @@ from overlay_router.local.parts import Parts
 from overlay_router.local.replies import Attached, Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.local.store import Transfer
+from overlay_router.operations.terminal import MakesTerminal
 from stageout.overlay.wire import messages
 from stageout.overlay.wire.frames import BadFrame
 from stageout.overlay.wire.messages import Message
@@ -26,13 +27,15 @@ from stageout.overlay.wire.packs import MAX_FILES, PackedFile
 class Ends:
     """A destination, a custodian, what plugins deliver; or none of it: a relay. Used in one thread.
 
-    :param copies: of files of the destination, to other routers.
+    :param copies: of files of the destination, to other routers. :param operations: makes the role
+        for those that come by HTTP and end here.
     """
 
     destination: Destination | None = None
     custodian: Custodian | None = None
     egress: Egress | None = None
     copies: Copies | None = None
+    operations: MakesTerminal | None = None
     _parts: Parts = field(default_factory=Parts, init=False)
 
     def __bool__(self) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay_router.peers.keys import BadKeys, Keys
+from stageout.overlay.http.signing import thumbprint
 
 
 @dataclass
@@ -31,8 +32,15 @@ class HttpAccess:
             "audiences": sorted(self.audiences), "plain": self.plain, "issuers": dict(self.issuers),
             "copy_hosts": self.copy_hosts,
             "keys": {name: (key.public, key.prefix) for name, key in keys.public.items()},
+            "routers": sorted(name for name, key in keys.public.items() if key.is_router),
         }  # fmt: skip
         return json.dumps(told).encode()
+
+    def trusts(self, keys: Keys, authority: tuple[str, str]) -> bool:
+        """Tell whether an issuer, or a key by its thumbprint, still has that prefix."""
+        name, prefix = authority
+        held = [key.prefix for key in keys.public.values() if thumbprint(key.public) == name]
+        return prefix in held or (name in self.issuers and self.issuers[name][0] == prefix)
 
 
 def read_token_issuers(path: Path) -> dict[str, tuple[str, Any]]:

@@ -19,6 +19,7 @@ from overlay_router.http_relay import Relaying
 from overlay_router.local.destination import Destination
 from overlay_router.local.replies import Published, Reply
 from overlay_router.local.tree import no_room
+from overlay_router.operations.desk import MARK, OperationsDesk, Talk
 from overlay_router.peers.keys import Key
 from overlay_router.peers.limits import Limits, TooMany
 from overlay_router.peers.rights import Rights
@@ -44,7 +45,7 @@ class HttpDesk:
     """Answers the questions of all workers.
 
     :param on_disk: runs a call in the thread that owns the disk. :param deliver: sends replies to others.
-    :param relaying: connects clients to other routers.
+    :param relaying: connects clients to other routers. :param operations: answers about operations.
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class HttpDesk:
         on_disk: OnDisk[Any],
         deliver: Callable[[list[Reply]], None],
         relaying: Relaying,
+        operations: OperationsDesk,
     ) -> None:
         self.ends, self.rights, self.limits, self.on_disk, self.deliver = ends, rights, limits, on_disk, deliver
-        self.relaying = relaying
+        self.relaying, self.operations = relaying, operations
 
     async def serve(self, channel: socket.socket, raw: socket.socket, host: str, end: Callable[[], object]) -> None:
         """Answer about one connection until its worker ends it.
@@ -81,6 +83,7 @@ class _Talk:
         self._desk, self._proved, self._end = desk, proved, end
         self._counted = contextlib.ExitStack()
         self._origin, self._seq, self._tid = secrets.token_hex(16), 0, 0
+        self._operations = Talk()
 
     async def run(self, channel: socket.socket) -> None:
         """Answer one question after the other. :raises OSError: the worker has ended."""
@@ -97,7 +100,9 @@ class _Talk:
             try:
                 answer, descriptor = await self._answer(question.pop("ask"), question)
             except Refused as why:
-                answer = {"refused": why.status, "reason": why.reason, "headers": why.headers}
+                answer = {
+                    "refused": why.status, "reason": why.reason, "headers": why.headers, "members": why.members
+                }  # fmt: skip
             except TooMany as why:
                 answer = {"refused": 429, "reason": str(why), "headers": _AGAIN}
             except (OSError, sqlite3.Error) as problem:
@@ -114,6 +119,7 @@ class _Talk:
     async def forget(self) -> None:
         """The connection has ended: what it began and did not finish is dropped."""
         self._counted.close()
+        await self._desk.operations.forget(self._operations)
         with contextlib.suppress(OSError, sqlite3.Error):  # they expire, then
             if self._tid:
                 await self._drop()
@@ -134,6 +140,8 @@ class _Talk:
             return {}, -1
         if name == "connect":
             return {}, (await self._desk.relaying.connected(**facts)).detach()
+        if name.startswith(MARK):
+            return await self._desk.operations.answer(self._operations, name, facts)
         tree = self._tree
         if name == "look":
             self._is_here(facts["path"])

@@ -41,6 +41,7 @@ from overlay_router.local.destination import Destination
 from overlay_router.local.replies import Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.local.tree import no_room
+from overlay_router.operations.desk import OperationsDesk
 from overlay_router.outgoing import Outgoing
 from overlay_router.peers.brought import Brought
 from overlay_router.peers.circuits import Neighbours, onward
@@ -137,8 +138,20 @@ class Router:
         copier, outflow = self._outgoing.copier, self._outgoing.outflow
         fetching = outflow.fetching if outflow else None
         relaying = Relaying(lambda: self.neighbours.allowed, links.address, connect)
-        self._desk = HttpDesk(ends, rights, self.limits, self._on_disk, self._deliver, relaying)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._operations = OperationsDesk(
+            ends.operations and ends.operations(self._trusts, self._deliver_soon, ends.goes_out), None, self._on_disk
+        )
+        self._desk = HttpDesk(ends, rights, self.limits, self._on_disk, self._deliver, relaying, self._operations)
         self._questions = Questions(node, ends, rights, self._on_disk, leases, copier, fetching)
+
+    def _trusts(self, authority: tuple[str, str]) -> bool:
+        return self.http.trusts(self.keys, authority)
+
+    def _deliver_soon(self, replies: list[Reply]) -> None:
+        """Deliver what the destination says to others while it works for operations of HTTP; in the disk's thread."""
+        if replies and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._deliver, replies)
 
     def have_keys(self, keys: Keys) -> None:
         """Take these keys from now on. Connections of a key that is gone, or is another now, end."""
@@ -165,7 +178,7 @@ class Router:
     async def serve(self, listening: socket.socket) -> None:
         """Accept until cancelled; then every connection is closed and every worker ended."""
         listening.setblocking(False)
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self._start(self._expire())
         self._start(self.links.run())
         self._start(self._terms.run())
@@ -656,6 +669,7 @@ class Router:
         destination = self._ends.destination
         if destination is not None:
             self._deliver(await self._on_disk(destination.expire))
+        await self._operations.expire()
         await self._outgoing.expire()
         self.rights.expire(int(time.time()))
         if self._brought is not None:

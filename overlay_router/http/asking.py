@@ -47,7 +47,7 @@ class Desk:
         if "refused" in answer:
             if found >= 0:
                 os.close(found)
-            raise Refused(answer["refused"], answer["reason"], answer.get("headers"))
+            raise Refused(answer["refused"], answer["reason"], answer.get("headers"), answer.get("members"))
         return answer, found
 
     def close(self) -> None:

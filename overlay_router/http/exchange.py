@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from email.utils import formatdate
 
 from overlay_router.http.asking import Desk
+from overlay_router.http.files import Files
 from overlay_router.http.stream import Stream
 from stageout.overlay.http.chunks import Chunks
 from stageout.overlay.http.claims import Subject
 from stageout.overlay.http.heads import CHUNKED, Head, Refused, answer_head
 from stageout.overlay.http.names import path_of
+from stageout.overlay.http.operations import FOLDER
+from stageout.overlay.rules.operations import Malformed
 from stageout.overlay.rules.rights import Right
+from stageout.overlay.rules.via import split
 
 #: Files never act as pages of this router, and nothing of another site's page is carried out.
 _SAFE = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox; default-src 'none'"}
@@ -22,14 +26,22 @@ _DRAIN_BYTES = 64 * 1024
 class Exchange:
     """One request.
 
-    :param subject: who asks. :param has_jti: tells whether a token's ``jti`` is new.
+    :param subject: who asks. :param files: the connection's.
     :ivar answered: an answer has begun. :ivar keeps: the connection can bring another request.
+    :ivar via: NAMEs of routers behind this one. :ivar own: a path of the router's own resources, "" for a name.
+    :raises Refused: the target is none.
     """
 
-    def __init__(self, stream: Stream, desk: Desk, head: Head, subject: Subject) -> None:
-        self.stream, self.desk, self.head, self.subject = stream, desk, head, subject
+    def __init__(self, stream: Stream, desk: Desk, head: Head, subject: Subject, files: Files) -> None:
+        self.stream, self.desk, self.head, self.subject, self.files = stream, desk, head, subject, files
         self.answered, self.keeps = False, head.keeps
-        self.path, self.query = path_of(head.target)
+        raw, mark, query = head.target.partition("?")
+        try:
+            self.via, raw = split(raw)
+        except Malformed as why:
+            raise Refused(400, str(why)) from None
+        self.own = raw if raw.startswith(f"{FOLDER}/") else ""
+        self.path, self.query = ("", query) if self.own else path_of(raw + mark + query)
         self._left = max(0, head.body_bytes)
         self._chunks = Chunks(stream.line) if head.body_bytes == CHUNKED else None
         self._waits = head.expects

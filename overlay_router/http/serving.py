@@ -16,6 +16,8 @@ from overlay_router.http import dav
 from overlay_router.http.asking import Desk, Lost
 from overlay_router.http.copying import Copying
 from overlay_router.http.exchange import Exchange, Handler
+from overlay_router.http.files import Files
+from overlay_router.http.operations import Operations
 from overlay_router.http.reading import Digests, Reading
 from overlay_router.http.relaying import PassOn, relay
 from overlay_router.http.stream import Stream
@@ -53,6 +55,7 @@ class Service:
             "GET": reading, "HEAD": reading, "PUT": writing, **dav.HANDLERS,
             "COPY": Copying(writing, lambda: self.copy_hosts),
         }  # fmt: skip
+        self.operations = Operations(lambda: self.access)
 
     def become(self, facts: bytes) -> None:
         """Take other keys. Connections of subjects whose issuer is gone, or is another now, end."""
@@ -60,7 +63,7 @@ class Service:
         before, self.takes_plain, self.copy_hosts = self.access, told["plain"], tuple(told["copy_hosts"])
         own = {name: (public, prefix) for name, (public, prefix) in told["keys"].items()}
         issuers = {name: (prefix, keys) for name, (prefix, keys) in told["issuers"].items()}
-        self.access = Access(frozenset(told["audiences"]), own, issuers)
+        self.access = Access(frozenset(told["audiences"]), own, issuers, frozenset(told["routers"]))
         with self._lock:
             for connection, raw in self._open.items():
                 if connection.subject is not NOBODY and not self.access.takes(connection.subject, before):
@@ -84,7 +87,7 @@ class Connection:
 
     def __init__(self, service: Service, stream: Stream, channel: socket.socket) -> None:
         self._service, self._stream, self._desk = service, stream, Desk(channel)
-        self.subject = NOBODY
+        self.subject, self._files = NOBODY, Files()
 
     def run(self) -> None:
         """Serve requests until the client ends, or is too slow; both sockets are closed."""
@@ -98,6 +101,8 @@ class Connection:
                 pass  # the client has gone, or the daemon has ended it
             except Exception as problem:  # a fault in one request ends its connection alone
                 log.error("http-request-failed", subject=self.subject.name, problem=repr(problem))
+            finally:
+                self._files.close()
 
     def _request(self, first_s: float) -> bool:
         """Serve one; whether another may come."""
@@ -121,7 +126,7 @@ class Connection:
             self._last(Refused(400, _PLAIN), is_text=True)
             return False
         try:
-            one = Exchange(self._stream, self._desk, head, NOBODY)
+            one = Exchange(self._stream, self._desk, head, NOBODY, self._files)
         except Refused as why:
             self._last(why)
             return False
@@ -129,6 +134,10 @@ class Connection:
             self._check(head)
             one.subject = self._authorized(head.get("authorization"))
             handler = self._service.handlers.get(head.method)
+            if one.own:
+                handler = self._service.operations
+            elif one.via:
+                raise Refused(403, "this router takes no names for others")
             if handler is None:
                 raise Refused(405, f"{head.method} is not known here", {"Allow": ", ".join(self._service.handlers)})
             handler(one)

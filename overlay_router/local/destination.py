@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 
 from overlay_router.local import lookups
 from overlay_router.local.changes import Change, Ended, Footprint, Group, Held, failed, op_of, why
@@ -27,11 +28,11 @@ from overlay_router.local.small_files import Arrived, SmallFiles, apart
 from overlay_router.local.staging import as_result, ranges, recorded, recorded_pack, whole
 from overlay_router.local.store import Settled, Store, StoredIntent, Transfer
 from overlay_router.local.trash import left_for_later
-from overlay_router.local.tree import BadPath, Tree, checked, no_room, passes
+from overlay_router.local.tree import OWN, BadPath, Tree, checked, no_room, passes
 from overlay_router.rules import names, terminal
 from overlay_router.rules.states import Kind, Op, Outcome, Result
 from overlay_router.rules.terminal import Step
-from stageout.core import log
+from stageout.core import durable, log
 from stageout.core.errors import ErrorClass
 from stageout.overlay.wire import messages
 from stageout.overlay.wire.messages import MAX_CLOCK_SKEW_S, Answer, Open, Opened, Operation, Range, Staged
@@ -211,6 +212,50 @@ class Destination:
         transfer = self._store.transfer(tid)
         if transfer is not None and transfer.ask.size_bytes != size_bytes:
             self._store.resize(tid, size_bytes)
+
+    def adopt(self, ask: Open, peer: str, digest: str, file: Path, blocks: Iterable[tuple[int, bytes]]) -> int:
+        """Take the data of a file that is whole and synced: their transfer number. The file keeps its own name, too.
+
+        :param blocks: digests of its blocks, by position.
+        """
+        transfer = self._store.grant(ask, peer, digest, blocks)
+        place = self._tree.staging(transfer.tid)
+        if not self._tree.inode(transfer.tid):
+            durable.link("operation-adopt", file, place)
+        return transfer.tid
+
+    def refusal(self, operation: Operation) -> str:
+        """Return why an operation cannot be executed on the names as they are, "" if it can."""
+        op = op_of(operation)
+        try:
+            for path in (op.path, op.target) if op.kind is Kind.RENAME else (op.path,):
+                checked(path)
+        except BadPath as problem:
+            return str(problem)
+        seen = self._tree.names(op)
+        if operation.may_exist and op.kind is Kind.MKDIR and op.path in seen and seen[op.path].is_dir:
+            return ""
+        above = names.parent(op.path)
+        if operation.parents and above and above not in seen:
+            near = names.parent(above)
+            while near and self._tree.entry(near) is None:
+                near = names.parent(near)
+            found = self._tree.entry(near) if near else None
+            if found is None or found.is_dir:
+                seen[above] = names.Entry(0)
+        return names.refusal(seen, op, self._store.generation(op.path))
+
+    def is_foreign(self, path: str) -> bool:
+        """Tell whether something is under a name that is not what this router published there."""
+        try:
+            return self.remembered.of(self._tree.status(checked(path))) is None
+        except (FileNotFoundError, NotADirectoryError, BadPath):
+            return False
+
+    @property
+    def own_place(self) -> Path:
+        """Directory of the router's own files, beside the tree."""
+        return self._tree.root / OWN
 
     def drop(self, tid: int) -> None:
         """The data of a transfer do not come any more."""

@@ -205,14 +205,19 @@ class Store:
         results = self.record(origin).results
         return {seq: results[seq] for seq in seqs if seq in results}
 
-    def grant(self, ask: Open, sender: str, digest: str = "") -> Transfer:
+    def grant(self, ask: Open, sender: str, digest: str = "", blocks: Iterable[tuple[int, bytes]] = ()) -> Transfer:
         """The live transfer of this sender for that operation, or a new number that was never used.
 
         :param digest: the kind of digests that its blocks come with, "" where nobody asks for it later.
+        :param blocks: those (position, digest) whose bytes are on the disk already.
         """
         with self._transaction("overlay-grant"):
             self._grant(ask, sender, digest)
-        return self._granted(ask, sender)
+            granted = self._granted(ask, sender)
+            self._connection.executemany(
+                "INSERT OR REPLACE INTO staged VALUES (?, ?, ?)", ((granted.tid, *block) for block in blocks)
+            )
+        return granted
 
     def _grant(self, ask: Open, sender: str, digest: str = "") -> None:
         self._keep_origin(ask.origin, ask.expires)

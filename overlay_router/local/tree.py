@@ -294,7 +294,8 @@ class Tree:
     def _finish(self, tid: int, mode: int, size_bytes: int) -> Identity:
         descriptor = os.open(self.staging(tid), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            os.ftruncate(descriptor, size_bytes)
+            if os.fstat(descriptor).st_size != size_bytes:  # else its time of modification stays
+                os.ftruncate(descriptor, size_bytes)
             os.fchmod(descriptor, mode & 0o777)
             os.fsync(descriptor)
             return Identity.known(os.fstat(descriptor))

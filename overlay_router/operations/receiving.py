@@ -52,7 +52,10 @@ class _Claim(NamedTuple):
 
 @dataclass
 class Staging:
-    """A file that comes in. :param file: open for reading and writing. :ivar size: as far as it is known."""
+    """A file that comes in. :param file: open for reading and writing. :ivar size: as far as it is known.
+
+    :ivar due: size, block list and signature, when these came.
+    """
 
     at: int
     file: int
@@ -64,6 +67,7 @@ class Staging:
     digests: bytearray = field(default_factory=bytearray)
     listed: bytearray = field(default_factory=bytearray)
     claims: dict[int, _Claim] = field(default_factory=dict)
+    due: tuple[int, bytes, str] | None = None
     unsynced_bytes: int = 0
     synced_s: float = field(default_factory=time.monotonic)
     came_s: float = field(default_factory=time.monotonic)
@@ -141,6 +145,7 @@ class Receiving:
             file = os.open(self.path(stored.row.identity), flags, 0o600)
             found = Staging(stored.id, file, SIZES[fields.block_kind], SIZES[fields.digest_kind], stored.size)
             self._read(found)
+            found.due = self._table.block_list(stored.id)
             self._open[stored.id] = found
         return found
 
@@ -212,6 +217,11 @@ class Receiving:
             one.durable[at] = 1
         with self._table.changing("operation-blocks"):
             self._table.put_parts(one.at, self._parts(one, still))
+
+    def lost(self, one: Staging, blocks: Sequence[int]) -> None:
+        """The disk has refused these blocks."""
+        for at in blocks:
+            one.has[at] = one.durable[at]
 
     def clear(self, one: Staging, blocks: Sequence[int]) -> None:
         """Blocks differ from the list: they have to come again, durably so. :raises Taken: somebody writes to one."""

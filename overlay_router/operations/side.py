@@ -14,7 +14,7 @@ from typing import Callable, NamedTuple, Protocol
 from overlay_router.operations.receiving import Receiving
 from overlay_router.operations.table import Stored, Table
 from stageout.overlay.http.operations import Status
-from stageout.overlay.rules.operations import DIRECT, Fields, Hop
+from stageout.overlay.rules.operations import DIRECT, Fields, Hop, Row
 from stageout.overlay.rules.rights import Action, Asker, NoRight, check_action
 
 
@@ -102,7 +102,11 @@ class Side(Protocol):
         """``PUT O``. A kind of names only is executed, or held. :raises Refusal: nothing is stored."""
 
     def complete(self, stored: Stored) -> Answer:
-        """All blocks of a file are durable here and equal its list. :raises Refusal: it stays as it is."""
+        """All blocks of a file are durable here and equal its list. :raises Refusal: it stays as it is.
+
+        The list, with its signature, is ``receiving.staging(stored).due``; a role that needs it later stores it. Called
+        again for a row that is not ``receiving`` any more when its owner repeats the list.
+        """
 
     def state(self, stored: Stored) -> Status:
         """``GET O``."""
@@ -123,6 +127,17 @@ class Side(Protocol):
         """Once a minute: end what is beyond its time, and forget what may be forgotten."""
 
 
+def may(caller: Caller, row: Row, action: Action) -> bool:
+    """Tell whether a caller may do something with an operation."""
+    for owner in caller.owners:
+        try:
+            check_action(Asker(owner, caller.router), row, action)
+        except NoRight:
+            continue
+        return True
+    return False
+
+
 def seen(table: Table, caller: Caller, origin: str, seq: int, action: Action) -> Stored | None:
     """Return the row that a caller means, None for one that was never seen. :raises Refusal: 403: it is another's.
 
@@ -130,13 +145,7 @@ def seen(table: Table, caller: Caller, origin: str, seq: int, action: Action) ->
     """
     rows = table.named(origin, seq)
     rows.sort(key=lambda one: one.row.identity.owner not in caller.owners)
-    for stored in rows:
-        for owner in caller.owners:
-            try:
-                check_action(Asker(owner, caller.router), stored.row, action)
-            except NoRight:
-                continue
-            return stored
-    if rows:
+    found = next((one for one in rows if may(caller, one.row, action)), None)
+    if rows and found is None:
         raise Refusal(403, "this operation belongs to somebody else")
-    return None
+    return found

@@ -19,7 +19,7 @@ from stageout.core.databases import Foreign, find_code, open_alone
 from stageout.core.errors import StageoutError
 from stageout.overlay.http.operations import from_json, to_json
 from stageout.overlay.rules.limits import Share
-from stageout.overlay.rules.operations import Hop, Identity, Row
+from stageout.overlay.rules.operations import Fields, Hop, Identity, Kind, Row, touches
 from stageout.overlay.rules.states import ENDS, State
 
 _VERSION = 1
@@ -28,11 +28,13 @@ CREATE TABLE operations (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT 
 CREATE TABLE rows (
     id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, origin TEXT NOT NULL, seq INTEGER NOT NULL,
     state TEXT NOT NULL, share TEXT NOT NULL, path BLOB NOT NULL, second BLOB NOT NULL, expires INTEGER NOT NULL,
-    ended INTEGER NOT NULL, size INTEGER, fields BLOB NOT NULL, facts TEXT NOT NULL, UNIQUE (owner, origin, seq));
+    ended INTEGER NOT NULL, size INTEGER, custodian TEXT NOT NULL, fields BLOB NOT NULL,
+    facts TEXT NOT NULL, UNIQUE (owner, origin, seq));
 CREATE INDEX row_names ON rows (origin, seq);
 CREATE INDEX row_paths ON rows (path);
 CREATE INDEX row_seconds ON rows (second) WHERE second != x'';
 CREATE INDEX row_expires ON rows (expires);
+CREATE INDEX row_held ON rows (owner, origin, seq) WHERE state = 'held';
 CREATE INDEX row_states ON rows (state) WHERE state NOT IN ('done', 'cancelled', 'superseded');
 CREATE TABLE origins (owner TEXT NOT NULL, origin TEXT NOT NULL, low INTEGER NOT NULL, expires INTEGER NOT NULL,
     PRIMARY KEY (owner, origin)) WITHOUT ROWID;
@@ -64,6 +66,10 @@ class Stored:
     authority: tuple[str, str] = ("", "")
     inner: int = 0
     wishes: Mapping[str, str] = field(default_factory=dict)
+
+    def with_size(self, size: int) -> Stored:
+        """Return it with the size of its file, which is known now."""
+        return replace(self, size=size)
 
 
 class Table:
@@ -124,7 +130,7 @@ class Table:
         }  # fmt: skip
         values = (
             *row.identity, row.state.value, stored.share, os.fsencode(row.fields.path), os.fsencode(row.fields.second),
-            row.fields.expires, row.ended, stored.size, to_json(row.fields), json.dumps(facts),
+            row.fields.expires, row.ended, stored.size, row.hop.custodian, to_json(row.fields), json.dumps(facts),
         )  # fmt: skip
         marks = ", ".join("?" * len(values))
         at = self._connection.execute(
@@ -163,20 +169,32 @@ class Table:
 
     def held_of(self, owner: str, origin: str) -> list[Stored]:
         """Return the rows that wait for others of their origin."""
-        where = "owner = ? AND origin = ? AND state = ? ORDER BY seq"
-        return list(self._rows(where, (owner, origin, State.HELD.value)))
+        return list(self._rows("owner = ? AND origin = ? AND state = 'held' ORDER BY seq", (owner, origin)))
 
-    def changed_names(self, paths: Iterable[str]) -> list[Stored]:
-        """Return the rows that have changed one of these names."""
-        found: dict[int, Stored] = {}
-        for path in map(os.fsencode, paths):
+    def changed_later(self, identity: Identity, fields: Fields, custodian: str) -> list[Stored]:
+        """Return rows whose change of names came first: of a later number of that origin, or of that custodian.
+
+        Names are the same, or one operation takes away a directory above the other's.
+        """
+        later = "state = 'done' AND ((owner = ? AND origin = ? AND seq > ?) OR (custodian != '' AND custodian = ?))"
+        values, found = (*identity, custodian), dict[int, Stored]()
+        for name in {above for one in fields.names for above in _and_above(one)}:
             for where in ("path = ?", "second != x'' AND second = ?"):
-                found.update((one.id, one) for one in self._rows(f"{where} AND state = 'done'", (path,)))
+                rows = self._rows(f"{where} AND {later}", (os.fsencode(name), *values))
+                found.update((one.id, one) for one in rows if touches(one.row.fields, fields))
+        if fields.kind in (Kind.DELETE, Kind.RENAME):
+            begin, end = os.fsencode(fields.path) + b"/", os.fsencode(fields.path) + b"0"
+            for column in ("path", "second"):
+                where = f"{column} != x'' AND {column} > ? AND {column} < ? AND {later} LIMIT 1"
+                found.update((one.id, one) for one in self._rows(where, (begin, end, *values)))
         return list(found.values())
 
-    def expired(self, before: int, most: int) -> list[Stored]:
-        """Return rows that expired before a time."""
-        return list(self._rows("expires < ? ORDER BY expires LIMIT ?", (before, most)))
+    def forgettable(self, expired: int, ended: int, most: int) -> list[Stored]:
+        """Return some rows that have ended, and expired before a time; those that are done ended before another."""
+        ends = [one.value for one in ENDS - {State.DONE}]
+        marks = ", ".join("?" * len(ends))
+        where = f"(state = 'done' AND ended < ?) OR (state IN ({marks}) AND expires < ?) LIMIT ?"
+        return list(self._rows(where, (ended, *ends, expired, most)))
 
     def drop(self, stored: Stored) -> None:
         """Forget a row and its blocks. Inside :meth:`changing`."""
@@ -275,6 +293,12 @@ class Table:
             yield Stored(
                 row, at, share, size, facts["jws"], facts["token"], (issuer, prefix), facts["inner"], facts["wishes"]
             )
+
+
+def _and_above(name: str) -> Iterator[str]:
+    while name:
+        yield name
+        name = name.rpartition("/")[0]
 
 
 _ENDED = frozenset(one.value for one in ENDS - {State.FAILED})

@@ -81,11 +81,15 @@ class Signed:
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A line of a user who signs tokens for HTTP. :param public: as ``ed25519:`` text. :param prefix: as of a key."""
+    """A line of a user who signs tokens for HTTP. :param public: as ``ed25519:`` text. :param prefix: as of a key.
+
+    :param is_router: its holder is a custodian, which says when it took an operation.
+    """
 
     name: str
     public: str
     prefix: str
+    is_router: bool = False
 
 
 class Keys(Mapping[str, Key]):
@@ -274,9 +278,12 @@ def _key(words: list[str], place: str) -> Key:
 
 
 def _public(words: list[str], place: str) -> PublicKey:
-    if len(words) != 3 or not _NAME.fullmatch(words[0]) or len(words[1]) != _PUBLIC_CHARS:
-        raise BadKeys(f"{place}: write 'NAME ed25519:KEY PREFIX' (PREFIX / for the whole root)")
-    return PublicKey(words[0], words[1], words[2].strip("/"))
+    right = len(words) in (3, 4) and words[3:] in ([], ["router"])
+    if not right or not _NAME.fullmatch(words[0]) or len(words[1]) != _PUBLIC_CHARS:
+        raise BadKeys(
+            f"{place}: write 'NAME ed25519:KEY PREFIX' (PREFIX / for the whole root), or with 'router' behind it"
+        )
+    return PublicKey(words[0], words[1], words[2].strip("/"), bool(words[3:]))
 
 
 def _line(words: list[str], place: str) -> Signed:

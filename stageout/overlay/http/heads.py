@@ -31,17 +31,24 @@ class Refused(Exception):
     """The answer to a request that is not carried out.
 
     :param reason: for the client; names nothing that it may not see. :param headers: further fields of the answer.
+    :param members: further ones of the problem, for programs.
     """
 
-    def __init__(self, status: int, reason: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        headers: Mapping[str, str] | None = None,
+        members: Mapping[str, object] | None = None,
+    ) -> None:
         super().__init__(reason)
-        self.status, self.reason, self.headers = status, reason, dict(headers or {})
+        self.status, self.reason, self.headers, self.members = status, reason, dict(headers or {}), dict(members or {})
 
     def problem(self, path: str = "") -> bytes:
         """Return the body of the answer (RFC 9457). :param path: the client's."""
         title = HTTPStatus(self.status).phrase
         facts = {"type": "about:blank", "title": title, "status": self.status, "detail": self.reason}
-        return json.dumps({**facts, **({"instance": path} if path else {})}).encode() + b"\n"
+        return json.dumps({**self.members, **facts, **({"instance": path} if path else {})}).encode() + b"\n"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stageout.overlay.http.claims import Issuer, Subject, judge
+from stageout.overlay.http.signing import thumbprint
 from stageout.overlay.rules.rights import BadToken
 
 #: The one algorithm of each kind of key. Nothing symmetric: who verifies such a token can make one.
@@ -21,14 +22,19 @@ class Access:
     """The issuers of one router, and the tokens that were verified.
 
     :param audiences: one of which a token is for. :param own: users' keys by their names, with their prefixes.
-    :param issuers: by ``iss``: prefix and JSON Web Key Set.
+    :param issuers: by ``iss``: prefix and JSON Web Key Set. :param routers: names of keys that custodians have.
     """
 
     def __init__(
-        self, audiences: frozenset[str], own: Mapping[str, tuple[str, str]], issuers: Mapping[str, tuple[str, Any]]
+        self,
+        audiences: frozenset[str],
+        own: Mapping[str, tuple[str, str]],
+        issuers: Mapping[str, tuple[str, Any]],
+        routers: frozenset[str] = frozenset(),
     ) -> None:
-        self.audiences, self._own, self._issuers = audiences, dict(own), dict(issuers)
+        self.audiences, self._own, self._issuers, self.routers = audiences, dict(own), dict(issuers), routers
         self._known: dict[bytes, Subject] = {}
+        self._prints = {name: thumbprint(public) for name, (public, _) in self._own.items()}
 
     def __bool__(self) -> bool:
         return bool(self._own or self._issuers)
@@ -49,6 +55,17 @@ class Access:
         name = subject.token.issuer
         mine, before = self._own.get(name) or self._issuers.get(name), other._own.get(name) or other._issuers.get(name)
         return mine is not None and mine == before
+
+    def authority(self, subject: Subject) -> tuple[str, str]:
+        """Return who issued a subject's token, a key by its thumbprint, and the prefix of that."""
+        issuer = subject.token.issuer
+        if subject.token.is_own:
+            return self._prints[issuer], self._own[issuer][1]
+        return issuer, self._issuers[issuer][0]
+
+    def key(self, print_of_it: str) -> tuple[str, str] | None:
+        """Return the public key and the prefix of a user by its thumbprint, None for one that is not known."""
+        return next((self._own[name] for name, one in self._prints.items() if one == print_of_it), None)
 
     def _verified(self, token: str) -> Subject:
         import jwt  # as of h11
