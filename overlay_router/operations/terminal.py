@@ -257,7 +257,9 @@ class Terminal:
         try:
             work(stored)
         except Refusal as why:
-            log.event("held-operation-refused", origin=stored.row.identity.origin, seq=stored.row.identity.seq, reason=why)
+            log.event(
+                "held-operation-refused", origin=stored.row.identity.origin, seq=stored.row.identity.seq, reason=why
+            )
         except (OSError, sqlite3.Error):
             raise
         except Exception as problem:
