@@ -894,6 +894,22 @@ def test_news_and_edits_that_are_left_never_make_the_pause_longer(poll_s: float,
     assert pause_s(poll_s, pass_s, True, True) == pause_s(poll_s, pass_s, True, False) <= quiet_s
 
 
+def test_news_are_looked_for_where_records_are_written(
+    site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared = tmp_path / "epoch_history"
+    shared.write_text("")
+    site.agent.receipts = Receipts(tmp_path, shared)
+    site.agent.records_written = False
+    assert not site.agent.has_new_receipts()
+    site.agent.records_written = True
+    assert site.agent.has_new_receipts()
+    assert not site.agent.has_new_receipts()
+    site.agent.receipts = Receipts(tmp_path, tmp_path)
+    assert not site.agent.has_new_receipts(), "it cannot be read"
+    assert "records-read-failed" in caplog.text
+
+
 def test_a_pass_with_edits_left_is_followed_soon_although_runs_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon sleeps as long as pause_s says, whenever the news comes."""
     daemon = Daemon(lambda: mapping_settings({"STAGEOUT_POLL_INTERVAL": "600"}), lambda _: site.agent)
