@@ -56,6 +56,7 @@ from stageout.daemon import EXIT_NO_RESTART, supervise
 from stageout.model.job import HOLD_CODE, HistoryRecord, Job, JobAdState, Status
 from stageout.wire.custody import (
     AGENT_AD,
+    ORDERS_AD,
     Action,
     FileReport,
     FlowReport,
@@ -520,6 +521,21 @@ def test_an_access_point_waits_no_longer_than_its_own_lease(site: Site) -> None:
     assert site.job.status == Status.COMPLETED
     site.passes(3)
     assert (site.job.status, site.job.reruns) == (Status.IDLE, 1)
+
+
+def test_a_changed_lease_is_that_of_sheets_and_of_silent_managers(site: Site) -> None:
+    key = SigningKey(b"m" * 32)
+    site.complete(key=key.public)
+    site.report(State.MOVING, key=key)
+    site.passes()
+    site.agent.new_rules(KEY, replace(site.agent.limits, lease_s=240.0), 60.0)
+    site.passes(40)
+    (sheet,) = [ad for (kind, _), ad in site.collector.ads.items() if kind == ORDERS_AD]
+    assert read_orders(sheet["StageOutPayload"]).lease_s == 180.0
+    assert site.job.status == Status.COMPLETED, "200 s"
+    site.passes(10)
+    assert (site.job.status, site.job.reruns) == (Status.IDLE, 1)
+    assert site.agent.notice_interval_s == 60.0
 
 
 def test_the_delivery_that_waits_longest_is_written_first(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,6 +243,11 @@ TABLE: list[tuple[str, DecisionInput, list[str]]] = [
         situation(None, seen(State.ACCEPTED), history=HistoryRecord(4, 2), record=RunRecord((ticket(),))),
         ["confirm"],
     ),
+    (
+        "gone, completed, output of a number that the history does not know yet",
+        situation(None, seen(State.ACCEPTED, 3, ("t9",)), history=HistoryRecord(4, 2), record=RunRecord((ticket(),))),
+        ["confirm"],
+    ),
     ("gone, completed, no record", situation(None, seen(State.ACCEPTED), history=HistoryRecord(4, 1)), []),
     ("no record yet", situation(job(), seen(State.ACCEPTED), record_missing=True), []),
     (
