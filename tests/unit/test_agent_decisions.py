@@ -181,6 +181,25 @@ TABLE: list[tuple[str, DecisionInput, list[str]]] = [
         ["confirm", "UpdateAdState"],
     ),
     ("lost", situation(job(), seen(State.LOST)), ["Rerun"]),
+    *(
+        (
+            f"{state.value} at a node that is silent now, moving at another one",
+            situation(
+                job(),
+                seen(state),
+                seen(State.MOVING, tickets=("t2",), manager="m2"),
+                record=RunRecord((ticket(), ticket("t2", "m2"))),
+                absent_s={"m1": 9999.0},
+            ),
+            effects,
+        )
+        for state, effects in (
+            (State.DELIVERED, ["UpdateAdState"]),
+            (State.RELEASED, ["UpdateAdState"]),
+            (State.HANDED_OVER, ["UpdateAdState"]),
+            (State.MOVING, ["Rerun"]),
+        )
+    ),
     ("lost too often", situation(job(reruns=2), seen(State.LOST)), ["Hold", "RestoreHoldReason"]),
     (
         "lost while its owner waits for a retry",

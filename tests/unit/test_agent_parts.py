@@ -225,6 +225,8 @@ def test_a_redirect_with_another_id_is_another_order(tmp_path: Path) -> None:
     assert book.requests_done(JOB_KEY) == {("m1", 1, "r1")}
     assert not book.add([(JOB_KEY, first)])
     assert book.add([(JOB_KEY, second)])
+    (sheet,) = book.due(0.0, 50.0, {}, set())
+    book.published(sheet, 0.0)
     book.allow_again(JOB_KEY)
     assert not book.requests_done(JOB_KEY)
     (sheet,) = book.due(0.0, 50.0, {}, set())
@@ -250,6 +252,8 @@ def test_sheets_are_repeated_until_acknowledged(tmp_path: Path) -> None:
 def test_orders_about_forgotten_jobs_are_taken_back(tmp_path: Path) -> None:
     book = _book(tmp_path)
     book.add([(JOB_KEY, SendOrder("m1", Action.FORGET, 1))])
+    (sheet,) = book.due(0.0, 0.0, {}, set())
+    book.published(sheet, 0.0)
     book.keep_only(set())
     assert not book.open
     assert [sheet.orders for sheet in book.due(0.0, 0.0, {}, set())] == [()]
