@@ -24,7 +24,7 @@ from sharing.quota import before_others
 from sharing.web import WebServer, free_port
 
 from stageout.core.errors import StageoutError
-from stageout.core.profiles import Profile, Run
+from stageout.core.profiles import Measurement, Profile
 from stageout.sampling.carrier import Carrier
 from stageout.sampling.estimate import memory_folder
 from stageout.sampling.profiler import Limits, Profiler, reservation_cost
@@ -184,13 +184,13 @@ def figures_of(name: str, profile: Profile) -> list[Figure]:
     return made
 
 
-def _plain(profile: Profile, way: str, streams: int) -> Run | None:
+def _plain(profile: Profile, way: str, streams: int) -> Measurement | None:
     found = [run for run in profile.runs if (run.direction, run.streams, run.concurrency) == (way, streams, 1)]
     found = [run for run in found if not run.block_bytes and run.reserved is None]
     return max(found, key=lambda run: run.moved_bytes, default=None)
 
 
-def _cpu(run: Run) -> float:
+def _cpu(run: Measurement) -> float:
     return (run.server_cpu_s or 0.0) / (run.moved_bytes / 1e9)
 
 

@@ -15,7 +15,7 @@ from stageout.cli.exits import CommandError, Exit, UsageError
 from stageout.cli.servers import PORTS
 from stageout.condor.plugins import Plugin, find, installed, profiles_folder
 from stageout.core import profiles
-from stageout.core.profiles import Run
+from stageout.core.profiles import Measurement
 from stageout.sampling.carrier import Carrier
 from stageout.sampling.estimate import memory_folder
 from stageout.sampling.processes import listener_on
@@ -104,6 +104,6 @@ def _server(options: argparse.Namespace) -> int:
     return listener_on(parts.port or PORTS.get(parts.scheme.lower(), 0))
 
 
-def _progress(run: Run) -> None:
+def _progress(run: Measurement) -> None:
     if sys.stderr.isatty():
         print("  ".join(row(run)), file=sys.stderr)

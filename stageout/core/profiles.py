@@ -20,7 +20,7 @@ _FRESH_S = 30 * 86400.0
 
 
 @dataclass(frozen=True)
-class Run:
+class Measurement:
     """One measurement.
 
     :param direction: "upload" or "download". :param file_bytes: size of each file. :param block_bytes: 0: the
@@ -71,7 +71,7 @@ class Profile:
     scheme: str
     at: int
     best: Mapping[str, Best] = field(default_factory=dict)
-    runs: Sequence[Run] = ()
+    runs: Sequence[Measurement] = ()
 
     def fresh(self, now_s: float | None = None) -> bool:
         """Tell whether the profile is at most 30 days old."""
@@ -105,7 +105,7 @@ def load(folder: Path, server: str) -> Profile | None:
         if content.pop("schema") != SCHEMA:
             return None
         content["best"] = {name: Best(**best) for name, best in content["best"].items()}
-        content["runs"] = tuple(Run(**run) for run in content["runs"])
+        content["runs"] = tuple(Measurement(**run) for run in content["runs"])
         return Profile(**content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

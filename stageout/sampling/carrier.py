@@ -17,7 +17,7 @@ from stageout.core import log
 from stageout.core.classad_parser import parse_ads
 from stageout.core.classads import ClassAd, ClassAdSyntaxError, decode, unparse_ad
 from stageout.core.errors import StageoutError
-from stageout.core.profiles import Run
+from stageout.core.profiles import Measurement
 from stageout.core.units import size
 from stageout.sampling.processes import Usage, usage_of
 
@@ -113,7 +113,7 @@ class Carrier:
         """Return the bytes that may still be moved, where there is a limit."""
         return max(0, self.most_bytes - self.moved_bytes)
 
-    def run(self, setting: Setting) -> Run:
+    def run(self, setting: Setting) -> Measurement:
         """Move what the setting says and measure it.
 
         :raises StageoutError: it failed; the text is the plugin's. Or it is more than may still be moved.
@@ -234,11 +234,11 @@ class Carrier:
 
     def _measured(
         self, setting: Setting, ads: list[ClassAd], seconds: float, client: Usage, before: Usage, after: Usage
-    ) -> Run:
+    ) -> Measurement:
         moved = [ad.integer("TransferTotalBytes") for ad in ads]
         self.moved_bytes += sum(moved)
         here = self.server_pid != 0
-        return Run(
+        return Measurement(
             "upload" if self.upload else "download",
             setting.file_bytes,
             setting.streams,

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from stageout.condor.plugins import Plugin
 from stageout.core.classads import ClassAd
 from stageout.core.errors import StageoutError
-from stageout.core.profiles import Profile, Run, load
+from stageout.core.profiles import Measurement, Profile, load
 from stageout.sampling.carrier import Carrier
 from stageout.sampling.request import BadAd, Estimation, duration_text, stamp
 from stageout.tuning.choice import Choice, choose, next_sample, sample_again, spread_of
@@ -55,7 +55,7 @@ class Leg:
     upload: bool
     samples: dict[int, float] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)
-    runs: list[Run] = field(default_factory=list)
+    runs: list[Measurement] = field(default_factory=list)
     spent_s: float = 0.0
     sampled_bytes: int = 0
     stored: bool = False

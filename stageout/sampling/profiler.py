@@ -13,7 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 from stageout.core.errors import StageoutError
-from stageout.core.profiles import Best, Profile, Run
+from stageout.core.profiles import Best, Measurement, Profile
 from stageout.core.units import size
 from stageout.sampling.carrier import Carrier, Setting
 from stageout.tuning.choice import choose
@@ -65,7 +65,7 @@ class Profiler:
         download: Callable[[str], Carrier] | None,
         blocks: bool,
         limits: Limits,
-        said: Callable[[Run], None] = lambda run: None,
+        said: Callable[[Measurement], None] = lambda run: None,
     ) -> None:
         self._upload = upload
         self._download = download
@@ -73,7 +73,7 @@ class Profiler:
         self._limits = limits
         self._log_run = said
         self._start_s = time.monotonic()
-        self._runs: list[Run] = []
+        self._runs: list[Measurement] = []
         self._moved_bytes = 0
         self._stop_reason = ""
 
@@ -187,7 +187,7 @@ class Profiler:
                 yield Setting(max(1, usual // files), files, count, files)
 
 
-def _best(runs: Sequence[Run], direction: str) -> Best:
+def _best(runs: Sequence[Measurement], direction: str) -> Best:
     """Choose the fewest streams of one file, the fewest files at once, and the best rate that either reaches."""
     found = levels(runs, direction)
     if not found.by_streams or not found.by_files:
@@ -217,7 +217,7 @@ class Levels(NamedTuple):
         return self.noise is not None and max(len(self.by_streams), len(self.by_files)) >= LEAST_LEVELS
 
 
-def levels(runs: Sequence[Run], direction: str) -> Levels:
+def levels(runs: Sequence[Measurement], direction: str) -> Levels:
     """Return the rates of the measurements of about the same size; of equal ones their median."""
     plain = _plain(runs, direction)
     streams: dict[int, list[float]] = {}
@@ -234,7 +234,7 @@ def levels(runs: Sequence[Run], direction: str) -> Levels:
     return Levels(by_streams, by_files, single, noise)
 
 
-def _plain(runs: Sequence[Run], direction: str) -> list[Run]:
+def _plain(runs: Sequence[Measurement], direction: str) -> list[Measurement]:
     plain = [run for run in runs if run.direction == direction and not run.block_bytes and run.reserved is None]
     largest = max((run.moved_bytes for run in plain), default=0)
     return [run for run in plain if run.moved_bytes > largest // 2]
@@ -252,7 +252,7 @@ class Comparison(NamedTuple):
     is_clear: bool
 
 
-def reservation_cost(runs: Sequence[Run]) -> Comparison | None:
+def reservation_cost(runs: Sequence[Measurement]) -> Comparison | None:
     """Compare writes with and without reserved space; None if that was not measured."""
     kept, free = ([run.rate_bytes_per_s for run in runs if run.reserved is way] for way in (True, False))
     if not kept or not free:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stageout.core.errors import StageoutError
-from stageout.core.profiles import Best, Profile, Run
+from stageout.core.profiles import Best, Measurement, Profile
 from stageout.core.units import MB, rate, size
 from stageout.sampling.profiler import LEAST_LEVELS, Comparison, Levels, levels, reservation_cost
 
@@ -29,7 +29,7 @@ _HEAD = (
 )
 
 
-def row(run: Run) -> tuple[str, ...]:
+def row(run: Measurement) -> tuple[str, ...]:
     """Write one line of the table."""
     gigabytes = max(run.moved_bytes, 1) / 1e9
     return (
@@ -121,7 +121,7 @@ def picture(profile: Profile) -> bytes:
     return kept.getvalue()
 
 
-def _series(runs: Sequence[Run], name: str) -> dict[str, list[tuple[int, float]]]:
+def _series(runs: Sequence[Measurement], name: str) -> dict[str, list[tuple[int, float]]]:
     """Group the runs into one line for each value of an attribute: streams -> rate."""
     found: dict[str, list[tuple[int, float]]] = {}
     for run in runs:
@@ -143,7 +143,7 @@ def _lines(panel: Any, series: dict[str, list[tuple[int, float]]], title: str, u
     panel.legend(fontsize=7)
 
 
-def _sizes(panel: Any, runs: Sequence[Run], way: str) -> None:
+def _sizes(panel: Any, runs: Sequence[Measurement], way: str) -> None:
     points = sorted({run.file_bytes: run.rate_bytes_per_s / MB for run in runs if run.streams == 1}.items())
     panel.plot([size / (1 << 20) for size, _ in points], [rate for _, rate in points], marker="o", markersize=4)
     panel.set_xscale("log", base=2)
@@ -153,7 +153,7 @@ def _sizes(panel: Any, runs: Sequence[Run], way: str) -> None:
     panel.set_ylim(bottom=0)
 
 
-def _cpu(panel: Any, runs: Sequence[Run], way: str) -> None:
+def _cpu(panel: Any, runs: Sequence[Measurement], way: str) -> None:
     """Collect the CPU of both ends for the same work, over streams of one file, and over files at once."""
     large = max((run.moved_bytes for run in runs), default=0) // 2
     plain = [run for run in runs if run.all_at_once and not run.block_bytes and run.moved_bytes >= max(1, large)]

@@ -21,7 +21,7 @@ from published.headlines import HEADLINES, Row  # noqa: E402
 from published.measured import MET, MISSED, NOT_ENOUGH, verdict  # noqa: E402
 from published.programs import PROGRAMS, Program  # noqa: E402
 
-from stageout.core.profiles import Profile, Run  # noqa: E402
+from stageout.core.profiles import Measurement, Profile  # noqa: E402
 
 MACHINE = "a planted machine, 2 cores"
 ROWS = [row for headline in HEADLINES for row in headline.rows]
@@ -208,7 +208,7 @@ def cost_of_space(pairs: int) -> list[float]:
     common = {"file_bytes": 1, "streams": 1, "concurrency": 1, "block_bytes": 0, "moved_bytes": 1, "seconds": 1.0}
     common |= {"client_cpu_s": 0.0, "client_rss_bytes": 0}
     kinds = [(8.0, True), (10.0, False)] * pairs
-    runs = [Run("upload", rate_bytes_per_s=rate, reserved=kept, **common) for rate, kept in kinds]
+    runs = [Measurement("upload", rate_bytes_per_s=rate, reserved=kept, **common) for rate, kept in kinds]
     return [figure.as_json()["value"] for figure in figures_of("directory", Profile("", "file", 0, runs=runs))]
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from stageout.condor.plugins import Plugin
-from stageout.core.profiles import Best, Profile, Run, file_of, good_for_uploads, load, save
+from stageout.core.profiles import Best, Measurement, Profile, file_of, good_for_uploads, load, save
 from stageout.sampling.carrier import Carrier
 from stageout.sampling.profiler import Limits, Profiler, _best
 from stageout.sampling.report import _series, conclusions
 
-RUN = Run("upload", 1000, 2, 3, 0, 3000, 1.5, 2000.0, 0.2, 10_000_000)
+RUN = Measurement("upload", 1000, 2, 3, 0, 3000, 1.5, 2000.0, 0.2, 10_000_000)
 
 
 def _profile(at: int) -> Profile:
@@ -70,8 +70,8 @@ def test_every_field_is_explained() -> None:
 def test_many_small_files_tell_nothing_of_files_at_once() -> None:
     """The answer for four at once is not the rate that 32 small files reached."""
     common = ("upload", 1 << 20)
-    at_once = Run(*common, 1, 4, 0, 4 << 20, 1.0, 4e6, 0.1, 1)
-    one_by_one = Run(*common, 1, 4, 0, 4 * 32 << 20, 8.0, 1e6, 0.1, 1)
+    at_once = Measurement(*common, 1, 4, 0, 4 << 20, 1.0, 4e6, 0.1, 1)
+    one_by_one = Measurement(*common, 1, 4, 0, 4 * 32 << 20, 8.0, 1e6, 0.1, 1)
     assert at_once.all_at_once
     assert not one_by_one.all_at_once
     assert _series([at_once, one_by_one], "concurrency") == {"4 at once": [(1, 4.0)]}
@@ -87,12 +87,16 @@ def test_what_reserving_space_costs_is_measured_in_several_pairs(tmp_path: Path)
     assert len(others) == len(set(others)) + 2
 
 
-def _measured(rates: Sequence[float], reserved: bool | None = None, streams: int = 1, files: int = 1) -> list[Run]:
+def _measured(
+    rates: Sequence[float], reserved: bool | None = None, streams: int = 1, files: int = 1
+) -> list[Measurement]:
     size = 1000 // files
-    return [Run("upload", size, streams, files, 0, 1000, 1.0, rate, 0.1, 1, reserved=reserved) for rate in rates]
+    return [
+        Measurement("upload", size, streams, files, 0, 1000, 1.0, rate, 0.1, 1, reserved=reserved) for rate in rates
+    ]
 
 
-def _said(*runs: list[Run]) -> list[str]:
+def _said(*runs: list[Measurement]) -> list[str]:
     flat = tuple(run for some in runs for run in some)
     return conclusions(Profile("h", "https", 0, {"upload": _best(flat, "upload")}, flat))
 
