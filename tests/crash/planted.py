@@ -276,7 +276,7 @@ BUGS = (
     Planted("managers send without a lease", lambda: _FENCING_OFF, ("lost_sight",)),
     Planted(
         "a new run is confirmed while the old one may still be sent",
-        lambda: [(schedd_agent.decisions, "_is_fenced", lambda *facts: True), *_FENCING_OFF],
+        lambda: [(schedd_agent.decisions, "_is_fenced", lambda *facts, **more: True), *_FENCING_OFF],
         ("lost_sight",),
     ),
     Planted(
@@ -463,7 +463,7 @@ BUGS = (
     ),
     Planted(
         "SUPERSEDE reaches newer runs",
-        lambda: [_order(Action.SUPERSEDE, "_supersede", "order.run, State", "replace(order.run, number=10**9), State")],
+        lambda: [_order(Action.SUPERSEDE, "_supersede", "last=order.run", "last=replace(order.run, number=10**9)")],
         ("odd_order", "vacate"),
     ),
     Planted(
@@ -538,7 +538,7 @@ BUGS = (
     ),
     Planted(
         "output fails before it was sent to its fallback",
-        lambda: [(sandbox_manager.custody.redirects, "use", lambda *facts: False)],
+        lambda: [(sandbox_manager.custody.redirects, "use", lambda *facts, **more: False)],
         ("destination_refuses",),
     ),
     # ---- releases
@@ -584,7 +584,7 @@ BUGS = (
     # ---- sending
     Planted(
         "what was stopped stays leased",
-        lambda: [mutated(Pipeline, "deliver", "await self._requeue(batch)", "pass")],
+        lambda: [mutated(Pipeline, "deliver", "await self._requeue(delivery)", "pass")],
         ("disk_full",),
         0.05,
     ),
