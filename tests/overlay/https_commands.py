@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.overlay.http_site import Site
+import trustme
+
+from tests.overlay.http_site import Site, site
 
 
 @dataclass
@@ -48,3 +52,25 @@ class Commands:
     def __call__(self, *words: str, status: int = 0) -> list[dict[str, Any]]:
         """Run one; returns its objects."""
         return self.ended(self.begun(*words), status)
+
+
+@contextmanager
+def relayed(home: Path, relays: int = 1) -> Iterator[tuple[Site, list[Site]]]:
+    """A terminal, and relays to it."""
+    authority = trustme.CA()
+    with ExitStack() as stack:
+        terminal = stack.enter_context(site(home / "terminal", authority=authority))
+        found = []
+        for at in range(relays):
+            place = home / f"relay{at}"
+            place.mkdir()
+            own = {
+                "STAGEOUT_ROUTER_ROOT": "", "STAGEOUT_ROUTER_NEIGHBOURS": f"localhost:{terminal.router.port}",
+                "STAGEOUT_ROUTER_KEY": str(place / "hop.key"), "STAGEOUT_ROUTER_INTERVAL": "3600",
+            }  # fmt: skip
+            relay = stack.enter_context(site(place, own, {"alice": "-"}, authority))
+            keys = Path(relay.router.environment["STAGEOUT_ROUTER_KEYS"])
+            keys.write_text(f"alice {terminal.keys['alice'].public} -\nhop not-secret-but-long-enough - router\n")
+            relay.router.reload()
+            found.append(relay)
+        yield terminal, found

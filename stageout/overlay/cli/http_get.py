@@ -27,7 +27,11 @@ def run(options: argparse.Namespace) -> int:
     if options.through or options.stale_ok:
         raise UsageError("--through and --stale-ok are for overlay:// URLs")
     if options.recursive:
-        raise UsageError("-r is for overlay:// URLs")
+        if options.file == "-":
+            raise UsageError("-r fetches into a directory: leave out -")
+        from stageout.overlay.cli.http_trees import fetch_tree
+
+        return fetch_tree(source, options)
     if options.file == "-":
         return _print(source, options)
     local = place_here(source.path, options.file)

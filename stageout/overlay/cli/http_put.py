@@ -33,7 +33,9 @@ def run(options: argparse.Namespace) -> int:
     if options.through or options.custody:
         raise UsageError("--through and --custody are for overlay:// URLs")
     if options.recursive:
-        raise UsageError("-r is for overlay:// URLs")
+        from stageout.overlay.cli.http_trees import send_trees
+
+        return send_trees(to, options)
     is_into = len(options.files) > 1 or not to.path or options.url.endswith("/")
     if "-" in options.files and is_into:
         raise UsageError("- (standard input) goes alone, to a URL with the file's name at its end")

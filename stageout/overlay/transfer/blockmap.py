@@ -2,7 +2,7 @@
 
 A connection takes one range after the other. A range is half a second of the rate of its connection, from 1 to 64
 blocks of 1 MiB, and smaller near the end and in small files, so that a dead connection costs little. When no range is
-left, idle connections take those again that are late, within :data:`_TWICE` of the file.
+left, idle connections take those again that are late, within 2 % of the file (:func:`tail`).
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
+from stageout.overlay.rules.silence import ANSWERS, LEAST_ANSWER_S, tail
+
 BLOCK_BYTES = 1 << 20
 _MOST_BLOCKS, _FIRST_BLOCKS = 64, 4
 #: Seconds of its rate that a connection has before it.
 _AHEAD_S = 0.5
-#: Share of the file that one connection holds at most, and that is sent twice by choice (also at most 64 blocks).
-_HELD, _TWICE = 0.01, 0.02
-#: An unanswered range waits for so many times the median answer time, and at least so long (seconds).
-_PATIENCE, _LEAST_WAIT_S = 10.0, 15.0
-#: The same for idle connections, which may take it a second time.
+#: Share of the file that one connection holds at most.
+_HELD = 0.01
+#: An unanswered range is late after so many times the median answer time, and at least so long (seconds).
 _TAIL, _LEAST_TAIL_S = 3.0, 0.5
 _FREE, _OUT, _HERE = 0, 1, 2
 
@@ -158,7 +158,7 @@ class BlockMap:
 
     def overdue(self, now: float) -> list[Hashable]:
         """Return the connections whose answer is late."""
-        wait = max(_LEAST_WAIT_S, _PATIENCE * self._median_s)
+        wait = max(LEAST_ANSWER_S, ANSWERS * self._median_s)
         return [held.lane for held in self._held if not held.is_returned and now - held.since > wait]
 
     @property
@@ -190,7 +190,7 @@ class BlockMap:
     def _late(self, lane: Hashable, now: float) -> Range | None:
         """Return the oldest range of another connection if it is late, as far as it may be sent twice."""
         wait = max(_LEAST_TAIL_S, _TAIL * self._median_s)
-        room = min(_MOST_BLOCKS, max(1, int(self.blocks * _TWICE))) - self.twice
+        room = tail(self.blocks, self.twice)
         for held in sorted(self._held, key=lambda one: one.since):
             missing = [block for block in range(held.at, held.part.end) if self._states[block] != _HERE]
             if held.lane == lane or held.is_doubled or not missing or now - held.since < wait:

@@ -20,13 +20,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from stageout.core.errors import ErrorClass, TransferFailure
+from stageout.overlay.rules.silence import BODY_TIMEOUT_S, IDLE_TIMEOUT_S, LEAST_SILENCE_S, ROUND_TRIPS
 
 _MOST_HEAD_BYTES, _READ_BYTES = 64 * 1024, 64 * 1024
 #: Of an answer that is no file: a state, a list of results.
 _MOST_BODY_BYTES = 64 << 20
 _CONNECT_S = 10.0
-#: Seconds in which the other side has to acknowledge bytes (TCP_USER_TIMEOUT): of requests without a body, of bodies.
-_IDLE_S, _BODY_S = 15.0, 120.0
 _PART_BYTES = 1 << 20
 _STATUS = re.compile(rb"HTTP/1\.1 ([1-5][0-9]{2})(?: [\t\x20-\x7e\x80-\xff]*)?")
 _FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")
@@ -37,7 +36,6 @@ _NAME, _VALUE = re.compile(r"[A-Za-z0-9-]+"), re.compile(r"[\t\x20-\x7e]*")
 #: Offsets in struct tcp_info (linux/tcp.h): bytes on the way, the last acknowledgement (ms), the round trip (us).
 _UNACKED_AT, _LAST_ACK_AT, _TRIP_AT, _INFO_BYTES = 24, 56, 68, 72
 _U32 = struct.Struct("=I")
-_NO_TRIPS, _LEAST_SILENT_S = 3, 1.0
 
 #: Class of a failure by the status of an answer.
 _CLASSES = {
@@ -196,7 +194,7 @@ class Connection:
             raise self._failure(problem, ErrorClass.CONNECT_FAILED) from None
         #: Seconds until it was there: some round trips.
         self.made_s = time.monotonic() - began_s
-        self._patience(_BODY_S)
+        self._patience(BODY_TIMEOUT_S)
 
     def request(
         self, method: str, target: str, fields: Mapping[str, str] | None = None, body: bytes = b"", more_bytes: int = 0
@@ -241,7 +239,7 @@ class Connection:
         """Send a part of a body. :raises TransferFailure: the connection is lost."""
         self._send(data)
 
-    def answer(self, timeout_s: float = _BODY_S, is_head: bool = False) -> Answer:
+    def answer(self, timeout_s: float = BODY_TIMEOUT_S, is_head: bool = False) -> Answer:
         """Read the head of an answer; its body follows by :meth:`read` or :meth:`read_into`.
 
         :raises TransferFailure: the connection is lost, or the answer is malformed.
@@ -253,7 +251,7 @@ class Connection:
                 if found.status != 100:
                     break
         finally:
-            self._sock.settimeout(_BODY_S)
+            self._sock.settimeout(BODY_TIMEOUT_S)
         self._is_ended |= not found.keeps
         if found.get("date"):
             self.place.told(found.get("date"))
@@ -265,7 +263,7 @@ class Connection:
         target: str,
         fields: Mapping[str, str] | None = None,
         body: bytes = b"",
-        timeout_s: float = _BODY_S,
+        timeout_s: float = BODY_TIMEOUT_S,
     ) -> tuple[Answer, bytes]:
         """Send a request, and return the answer with its body. :raises TransferFailure: as of both."""  # fmt: skip
         self.request(method, target, fields, body)
@@ -324,7 +322,7 @@ class Connection:
             unacked, ack_ms, trip_us = (_U32.unpack_from(told, at)[0] for at in (_UNACKED_AT, _LAST_ACK_AT, _TRIP_AT))
         except (OSError, struct.error):
             return False
-        return bool(unacked) and ack_ms / 1e3 > max(_LEAST_SILENT_S, _NO_TRIPS * trip_us / 1e6)
+        return bool(unacked) and ack_ms / 1e3 > max(LEAST_SILENCE_S, ROUND_TRIPS * trip_us / 1e6)
 
     def abort(self) -> None:
         """End it at once, whatever another thread does with it."""
@@ -378,7 +376,7 @@ class Connection:
     def _writable(self) -> None:
         ready = select.poll()
         ready.register(self._sock, select.POLLOUT)
-        if not ready.poll(int(_BODY_S * 1000)):
+        if not ready.poll(int(BODY_TIMEOUT_S * 1000)):
             raise self._failure(TimeoutError("it takes no bytes"))
 
     def _more(self) -> None:
@@ -450,7 +448,7 @@ def _connected(to: Address, timeout_s: float) -> socket.socket:
         raise TransferFailure(ErrorClass.CONNECT_FAILED, words, str(to)) from None
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with contextlib.suppress(OSError):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_IDLE_S * 1000))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(IDLE_TIMEOUT_S * 1000))
     return sock
 
 
