@@ -46,7 +46,7 @@ class Commands:
     def ended(self, process: subprocess.Popen[str], status: int = 0) -> list[dict[str, Any]]:
         """The objects of one that was begun."""
         out, self.err = process.communicate(timeout=300)
-        assert process.returncode == status, (process.returncode, out, self.err)
+        assert process.returncode == status, (process.returncode, out[-1000:], self.err[-1000:])
         return [json.loads(line) for line in out.splitlines()]
 
     def __call__(self, *words: str, status: int = 0) -> list[dict[str, Any]]:

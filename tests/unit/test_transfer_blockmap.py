@@ -74,7 +74,7 @@ def test_every_block_arrives(
         lane.ends_s, lane.silent_s = (1e9, at_s) if is_silent else (at_s, 1e9)
     blockmap, sent, _ = _moved(blocks, lanes, tells, notices)
     assert blockmap.left == 0 and all(blockmap.is_here(block) for block in range(blocks))
-    held = max(4, blocks // 100)
+    held = max(2, blocks // 100)
     assert blocks <= sent <= blocks + blockmap.twice + held * len(faults)
     assert blockmap.twice <= min(64, max(4, blocks * 2 // 100))
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 from stageout.overlay.rules.silence import ANSWERS, LEAST_ANSWER_S, tail
 
 BLOCK_BYTES = 1 << 20
-_MOST_BLOCKS, _FIRST_BLOCKS = 64, 4
+_MOST_BLOCKS, _FIRST_BLOCKS, _LEAST_BLOCKS = 64, 4, 2
 #: Seconds of its rate that a connection has before it.
 _AHEAD_S = 0.5
-#: Share of the file that one connection holds at most.
+#: Share of the file that one connection holds at most (two blocks of a small file).
 _HELD = 0.01
 #: An unanswered range is late after so many times the median answer time, and at least so long (seconds).
 _TAIL, _LEAST_TAIL_S = 3.0, 0.5
@@ -174,7 +174,7 @@ class BlockMap:
         rate = self._rates.get(lane)
         wanted = int(rate * _AHEAD_S) if rate is not None else _FIRST_BLOCKS
         lanes = len({held.lane for held in self._held} | {lane})
-        bound = max(_FIRST_BLOCKS, int(self.blocks * _HELD))
+        bound = max(_LEAST_BLOCKS, int(self.blocks * _HELD))
         return max(1, min(wanted, bound, _MOST_BLOCKS, self._left // (2 * lanes)))
 
     def _free(self, most: int) -> Range | None:
