@@ -28,6 +28,7 @@ from overlay_router.delivery.outflow import Means
 from overlay_router.ends import Ends
 from overlay_router.http_access import HttpAccess, read_token_issuers
 from overlay_router.http_desk import SENDER
+from overlay_router.issuer_keys import IssuerKeys
 from overlay_router.local.destination import Destination
 from overlay_router.local.makers import Makers
 from overlay_router.local.place import reason_against
@@ -190,11 +191,13 @@ def http_of(settings: Settings, node: str) -> HttpAccess:
     """Read the issuers of tokens for HTTP. :raises StageoutError: the issuers cannot be used."""
     names, issuers = names_of(settings, node), settings.text("STAGEOUT_ROUTER_TOKEN_ISSUERS")
     audiences = names | {f"https://{name}" for name in names}
+    keys, published = read_token_issuers(Path(issuers), home_of(settings)) if issuers else ({}, {})
     return HttpAccess(
         audiences | (frozenset(ANY) if settings.flag("STAGEOUT_ROUTER_TOKEN_ANY_AUDIENCE") else frozenset()),
         settings.flag("STAGEOUT_ROUTER_HTTP_PLAIN"),
-        read_token_issuers(Path(issuers)) if issuers else {},
+        keys,
         tuple(settings.text("STAGEOUT_ROUTER_COPY_HOSTS").lower().replace(",", " ").split()),
+        published,
     )
 
 
@@ -290,6 +293,7 @@ class Daemon:
         self._router: Router | None = None
         self._home: Path | None = None
         self._own = OwnCredential()
+        self._issuers: IssuerKeys | None = None
 
     async def serve(self, started: Callable[..., None] = daemon.log_started) -> None:
         """Serve until :meth:`stop`. :raises StageoutError: settings, keys or database cannot be used."""
@@ -325,6 +329,8 @@ class Daemon:
         if self._router is not None:
             self._router.http = http
             self._router.have_keys(keys)
+            if self._issuers is not None:
+                self._issuers.want()
             self._router.cover = cover
             self._router.rights.become(rights)
             self._router.have_neighbours(neighbours)
@@ -376,7 +382,8 @@ class Daemon:
             started(port=port, root=place.root if place else "")
             collector = None if self._local_name is None else CollectorChild(self._local_name)
             directory = Directory(collector, links.address, router.meet, self._report) if collector else None
-            work = [keep(home_of(settings), incarnation), *([directory.run()] if directory else [])]
+            self._issuers = IssuerKeys(self._home, lambda: router.http.published, router.have_issuer)
+            work = [keep(self._home, incarnation), self._issuers.run(), *([directory.run()] if directory else [])]
             beside = [asyncio.ensure_future(item) for item in work]
             try:
                 await router.serve(listening)

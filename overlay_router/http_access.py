@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from overlay_router.issuer_keys import kept
 from overlay_router.peers.keys import BadKeys, Keys
 from stageout.overlay.http.signing import thumbprint
 
@@ -19,12 +20,14 @@ class HttpAccess:
     :param audiences: names of this router, one of which a token has to be for.
     :param plain: requests are taken without TLS, too. :param issuers: prefix and key set by ``iss``.
     :param copy_hosts: patterns of servers that a COPY may be from and to.
+    :param published: issuers whose key sets are fetched, with the URL, or "" where the issuer names it.
     """
 
     audiences: frozenset[str] = frozenset()
     plain: bool = False
     issuers: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     copy_hosts: tuple[str, ...] = ()
+    published: Mapping[str, str] = field(default_factory=dict)
 
     def encoded(self, keys: Keys) -> bytes:
         """Return the message that gives a worker its settings. :param keys: keys file with the accepted public keys."""
@@ -43,20 +46,31 @@ class HttpAccess:
         return prefix in held or (name in self.issuers and self.issuers[name][0] == prefix)
 
 
-def read_token_issuers(path: Path) -> dict[str, tuple[str, Any]]:
-    """Prefix and JSON Web Key Set (RFC 7517) of each issuer. :raises BadKeys: a file cannot be used."""
+def read_token_issuers(path: Path, place: Path) -> tuple[dict[str, tuple[str, Any]], dict[str, str]]:
+    """Prefix and JSON Web Key Set (RFC 7517) of each issuer, and the URLs of those that are fetched.
+
+    :param place: of key sets that were fetched. :raises BadKeys: a file cannot be used.
+    """
     found: dict[str, tuple[str, Any]] = {}
+    published: dict[str, str] = {}
     try:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             words = line.split("#")[0].split()
             if not words:
                 continue
-            if len(words) != 3:
-                raise BadKeys(f"{path}, line {number}: write 'ISSUER PREFIX JWKS-FILE' (PREFIX / for the whole root)")
-            keys = json.loads((path.parent / words[2]).read_text())
+            issuer, source = words[0], words[2] if len(words) > 2 else ""
+            is_fetched = source.startswith("https://") or (not source and issuer.startswith("https://"))
+            if len(words) not in (2, 3) or not (source or is_fetched):
+                raise BadKeys(
+                    f"{path}, line {number}: write 'ISSUER PREFIX JWKS' (PREFIX / for the whole root). JWKS is a file"
+                    " or an https:// URL, and may be missing if ISSUER is an https:// URL"
+                )
+            keys = kept(place, issuer) if is_fetched else json.loads((path.parent / source).read_text())
             if not isinstance(keys, dict) or not isinstance(keys.get("keys"), list):
-                raise BadKeys(f"{path}, line {number}: {words[2]} is no JSON Web Key Set")
-            found[words[0]] = words[1].strip("/"), keys
+                raise BadKeys(f"{path}, line {number}: {source} is no JSON Web Key Set")
+            found[issuer] = words[1].strip("/"), keys
+            if is_fetched:
+                published[issuer] = source
     except (OSError, ValueError) as problem:
         raise BadKeys(f"cannot read the issuers of tokens: {problem}") from None
-    return found
+    return found, published

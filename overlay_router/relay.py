@@ -163,6 +163,13 @@ class Router:
                 self._start(self._pool.end_of(name))
         self._start(self._pool.admit(self.http.encoded(keys)))
 
+    def have_issuer(self, issuer: str, keys: object) -> None:
+        """An issuer of tokens for HTTP has these keys from now on."""
+        if issuer in self.http.issuers:
+            known = (self.http.issuers[issuer][0], keys)
+            self.http = replace(self.http, issuers={**self.http.issuers, issuer: known})
+            self._start(self._pool.admit(self.http.encoded(self.keys)))
+
     def have_neighbours(self, neighbours: Neighbours) -> None:
         """From now on these are configured."""
         found = self._found if neighbours.finds else frozenset()

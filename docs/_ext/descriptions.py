@@ -396,6 +396,9 @@ EVENTS: dict[str, str] = {
     " that were made before look at the names first.",
     "http-request-failed": "A request in HTTP failed at the disk, or by a fault of the router. Its client got 503, or lost"
     " its connection.",
+    "issuer-keys-changed": "An issuer of tokens publishes other keys than before; they count from now on.",
+    "issuer-fetch-failed": "The keys of an issuer of tokens cannot be fetched. Keys that were fetched before still count."
+    " The router tries again after one minute. Correct the line in `STAGEOUT_ROUTER_TOKEN_ISSUERS`, or tell the issuer.",
     "protocol-violated": "A peer does not speak the protocol of routers.",
     "path-refused": "A key asked for a path that is not its own. Correct its prefix in the keys file, or the sender's URL.",
     "key-expired": "A token ended, and with it the connections that had proved it.",

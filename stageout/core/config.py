@@ -868,7 +868,7 @@ KNOBS: dict[str, Knob] = {
             "STAGEOUT_ROUTER_TOKEN_ISSUERS",
             "",
             "router",
-            "File of token issuers for HTTP, one 'ISSUER PREFIX JWKS-FILE' a line; empty: none",
+            "File of token issuers for HTTP, one 'ISSUER PREFIX [JWKS file or URL]' a line; empty: none",
             "The operator of a router sets it when users have SciTokens or WLCG tokens",
         ),
         Knob(

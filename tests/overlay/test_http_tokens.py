@@ -6,19 +6,24 @@ import base64
 import json
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPResponse
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import jwt
 import pytest
 import requests
+import trustme
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from tests.harness.pool.waiting import wait_until
+from tests.harness.ports import free_ports
 from tests.overlay.http_site import NAME, Site, site
 
 _ISSUER, _OTHER = "https://issuer.example.org", "https://other.example.org"
@@ -190,3 +195,100 @@ def test_a_key_that_is_removed_closes_its_connections(tmp_path: Path) -> None:
 def test_a_router_takes_tokens_for_all_services_with_a_setting(tmp_path: Path) -> None:
     with site(tmp_path, {"STAGEOUT_ROUTER_TOKEN_ANY_AUDIENCE": "true"}) as here:
         assert here.curl("/", token=here.token("alice", aud="https://wlcg.cern.ch/jwt/v1/any"))[0] == 200
+
+
+class _Issuer(BaseHTTPRequestHandler):
+    """Publishes :attr:`answer` of the class: of any issuer on this machine."""
+
+    answer, asked = b"", list[str]()
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        body = self.answer
+        if self.path.endswith("/.well-known/openid-configuration"):
+            body = json.dumps({"jwks_uri": f"https://localhost:{self.server.server_port}/found"}).encode()  # type: ignore[attr-defined]
+        self.send_response(302 if body.startswith(b"http") else 200)
+        self.send_header("Location", body.decode() if body.startswith(b"http") else "")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def _published(port: int, authority: trustme.CA, answer: str) -> Iterator[None]:
+    """While an issuer answers at this port."""
+    _Issuer.answer = answer.encode()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    with ThreadingHTTPServer(("127.0.0.1", port), _Issuer) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+
+
+def _key_set(**keys: ec.EllipticCurvePrivateKey) -> str:
+    return json.dumps({"keys": [{**json.loads(ECAlgorithm.to_jwk(key.public_key())), "kid": kid}
+                                for kid, key in keys.items()]})  # fmt: skip
+
+
+def test_keys_of_listed_issuers_are_fetched_and_kept(tmp_path: Path) -> None:
+    authority, (port,) = trustme.CA(), free_ports(1)
+    authority.cert_pem.write_to_path(str(tmp_path / "trusted.pem"))
+    one, other = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    url, refused = f"https://localhost:{port}", list[int]()
+    (tmp_path / "issuers").write_text(f"{url} /vo\n{_OTHER} /other {url}/given\n")
+    settings = {
+        "STAGEOUT_ROUTER_TOKEN_ISSUERS": str(tmp_path / "issuers"), "SSL_CERT_FILE": str(tmp_path / "trusted.pem")
+    }  # fmt: skip
+
+    def status(kid: str, key: ec.EllipticCurvePrivateKey, issuer: str = url) -> int:
+        now = int(time.time())
+        said = {"iss": issuer, "sub": "a", "aud": NAME, "iat": now, "nbf": now, "exp": now + 600, "scope": "read:/"}
+        token = jwt.encode(said, key, "ES256", headers={"kid": kid})
+        return _status(here, token, "/vo/" if issuer == url else "/other/")
+
+    with site(tmp_path / "site", settings) as here:
+        (here.root / "vo").mkdir()
+        (here.root / "other").mkdir()
+        assert status("one", one) == 401 and here.curl("/")[0] == 200, "the issuer is away: others are served"
+        with _published(port, authority, _key_set(one=one)):
+            here.router.reload()
+            wait_until(lambda: status("one", one) == status("one", one, _OTHER) == 200, what="the keys", timeout_s=30)
+            assert {"/found", "/given"} <= set(_Issuer.asked)
+            assert status("one", one, "https://not-listed.example.org") == 401
+            assert not any("not-listed" in path for path in _Issuer.asked)
+        here.router.stop()
+        here.router.start()
+        assert status("one", one) == 200, "it is away, and its keys were kept"
+        for nonsense in ("<html>", json.dumps([]), "x" * 2_000_000, '{"keys": 1}', f"http://localhost:{port}/plain"):
+            with _published(port, authority, nonsense):
+                refused.append(here.router.log.count("issuer-fetch-failed"))
+                here.router.reload()
+                wait_until(
+                    lambda: here.router.log.count("issuer-fetch-failed") > refused[-1], what="the refusal", timeout_s=30
+                )
+            assert status("one", one) == 200
+        with _connected(here) as sock, _published(port, authority, _key_set(one=one, other=other)):
+            now = int(time.time())
+            said = {
+                "iss": url,
+                "sub": "a",
+                "aud": NAME,
+                "iat": now,
+                "nbf": now,
+                "exp": now + 600,
+                "scope": "read:/run7",
+            }
+            assert _get(sock, jwt.encode(said, one, "ES256", headers={"kid": "one"})) == 404
+            here.router.reload()
+            wait_until(lambda: status("other", other) == 200, what="the second key", timeout_s=30)
+            assert _get(sock, here.token()) == 404, "a new key beside the old one ends nothing"
+        with _published(port, authority, _key_set(other=other)):
+            here.router.reload()
+            wait_until(lambda: status("one", one) == 401, what="the end of the first key", timeout_s=30)
+            assert status("other", other) == 200

@@ -51,10 +51,12 @@ class Access:
         return known
 
     def takes(self, subject: Subject, other: Access) -> bool:
-        """Tell whether the issuer of a subject that ``other`` has verified is the same here."""
+        """Tell whether a subject that ``other`` has verified counts here, too. Its issuer may have more keys."""
         name = subject.token.issuer
-        mine, before = self._own.get(name) or self._issuers.get(name), other._own.get(name) or other._issuers.get(name)
-        return mine is not None and mine == before
+        if name not in self._issuers or name not in other._issuers:
+            return name in self._own and self._own[name] == other._own.get(name)
+        (prefix, keys), (before, known) = self._issuers[name], other._issuers[name]
+        return prefix == before and all(key in keys["keys"] for key in known["keys"])
 
     def authority(self, subject: Subject) -> tuple[str, str]:
         """Return who issued a subject's token, a key by its thumbprint, and the prefix of that."""
