@@ -33,6 +33,8 @@ _MOST_WAIT_S = 60.0
 _MOST_LIST_BYTES = 64 << 20
 _MOST_TOLD = 1_000
 _BUSY = {"Retry-After": "1"}
+#: States in which blocks may come: of a file that a custodian has lost its owner may bring them again.
+_RECEIVES = frozenset({State.RECEIVING, State.LOST})
 
 
 class Custodians(Protocol):
@@ -43,7 +45,7 @@ class Custodians(Protocol):
 
 
 class Talk:
-    """What one connection has begun: its claims, and a block list that comes."""
+    """Claims of one connection, and a block list that comes."""
 
     def __init__(self) -> None:
         self.listed, self.used = bytearray(), set[Receiving]()
@@ -119,7 +121,7 @@ class OperationsDesk:
 
         def claimed() -> tuple[Facts, int]:
             stored = _brought(side, who, origin, seq)
-            if stored.row.state is not State.RECEIVING:
+            if stored.row.state not in _RECEIVES:
                 raise _is_over(side, stored)
             stored = _sized(side, stored, rest["size"])
             one = side.receiving.staging(stored)
@@ -153,7 +155,7 @@ class OperationsDesk:
 
         def received() -> tuple[Stored, Staging, bool]:
             stored = _brought(side, who, origin, seq)
-            if stored.row.state is not State.RECEIVING:
+            if stored.row.state not in _RECEIVES:
                 raise _is_over(side, stored)
             one = side.receiving.staging(stored)
             return stored, one, side.receiving.received(one, talk, first, count, came)
@@ -181,7 +183,7 @@ class OperationsDesk:
         def checked() -> tuple[Stored, Staging | None]:
             stored = _brought(side, who, origin, seq)
             _check_list(stored, size, listed, signed)
-            if stored.row.state is not State.RECEIVING:
+            if stored.row.state not in _RECEIVES:
                 return stored, None
             stored = _sized(side, stored, size)
             one = side.receiving.staging(stored)
@@ -200,14 +202,23 @@ class OperationsDesk:
 
     async def _finish(self, side: Side, stored: Stored) -> Answer:
         """Sync a file, compare it with its list, and have the role decide, if all of it is here."""
-        one = await self._on_disk(lambda: side.receiving.staging(stored))
+
+        def begun() -> Staging | Answer:
+            now = side.table.get(stored.id)
+            if now is None:
+                raise Refusal(404, "the operation was forgotten")
+            return side.receiving.staging(now) if now.row.state in _RECEIVES else side.complete(now)
+
+        one: Staging | Answer = await self._on_disk(begun)
+        if isinstance(one, Answer):
+            return one
         await self._sync(side, one)
 
         def compared() -> Answer:
             now = side.table.get(stored.id)
             if now is None:
                 raise Refusal(404, "the operation was forgotten")
-            if now.row.state is not State.RECEIVING:
+            if now.row.state not in _RECEIVES:
                 return side.complete(now)
             due = side.receiving.staging(now).due
             if due is None:

@@ -36,7 +36,7 @@ from stageout.overlay.rules.states import ENDS, SETTLED, Role, State
 from stageout.overlay.rules.terminal import Known, Seen, Step, Verdict
 from stageout.overlay.wire.messages import Low, Open, Operation, Result
 
-#: What one subject may have here.
+#: Limit of one subject.
 LIMIT = Share(rows=1_000_000, held=65_536, cancels=100_000, size=1 << 62)
 #: Name under which the destination knows operations of this table.
 PEER = "operations"
@@ -165,7 +165,8 @@ class Terminal:
         if stored is None:
             stored = self._new(caller, Bringing(fields, jws), identity)
             self._check(caller.share, Share(rows=1, cancels=1))
-        return Answer(200, self.state(self._ended(stored, verdict.state, verdict.reason)))
+        stored = self._ended(stored, verdict.state, verdict.reason)
+        return Answer(200 if stored.row.state is State.CANCELLED else 409, self.state(stored))
 
     def low(self, caller: Caller, origin: str, below: int, jws: str) -> None:
         """Forget results."""
@@ -185,7 +186,7 @@ class Terminal:
         self._wake(caller.owner, origin)
 
     def results(self, caller: Caller, origin: str, first: int, last: int, until: str) -> Results:
-        """States of an origin's operations. What is done here has been in custody, too."""
+        """States of an origin's operations."""
         last = last or self.table.last(origin)
         if last - first >= MOST_NUMBERS:
             raise Refusal(413, f"a wait is for {MOST_NUMBERS} numbers at most: say from and to")
@@ -263,7 +264,7 @@ class Terminal:
         except (OSError, sqlite3.Error):
             raise
         except Exception as problem:
-            log.error("operation-faulty", origin=stored.row.identity.origin, seq=stored.row.identity.seq,
+            log.error("operation-failed", origin=stored.row.identity.origin, seq=stored.row.identity.seq,
                       problem=repr(problem), trace=traceback.format_exc()[-2000:])  # fmt: skip
             self._ended(stored, State.FAILED, "internal")
 
@@ -353,7 +354,7 @@ class Terminal:
         return stored
 
     def _wake(self, owner: str, origin: str) -> None:
-        """Those that waited for others of their origin go on, one after the other."""
+        """Go on with rows that waited for others of their origin, one after the other."""
         self._awake.append((owner, origin))
         if len(self._awake) > 1:
             return  # who goes on now looks again
@@ -443,7 +444,7 @@ class _Publisher:
                 self._table.put_number("epoch", epoch)
                 self._table.put_number("changes", highest)
                 self._table.put_number("name", secrets.randbits(62))
-            log.warn("operations-epoch-began", epoch=epoch, changes=number, highest=highest)
+            log.warn("operations-epoch-started", epoch=epoch, changes=number, highest=highest)
         elif not self._table.number("name"):
             with self._table.changing("operation-row"):
                 self._table.put_number("name", secrets.randbits(62))

@@ -12,7 +12,7 @@ _MOST = 4096
 
 
 class Waits:
-    """Who waits for which origin. Made in the loop that it is used in."""
+    """Requests that wait, by origin. Made in the loop that it is used in."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -104,6 +104,10 @@ class Sender:
     def state(self, fields: Fields, query: str = "", **headers: str) -> Answer:
         return self.ask("GET", place(fields.origin, fields.seq) + query, **headers)
 
+    def have(self, fields: Fields) -> set[int]:
+        """Numbers of durable blocks."""
+        return {at for first, last in self.state(fields).facts.get("have", []) for at in range(first, last + 1)}
+
     def range(self, fields: Fields, data: bytes, first: int = 0, last: int | None = None, **headers: str) -> Answer:
         """Blocks ``first`` to ``last`` of a file."""
         start = first * BLOCK_BYTES

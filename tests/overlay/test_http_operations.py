@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import threading
@@ -431,3 +432,52 @@ def test_the_tree_keeps_its_own_folder(place_: Site, plain: Sender) -> None:
         body = json.dumps({**facts, "path": path}).encode()
         assert plain.ask("PUT", place(plain.origin, 1), body, **media).status == 403
     assert Path(place_.root / ".stageout/operations").is_dir()
+
+
+# --- kills
+
+
+@pytest.mark.parametrize("when", ["kill-before", "kill-after"])
+@pytest.mark.parametrize(
+    "label", ["operation-list", "operation-row", "operation-intent", "overlay-publish", "operation-end"]
+)
+def test_a_killed_router_goes_on(tmp_path: Path, label: str, when: str) -> None:
+    """The sender asks again until it knows the end: one file, once."""
+    armed = tmp_path / "armed"
+    with site(tmp_path / "site", {"STAGEOUT_FAULTS": f"{label}={when}@{armed}"}) as here, Sender(here) as alice:
+        armed.touch()
+        fields = alice.fields(Kind.FILE, "d/f", size=len(DATA))
+        killed = 0
+        for _ in range(10):
+            try:
+                if alice.begin(fields).status == 201 and alice.manifest(fields, DATA).status == 202:
+                    for number in set(range(4)) - alice.have(fields):
+                        assert alice.range(fields, DATA, number, number).status == 204
+                if alice.state(fields, Prefer="wait=20").state == "done":
+                    break
+            except (OSError, http.client.HTTPException):
+                alice.close()
+                here.router.wait_for_end()
+                here.router.start()
+                killed += 1
+        assert killed == 1 and not armed.exists()
+        assert (here.root / "d/f").read_bytes() == DATA
+        assert list((here.root / ".stageout/operations").iterdir()) == []
+        assert alice.begin(fields).status == 200
+
+
+def test_power_fails_after_the_bytes_came(tmp_path: Path) -> None:
+    """Blocks that were received and not synced are not there, and come again."""
+    with site(tmp_path / "site") as here, Sender(here) as alice:
+        fields = alice.fields(Kind.FILE, "f", size=len(DATA))
+        alice.begin(fields)
+        assert alice.range(fields, DATA, 0, 2).status == 204
+        here.router.kill()
+        alice.close()
+        here.router.start()
+        assert "have" not in alice.state(fields).facts
+        # another version of a block that was never seen
+        changed = DATA[:5] + b"!" + DATA[6:]
+        assert alice.range(fields, changed).status == 204
+        assert alice.manifest(fields, changed).state == "done"
+        assert (here.root / "f").read_bytes() == changed

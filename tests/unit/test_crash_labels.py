@@ -26,8 +26,13 @@ _BY_THEMSELVES = {
     "egress-note": "tests/unit/test_overlay_egress_packs.py",
     "egress-unpack": "tests/unit/test_overlay_egress_packs.py",
     **dict.fromkeys(
-        ("operation-reserve", "operation-blocks", "operation-discard"), "tests/unit/test_operations_receiving.py"
+        (
+            f"operation-{step}"
+            for step in ("adopt", "blocks", "discard", "end", "forget", "high-water", "intent", "low", "reserve", "row")
+        ),
+        "tests/unit/test_operations_terminal.py",
     ),
+    "operation-list": "tests/overlay/test_http_operations.py",
     "edit-factory": "tests/unit/test_factories.py",
     "failure-record": "tests/unit/test_agent_failures.py",
     "globus-over": "tests/globus/test_tasks.py",
