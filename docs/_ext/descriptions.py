@@ -388,10 +388,8 @@ EVENTS: dict[str, str] = {
     " it with the trace.",
     "operation-not-published": "The disk, or the database of the destination, failed while an operation was published. Its"
     " sender got 503, and asks again.",
-    "operation-not-synced": "A file that comes in could not be brought to the disk. What was not synced comes again.",
     "held-operation-refused": "An operation that had waited for others could not be carried out. Its sender may bring it again.",
     "operation-not-synced": "A file that comes in could not be brought to the disk. Its sender brings the rest again.",
-    "operation-refused": "An operation that had waited for others could not be carried out. Its sender may bring it again.",
     "operations-clock-jumped": "The clock of the machine jumped by more than ten minutes. No operation expires until the"
     " clock is right, or the router starts again.",
     "operations-epoch-started": "The table of operations is older than the tree: a backup was put back. Senders of operations"
