@@ -80,8 +80,8 @@ _NOTIFIES = re.compile(r"\.notify(_all)?\(\)$")
 #: Options, settings and metrics have names: two of different names stand in any order.
 _NAMES = re.compile(r"((\w+\.)+(add_argument|put|put_all|put_each|set_?\w+)\([^,()]*|add_\w+)")
 
-#: Two collections that are filled are two things, wherever it comes from.
-_FILLS = re.compile(r"([\w.]+)\.(?:add|append|discard|extend|update)\(")
+#: Two collections are two things, wherever what they get comes from.
+_FILLS = re.compile(r"([\w.]+)\.(?:add|append|clear|discard|extend|pop|remove|update)\(")
 
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -174,8 +174,7 @@ def _swapped(node: ast.AST, source: str) -> Iterator[_Change]:
     same thing.
 
     Not drawn are those that could as well stand the other way round: steps with different things, lines of the log, who
-    is told while the lock is held, two options, settings or metrics of different names, and two collections that are
-    filled.
+    is told while the lock is held, two options, settings or metrics of different names, and changes of two collections.
     """
     for body in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
         for first, second in zip(body, body[1:]) if isinstance(body, list) else ():

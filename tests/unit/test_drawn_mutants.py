@@ -40,6 +40,8 @@ _HEAD = "def f(a, b):\n"
         ("steps swapped", "a.put('x', 1)\n    a.put('x', 2)", ["a.put('x', 2)\n    a.put('x', 1)"]),
         ("steps swapped", "a.g(b)\n    a.log(b)", []),
         ("steps swapped", "f.g.add(b)\n    f.h.append(b)", []),
+        ("steps swapped", "f.g.pop(b, None)\n    f.h.discard(b)", []),
+        ("steps swapped", "f.g.pop(b)\n    f.h.add(f.g)", ["f.h.add(f.g)\n    f.g.pop(b)"]),
         ("steps swapped", "f.add(b)\n    f.add(a)", ["f.add(a)\n    f.add(b)"]),
     ],
 )  # fmt: skip
