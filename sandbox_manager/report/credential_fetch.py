@@ -151,7 +151,7 @@ def _held(db: sqlite3.Connection, sandboxes: Iterable[int]) -> list[tuple[int, S
 
 
 def _is_refused(sandbox: Sandbox) -> bool:
-    return bool(sandbox.error_code) and ErrorClass.from_code(sandbox.error_code).advice is Advice.NEEDS_CREDENTIAL
+    return ErrorClass.from_code(sandbox.error_code).advice is Advice.NEEDS_CREDENTIAL
 
 
 def post(url: str, certificate: str, body: bytes) -> bytes:
