@@ -40,13 +40,21 @@ class Reached:
         self._kept = kept
         self._folders = folders
         self._known: dict[str, dict[str, list[Caller]]] = {}
+        self._new: set[str] = set()
 
     def look(self, files: Iterable[str]) -> None:
         """Learn what the tests in these files call: from what is kept, or they run once."""
-        missing = [name for name in files if name not in self._known and not self._read(name)]
-        for begin in range(0, len(missing), _AT_ONCE):
-            self._run(missing[begin : begin + _AT_ONCE])
-        for name in missing:
+        self._learn([name for name in files if name not in self._known and not self._read(name)])
+
+    def look_again(self, files: Iterable[str]) -> None:
+        """Let these tests run, unless they did since the start: what is kept is of an earlier product."""
+        self._learn([name for name in files if name not in self._new])
+
+    def _learn(self, files: Sequence[str]) -> None:
+        for begin in range(0, len(files), _AT_ONCE):
+            self._run(files[begin : begin + _AT_ONCE])
+        for name in files:
+            self._new.add(name)
             self._read(name)
 
     def tests(self, file: str, function: str, among: Iterable[str]) -> dict[str, list[Caller]]:

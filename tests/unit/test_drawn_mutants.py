@@ -132,6 +132,12 @@ def test_the_tests_that_call_a_function_are_seen_also_in_programs(tmp_path: Path
     before = kept_file.stat().st_mtime_ns
     assert tests(Reached(place, kept, ["product"]), "one") == ["test_here"]
     assert kept_file.stat().st_mtime_ns == before, "nothing ran again"
+    source = (place / "product/a.py").read_text().replace("def one():\n", "def one():\n    four()\n")
+    (place / "product/a.py").write_text(f"{source}def four():\n    pass\n")
+    later = Reached(place, kept, ["product"])
+    assert tests(later, "four") == []
+    later.look_again(["test_a.py"])
+    assert tests(later, "four") == ["test_here"]
     (place / "test_a.py").write_text(_TESTS.replace("one() == 1", "True"))
     assert tests(Reached(place, kept, ["product"]), "one") == []
 
