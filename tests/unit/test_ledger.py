@@ -497,6 +497,25 @@ class SetClock:
         return self.wall
 
 
+def test_what_waits_for_a_server_that_is_back_is_due(db: sqlite3.Connection) -> None:
+    boxes = [
+        add(db, f"t{number}", new_sandbox(f"ap#{number}.0#1"), new_files(2, f"https://{host}/d/{{}}"))
+        for number, host in enumerate(("back", "back", "away"))
+    ]
+    attempt(db, FileState.WAITING, 0, error_code=ErrorClass.CONNECT_FAILED.code, next_attempt=900)
+    attempt(db, FileState.WAITING, 1, error_code=ErrorClass.NO_SPACE_REMOTE.code, next_attempt=900)
+    before = dict(db.execute("SELECT id, change FROM sandboxes"))
+    places = {host: number for number, host in db.execute("SELECT id, host FROM destinations")}
+    codes = {ErrorClass.CONNECT_FAILED}
+    assert updates.wake(db, boxes[1:], [places["back"]], codes, 500) == {boxes[1]}, "of those that are asked for"
+    assert updates.wake(db, boxes, [places["back"]], codes, 500) == {boxes[0]}, "the other one is due already"
+    assert updates.wake(db, boxes, [], codes, 500) == set()
+    found = db.execute("SELECT sandbox, position FROM files WHERE next_attempt = 500 ORDER BY 1").fetchall()
+    assert found == [(boxes[0], 0), (boxes[1], 0)], "their other files failed for another reason"
+    changed = {box for box, change in db.execute("SELECT id, change FROM sandboxes") if change != before[box]}
+    assert changed == set(boxes[:2]), "reports say so"
+
+
 def test_the_clock_is_watched() -> None:
     clock = SetClock()
     watch = clock_jumps.WallWatch(clock)
