@@ -54,6 +54,7 @@ check: style
 reference: $(STAMP)
 	PYTHONPATH=. $(PY) docs/_ext/reference.py
 	$(PY) -m tests.unit.golden_listing
+	$(PY) -m tests.unit.golden_pages
 
 # Strict: a warning is an error. No network is needed.
 docs: $(STAMP)
