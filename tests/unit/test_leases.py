@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -14,6 +15,7 @@ from manager_site import AGENT, Site, made, run
 from sandbox_manager.custody.orders import Refused
 from sandbox_manager.intake.acceptance import Reservation
 from sandbox_manager.report import flows
+from sandbox_manager.report.orders_in import OrderReader
 from sandbox_manager.report.reporter import Reporter
 from sandbox_manager.scheduling.leases import Leases
 from stageout.core.config import mapping_settings
@@ -262,3 +264,67 @@ def test_what_comes_after_the_decision_about_its_run_is_not_taken(site: Site) ->
                 await node.hand_off({"copy://host/ok/b": b"b" * 10})
 
     run(work())
+
+
+@pytest.mark.parametrize(
+    ("accepted_s_ago", "lease_s", "has_ended", "pause_s"),
+    [
+        (None, 0.0, False, 30.0),
+        (10.0, 0.0, False, 5.0),
+        (700.0, 0.0, False, 30.0),
+        (None, 120.0, False, 20.0),
+        (None, 120.0, True, 5.0),
+        (10.0, 120.0, False, 5.0),
+    ],
+    ids=[
+        "nothing-waits",
+        "new-output-waits",
+        "its-access-point-is-away",
+        "a-sixth-of-a-lease",
+        "lease-missing",
+        "both",
+    ],
+)
+def test_orders_are_looked_for_often_while_something_waits_for_them(
+    accepted_s_ago: float | None, lease_s: float, has_ended: bool, pause_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, looks = Clock(), list[float]()
+    leases = Leases(clock)
+    if lease_s:
+        leases.reported(1)
+        leases.mark_read("ap", 1, lease_s)
+    if has_ended:
+        clock.now_s += lease_s + 1
+    accepted_at = clock.wall_s() - (accepted_s_ago or 0)
+    waiting = {} if accepted_s_ago is None else {1: SimpleNamespace(state=State.ACCEPTED, accepted_at=accepted_at)}
+    other = {2: SimpleNamespace(state=State.MOVING, accepted_at=clock.wall_s())}
+    pipeline: Any = SimpleNamespace(
+        manager=SimpleNamespace(name="m"),
+        scheduler=SimpleNamespace(leases=leases),
+        store=SimpleNamespace(registry=SimpleNamespace(by_id={**other, **waiting})),
+    )
+    frozen_s = clock.now_s
+
+    async def messages(_: str) -> list[Mapping[str, object]]:
+        looks.append(clock.now_s)
+        return []
+
+    collector: Any = SimpleNamespace(messages=messages)
+
+    async def sleep(seconds: float) -> None:
+        clock.now_s += seconds
+        if clock.now_s > frozen_s + 200:
+            raise asyncio.CancelledError
+
+    async def apply(_: object) -> None:
+        if lease_s and not has_ended:  # the agent gives the lease again
+            leases.reported(2)
+            leases.mark_read("ap", 2, lease_s)
+
+    nobody: Any = None
+    reader = OrderReader(pipeline, nobody, nobody, collector, clock, lambda: 5.0)
+    monkeypatch.setattr(reader, "_apply", apply)
+    monkeypatch.setattr("sandbox_manager.report.orders_in.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(reader.run())
+    assert {later - earlier for earlier, later in zip(looks[1:], looks[2:])} == {pause_s}
