@@ -1,10 +1,12 @@
-"""Python's clients at a router: urllib, and aiohttp, which waits for "100 Continue"."""
+"""Python's clients at a router: urllib, aiohttp, which waits for "100 Continue", and the plugin for HTTP of a job."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import ssl
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +17,7 @@ import pytest
 
 from tests.overlay.http_site import Site, site
 
+_PLUGIN = Path(__file__).resolve().parents[2] / "plugins/stageout_curl_plugin"
 _CONTENT = os.urandom(12 * 1024 * 1024 + 5)
 
 
@@ -59,6 +62,23 @@ def test_urllib_sees_a_refusal_though_it_sends_the_body(here: Site) -> None:
         status, text = _urllib(here, "/refused", "bob", _CONTENT)
         assert status == 403 and b"the token gives no right" in text
     assert not (here.root / "refused").exists()
+
+
+def test_the_plugin_of_a_job(here: Site, tmp_path: Path) -> None:
+    """With the job's credential as token; the plugin asks for the digest after the upload."""
+    (tmp_path / "source").write_bytes(_CONTENT)
+    (tmp_path / "credentials").mkdir()
+    (tmp_path / "credentials/vo.use").write_text(here.token())
+    environment = {**os.environ, "_CONDOR_CREDS": str(tmp_path / "credentials"), "SSL_CERT_FILE": str(here.ca)}
+    for name, option in (("source", ["-upload"]), ("back", [])):
+        url = f"vo+{here.url}/job/out"
+        (tmp_path / "in").write_text(f'[ Url = "{url}"; LocalFileName = "{tmp_path / name}" ]\n')
+        command = [sys.executable, str(_PLUGIN), "-infile", str(tmp_path / "in"), "-outfile", str(tmp_path / "out")]
+        subprocess.run([*command, *option], env=environment, check=True, timeout=60)
+        told = (tmp_path / "out").read_text()
+        assert "TransferSuccess = true" in told, told
+        assert not option or 'StageOutVerified = "sha256"' in told, told
+    assert (here.root / "job/out").read_bytes() == (tmp_path / "back").read_bytes() == _CONTENT
 
 
 def test_aiohttp(here: Site) -> None:
