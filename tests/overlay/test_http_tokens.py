@@ -273,7 +273,7 @@ def test_keys_of_listed_issuers_are_fetched_and_kept(tmp_path: Path) -> None:
                     lambda: here.router.log.count("issuer-fetch-failed") > refused[-1], what="the refusal", timeout_s=30
                 )
             assert status("one", one) == 200
-        with _connected(here) as sock, _published(port, authority, _key_set(one=one, other=other)):
+        with _connected(here) as sock:
             now = int(time.time())
             said = {
                 "iss": url,
@@ -284,11 +284,15 @@ def test_keys_of_listed_issuers_are_fetched_and_kept(tmp_path: Path) -> None:
                 "exp": now + 600,
                 "scope": "read:/run7",
             }
-            assert _get(sock, jwt.encode(said, one, "ES256", headers={"kid": "one"})) == 404
-            here.router.reload()
-            wait_until(lambda: status("other", other) == 200, what="the second key", timeout_s=30)
-            assert _get(sock, here.token()) == 404, "a new key beside the old one ends nothing"
-        with _published(port, authority, _key_set(other=other)):
-            here.router.reload()
-            wait_until(lambda: status("one", one) == 401, what="the end of the first key", timeout_s=30)
-            assert status("other", other) == 200
+            token = jwt.encode(said, one, "ES256", headers={"kid": "one"})
+            assert _get(sock, token) == 404
+            with _published(port, authority, _key_set(one=one, other=other)):
+                here.router.reload()
+                wait_until(lambda: status("other", other) == 200, what="the second key", timeout_s=30)
+            assert _get(sock, token) == 404, "a new key beside the old one ends nothing"
+            with _published(port, authority, _key_set(other=other)):
+                here.router.reload()
+                sock.settimeout(30)
+                assert sock.recv(1) == b"", "the key of its token is gone"
+        wait_until(lambda: status("one", one) == 401, what="the end of the first key", timeout_s=30)
+        assert status("other", other) == 200
