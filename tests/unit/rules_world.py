@@ -15,12 +15,21 @@ from typing import Any, NamedTuple
 from stageout.overlay.rules import custody, limits, operations, rights, sender, terminal
 from stageout.overlay.rules.operations import Fields, Hop, Identity, Kind, Row, moved
 from stageout.overlay.rules.rights import Action, Asker, Entry, Grant, NoRight, Right, Token
-from stageout.overlay.rules.states import ENDS, RESULTS, IllegalMove, Role, State
+from stageout.overlay.rules.states import ENDS, RESULTS, SETTLED, IllegalMove, Role, State
 from stageout.overlay.rules.terminal import Known, Seen, Step, Verdict
 
 START = 1_000_000
 ALL = (Grant(frozenset(Right), ()),)
-PREFIXES = {"K1": "/u", "K2": "/u", "X": "/x"}
+PREFIXES = {"K1": "/u", "K2": "/u", "X": "/x", "iss": "/u", "A": "/u", "B": "/u", "iss2": "/x"}
+#: Keys and subjects by the issuer of their token. H: a pilot's key. OLD: another one, whose token ended before.
+ISSUERS = {"H": "K1", "OLD": "K1", "U": "iss", "V": "iss2"}
+UNSIGNED = frozenset("UVAB")
+#: A custodian's own table: subjects whose unsigned operations it delivers in its own name.
+ENTRIES = {"K1": Entry(None), "K2": Entry(None), "H": Entry(None), "U": Entry("/u")}
+ALLOWED_OWNERS = frozenset({"key:K1", "key:K2", "key:H", "sub:3:iss:U"})
+TOKEN_S, YEAR_S = 900, 31_536_000
+FILES = ("/u/a", "/u/b", "/u/c", "/u/d/f")
+DIRECTORY = ("dir",)
 LIMIT = limits.Share(rows=12, held=8, cancels=12, size=1000)
 
 
@@ -45,12 +54,35 @@ class Letter(NamedTuple):
     reason: str = ""
     epoch: int = 0
     shown: tuple[str | None, str | None] = (None, None)
+    minted: int = START  # of the token
+    span: tuple[int, int] = (0, 0)
+    parts: tuple[Any, ...] = ()
+    until: str = "done"
 
 
-def token_of(signer: str) -> Token:
-    issuer = "K1" if signer == "H" else signer
-    life = (START - 60, START - 60, START + 10**7)
-    return Token(issuer, issuer, frozenset({"T"}), ALL, *life, holder="" if issuer == signer else signer, is_own=True)
+def token_of(signer: str, minted: int = START) -> Token:
+    holder = signer if signer in ("H", "OLD") else ""
+    minted = START - 9000 if signer == "OLD" else minted
+    life = (minted, minted, minted + TOKEN_S)
+    is_own = signer not in UNSIGNED
+    return Token(ISSUERS.get(signer, signer), signer, frozenset("TAB"), ALL, *life, holder=holder, is_own=is_own)
+
+
+def key_of(signer: str) -> str:
+    return "" if signer in UNSIGNED else signer
+
+
+def owner_of(signer: str) -> str:
+    return rights.owner_of(token_of(signer), key_of(signer))
+
+
+def overlap(one: Fields, other: Fields) -> bool:
+    """Tell the truth about names: the invariants do not ask the rules."""
+    first, second = (
+        [*f.names, *(f"{f.path}/" for _ in "x" if f.kind in (Kind.DELETE, Kind.RENAME))] for f in (one, other)
+    )
+    return any(a == b or (a[-1] == "/" and b.startswith(a)) or (b[-1] == "/" and a.startswith(b))
+               for a in first for b in second)  # fmt: skip
 
 
 def content(fields: Fields) -> tuple[str, ...]:
@@ -60,12 +92,17 @@ def content(fields: Fields) -> tuple[str, ...]:
 class Node:
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name, self.skew = world, name, world.rng.randint(-300, 300)
+        self.clock = limits.Clock(world.time + self.skew, world.time)
+        self.jump = 0
         self.rows: dict[Identity, Row] = {}
-        self.unsynced: set[Identity] = set()
+        #: blocks that a power failure takes
+        self.unsynced: dict[Identity, set[int]] = {}
+        self.torn: set[tuple[Identity, int]] = set()
 
     @property
     def now(self) -> int:
-        return self.world.time + self.skew
+        self.clock = self.clock.at(self.world.time + self.skew + self.jump, self.world.time)
+        return self.clock.latest
 
     def store(self, row: Row) -> Row:
         self.rows[row.identity] = row
@@ -76,17 +113,54 @@ class Node:
         self.world.mail.append(letter)
 
     def identity(self, letter: Letter) -> Identity:
-        return Identity(
-            rights.owner_of(token_of(letter.signer), letter.signer), letter.fields.origin, letter.fields.seq
-        )
+        return Identity(owner_of(letter.signer), letter.fields.origin, letter.fields.seq)
+
+    def synced(self, identity: Identity) -> None:
+        self.unsynced.pop(identity, None)
+
+    def fails(self, row: Row) -> Row:
+        lost = self.unsynced.get(row.identity, set())
+        self.torn |= {(row.identity, number) for number in lost}
+        return custody.after_power_failure(row, frozenset(set(row.blocks) - lost))
+
+    def wait(self, letter: Letter) -> None:
+        mine = {
+            row.identity.seq: row.state for row in self.rows.values() if row.identity[:2] == self.identity(letter)[:2]
+        }
+        is_reached, _ = sender.reached(mine, *letter.span, letter.until)
+        if is_reached:
+            self.world.check_wait(self, letter)
+
+    def batch(self, letter: Letter, one: Callable[[Letter], None]) -> None:
+        """Judge each part by itself. The answer has the numbers that are not done, all others count as done."""
+        try:
+            operations.check_batch(*letter.span, [part.fields for part in letter.parts])
+        except operations.Malformed:
+            return
+        mail, self.world.mail = self.world.mail, []
+        try:
+            for part in letter.parts:
+                one(part)
+        except Crash:
+            self.world.mail = mail
+            raise
+        answers, self.world.mail = self.world.mail, mail
+        told = {answer.fields.seq: answer for answer in answers}
+        if len(told) == len(letter.parts):
+            rest = tuple(answer for answer in told.values() if answer.state is not State.DONE)
+            self.send(letter._replace(to=letter.back, word="results", back=self.name, parts=rest))
 
     def with_blocks(self, row: Row, letter: Letter) -> Row:
         kept = dict(row.blocks)
         for number, digest in letter.blocks:
             try:
-                kept = custody.keep_digest(kept, number, digest)
+                new = custody.keep_digest(kept, number, digest)
             except custody.BlockDiffers:
                 continue
+            if number not in kept:
+                self.unsynced.setdefault(row.identity, set()).add(number)
+                self.torn.discard((row.identity, number))
+            kept = new
         manifest = letter.manifest or row.manifest
         for number in custody.wrong_blocks(kept, manifest) if manifest else ():
             del kept[number]
@@ -97,7 +171,7 @@ class Terminal(Node):
     def __init__(self, world: World) -> None:
         super().__init__(world, "T")
         self.low: dict[tuple[str, str], int] = {}
-        self.number = self.high_water = self.epoch = self.inodes = 0
+        self.number = self.high_water = self.epoch = self.high_epoch = self.inodes = 0
         self.tree: dict[str, int] = {}
         self.safe_tree: dict[str, int] = {}
         self.files: dict[int, tuple[str, ...]] = {}
@@ -106,23 +180,46 @@ class Terminal(Node):
         self.soft: set[int] = set()
         self.denied: set[str] = set()
         self.backup: Any = None
+        self.safe_backup: Any = None
+        self.reserved: dict[Identity, int] = {}
 
     def database(self) -> Any:
         return copy.copy(self.rows), dict(self.low), self.number, dict(self.known), self.epoch
 
-    def restore(self) -> None:
+    def save(self) -> None:
+        self.backup, self.safe_backup = (
+            self.database(),
+            (dict(self.safe_tree), dict(self.trash), self.high_water, self.high_epoch),
+        )
+
+    def restore(self, whole: bool = False) -> None:
+        """Put the database back; with ``whole`` also the tree. Then the administrator runs ``router new-epoch``.
+
+        That command needs a clock that is right, and the restore takes a minute.
+        """
+        whole = whole and not self.jump
         self.rows, self.low, self.number, self.known, self.epoch = self.backup
+        if whole:
+            self.world.time += 60
+            tree, trash, self.high_water, self.high_epoch = self.safe_backup
+            self.tree, self.safe_tree, self.trash = dict(tree), dict(tree), dict(trash)
+            self.world.restored_whole = True
         self.backup = self.database()
+        self.reserved.clear()
         self.world.restored = self.world.time
-        if terminal.needs_new_epoch(self.number, self.high_water):
-            self.epoch, self.number = terminal.new_epoch(self.now, self.epoch), self.high_water
+        if whole or terminal.needs_new_epoch(self.number, self.high_water, self.epoch, self.high_epoch):
+            self.high_epoch = terminal.new_epoch(self.now, max(self.epoch, self.high_epoch))
+            self.epoch, self.number = self.high_epoch, self.high_water
+        self.world.may_crash(self)
 
     def known_of(self, identity: Identity, fields: Fields) -> Known:
         rows = {row.identity.seq: row for row in self.rows.values() if row.identity[:2] == identity[:2]}
-        marks = tuple(r for r in self.rows.values() if not set(r.fields.names).isdisjoint(fields.names))
+        marks = tuple(row for row in self.rows.values() if operations.touches(row.fields, fields))
         return Known(rows, self.low.get(identity[:2], 1), marks, self.epoch)
 
     def answer(self, letter: Letter, state: State | None, reason: str = "", word: str = "answer") -> None:
+        if state is State.REFUSED:
+            self.world.refused.add((letter.fields.origin, letter.fields.seq))
         if state is not None and word == "answer":
             self.world.check_answer(self, letter, state, reason)
         fields = letter.fields
@@ -136,9 +233,13 @@ class Terminal(Node):
         row = self.rows.get(identity)
         router = letter.back if letter.back in "AB" else ""
         asker = Asker(identity.owner, router)
+        if letter.word == "wait":
+            return self.wait(letter)
+        if letter.word == "batch":
+            return self.batch(letter, self.receive)
         if letter.word == "low":
             self.low[identity[:2]] = max(self.low.get(identity[:2], 1), letter.epoch)
-            return None
+            return self.tick()
         known = self.known_of(identity, fields)
         if letter.word == "get":
             if row is None or row.state not in ENDS:
@@ -147,32 +248,39 @@ class Terminal(Node):
                     return self.answer(letter, verdict.state if verdict.step is Step.SETTLED else None, "settled")
                 row = self.end(row or Row(identity, fields), verdict)
             return self.answer(letter, row.state, row.reason)
+        if letter.word == "steal":
+            return self.foreign_cancel(asker, letter)
         if letter.word == "cancel":
-            if router and letter.signer == router:  # by its own right
-                return self.foreign_cancel(asker, letter)
             if row is None and not self.has_room(identity, limits.Share(rows=1, cancels=1)):
                 return None
             verdict = terminal.cancel(fields, known, self.now)
             return self.decide(letter, row or Row(identity, fields), verdict)
         try:
             operations.check_ranges(fields)
-            rights.check_chain(fields, token_of(letter.signer), letter.signer, "T", PREFIXES, self.now,
-                               letter.hop.received, router, frozenset("AB"))  # fmt: skip
+            token = token_of(letter.signer, letter.minted)
+            if letter.signer in UNSIGNED:
+                rights.check_bearer(fields, token, "T", PREFIXES, self.now)
+            else:
+                rights.check_chain(fields, token, letter.signer, "T", PREFIXES, self.now,
+                                   letter.hop.received, router, frozenset("AB"))  # fmt: skip
             if row is None and not self.has_room(identity, limits.Share(rows=1, size=fields.size or 0)):
                 return self.answer(letter, State.REFUSED, "share")
-        except (NoRight, rights.BadToken):
+        except operations.Malformed:
+            return None
+        except NoRight:
             return self.answer(letter, State.REFUSED, "no right or no share")
-        issuer = rights.issuer_of(token_of(letter.signer), letter.signer)
+        except rights.BadToken:
+            return self.answer(letter, State.REFUSED, "token")
+        issuer = rights.issuer_of(token, key_of(letter.signer))
         new = row or Row(identity, fields, hop=letter.hop, issuer=issuer)
         if row is None or row.state not in ENDS:
             new = replace(new, hop=letter.hop, carriers=new.carriers | ({router} if router else set()))
             new = self.with_blocks(new, letter) if fields.kind is Kind.FILE else new
-            self.unsynced.add(identity)
         inode = self.tree.get(fields.path)
         seen = Seen(
             fields.kind is not Kind.FILE or custody.is_whole(new),
-            "denied" if fields.path in self.denied else "",
-            fields.kind is Kind.FILE or inode is not None,
+            "denied" if fields.path in self.denied or self.is_in_the_way(fields) else "",
+            fields.kind in (Kind.FILE, Kind.MKDIR) or inode is not None,
             any(self.tree.get(name) != self.known.get(name) for name in fields.names if name in self.tree),
         )
         try:
@@ -180,6 +288,9 @@ class Terminal(Node):
         except operations.Differs:
             return None
         return self.decide(letter, new, verdict)
+
+    def is_in_the_way(self, fields: Fields) -> bool:
+        return fields.kind is Kind.RENAME and self.files.get(self.tree.get(fields.second, 0)) == DIRECTORY
 
     def has_room(self, identity: Identity, wanted: limits.Share) -> bool:
         mine = [one for one in self.rows.values() if one.identity.owner == identity.owner]
@@ -219,8 +330,11 @@ class Terminal(Node):
             self.answer(letter, verdict.state, verdict.reason)
         elif verdict.step is Step.EXECUTE:
             self.publish(letter, row)
-        else:  # synced by the timer before it counts
-            self.unsynced.discard(row.identity)
+        else:
+            if row.fields.size and not custody.is_whole(row):
+                had = self.rows.get(row.identity)
+                if row.identity not in self.reserved or had is None or len(had.blocks) < len(row.blocks):
+                    self.reserved[row.identity] = self.world.time
             self.store(row)
             self.answer(letter, None)
 
@@ -228,15 +342,16 @@ class Terminal(Node):
         fields = row.fields
         row = moved(Role.TERMINAL, row, State.COMPLETE)
         inode = self.tree.get(fields.path, 0)
-        if fields.kind is Kind.FILE:
+        if fields.kind is Kind.FILE or (fields.kind is Kind.MKDIR and not inode):
             self.inodes += 1
             inode = self.inodes
-            self.files[inode] = tuple(row.blocks[number] for number in sorted(row.blocks))
+            bytes_of = {n: "torn" if (row.identity, n) in self.torn else digest for n, digest in row.blocks.items()}
+            self.files[inode] = tuple(bytes_of[number] for number in sorted(bytes_of)) or DIRECTORY
             self.soft.add(inode)
         for step in terminal.PUBLISH_STEPS:
             if step == "sync":
                 self.soft.discard(inode)
-                self.unsynced.discard(row.identity)
+                self.synced(row.identity)
             elif step == "row":
                 self.store(row)
             elif step == "intent":
@@ -256,22 +371,25 @@ class Terminal(Node):
                 row = self.finish(row)
             else:
                 self.answer(letter, State.DONE)
-        self.unsynced.discard(row.identity)
+        self.synced(row.identity)
 
     def change(self, row: Row, inode: int) -> None:
         fields = row.fields
         self.world.on_change(row)
-        self.tree.pop(fields.path, None)
+        self.tree = moved_names(self.tree, fields, inode)
+        parent = fields.path.rpartition("/")[0]
+        if fields.kind is Kind.FILE and parent != "/u" and parent not in self.tree:
+            self.inodes += 1
+            self.tree[parent] = self.inodes
+            self.files[self.inodes] = DIRECTORY
         if fields.kind is Kind.DELETE:
             self.trash[row.identity] = inode
-        else:
-            self.tree[fields.second or fields.path] = inode
 
     def finish(self, row: Row) -> Row:
-        fields = row.fields
-        self.known.pop(fields.path, None)
-        if fields.kind is not Kind.DELETE:
-            self.known[fields.second or fields.path] = row.inode
+        self.known = moved_names(self.known, row.fields, row.inode)
+        parent = row.fields.path.rpartition("/")[0]
+        if row.fields.kind is Kind.FILE and parent in self.tree:
+            self.known.setdefault(parent, self.tree[parent])
         return self.store(moved(Role.TERMINAL, row, State.DONE, ended=self.now))
 
     def restart(self) -> None:
@@ -285,8 +403,8 @@ class Terminal(Node):
         for inode in self.soft & set(self.tree.values()):
             self.files[inode] = ("garbage",)
         self.soft.clear()
-        for identity in self.unsynced & set(self.rows):
-            self.rows[identity] = replace(self.rows[identity], blocks={})
+        for row in list(self.rows.values()):
+            self.rows[row.identity] = self.fails(row)
         self.unsynced.clear()
         for row in list(self.rows.values()):
             if row.state is State.PUBLISHING:
@@ -294,15 +412,37 @@ class Terminal(Node):
                 staged = 0 if row.inode in self.tree.values() else row.inode
                 found = terminal.Found(staged, there[0], there[1], self.trash.get(row.identity, 0))
                 if terminal.recovered(row, found) is State.DONE:
+                    if row.fields.kind is Kind.MKDIR and found.path == row.inode:
+                        self.world.changes.append(row)  # the directory was there before
                     self.finish(row)
                 else:
                     self.store(moved(Role.TERMINAL, row, State.COMPLETE))
 
     def tick(self) -> None:
+        self.unsynced.clear()  # the timer
+        for identity, last_data in list(self.reserved.items()):
+            row = self.rows.get(identity)
+            if row is None or row.state in ENDS or limits.lease_ended(last_data, self.world.time):
+                del self.reserved[identity]
+        if any(self.world.time - last_data >= 600 for last_data in self.reserved.values()):
+            raise Broken("5: space stays reserved without data")
         for row in list(self.rows.values()):
             low = self.low.get(row.identity[:2], 1)
             if terminal.may_forget(row, low, self.now):
                 del self.rows[row.identity]
+
+
+def moved_names(tree: dict[str, int], fields: Fields, inode: int) -> dict[str, int]:
+    """Return names and inodes after a change of one name, with all below it."""
+    if fields.kind in (Kind.FILE, Kind.MKDIR):
+        return {**tree, fields.path: inode}
+    taken = {name: one for name, one in tree.items() if operations.is_at_or_below(name, fields.path)}
+    rest = {name: one for name, one in tree.items() if name not in taken}
+    if fields.kind is Kind.RENAME:
+        rest.update(
+            {fields.second + name[len(fields.path) :]: one for name, one in taken.items()}, **{fields.second: inode}
+        )
+    return rest
 
 
 class Custodian(Node):
@@ -310,13 +450,19 @@ class Custodian(Node):
         super().__init__(world, name)
         self.lies, self.epoch, self.order = lies, START, 0
         self.directories: dict[Identity, Row] = {}
-        self.backup: dict[Identity, Row] = {}
+        #: of the token with which an operation came, beside its data
+        self.minted: dict[Identity, int] = {}
 
     def receive(self, letter: Letter) -> None:
         identity = self.identity(letter)
-        row = self.rows.get(identity)
         if letter.back == "T":
-            return self.answered(letter, row) if row else None
+            asked = self.rows.get(identity) or next((r for r in self.rows.values() if r.fields == letter.fields), None)
+            return self.answered(letter, asked) if asked else None
+        if letter.word == "wait":
+            return self.wait(letter)
+        if letter.word == "batch":
+            return self.batch(letter, self.receive)
+        row = self.rows.get(identity)
         if letter.word == "cancel":
             if row is None:
                 row = Row(identity, letter.fields)
@@ -326,13 +472,15 @@ class Custodian(Node):
             return self.report(letter, row) if row else None
         try:
             operations.check_ranges(letter.fields)
-            rights.check_custody(Entry(None) if letter.signer != "X" else None, letter.fields, True)
+            rights.check_times(token_of(letter.signer, letter.minted), self.now)
+            rights.check_custody(ENTRIES.get(letter.signer), letter.fields, letter.signer not in UNSIGNED)
             if row:
                 operations.differs(row, letter.fields)
-        except (NoRight, operations.Differs):
+        except (NoRight, rights.BadToken, operations.Differs):
             return None
         if row is None:
-            row = Row(identity, letter.fields, custody=True)
+            row = Row(identity, letter.fields, custody=True, hop=Hop(received=self.now))
+            self.minted[identity] = letter.minted
         if row.state is State.RECEIVING:
             row = self.with_blocks(row, letter)
             row = replace(row, manifest=()) if row.fields.kind is not Kind.FILE else row
@@ -346,13 +494,12 @@ class Custodian(Node):
 
     def take(self, letter: Letter, row: Row) -> None:
         self.order += 1
-        hop = Hop(self.name, self.epoch, self.order, self.now)
+        hop = Hop(self.name, self.epoch, self.order, row.hop.received)
         row = moved(Role.CUSTODIAN, replace(row, hop=hop), State.CUSTODY)
-        self.unsynced.add(row.identity)
-        self.world.accepted.append((self.name, row.identity, (self.epoch, self.order)))
+        self.world.accepted.append((self.name, row.identity[1:], (self.epoch, self.order)))
         for step in custody.CUSTODY_STEPS:
             if step == "sync":
-                self.unsynced.discard(row.identity)
+                self.synced(row.identity)
             elif step == "directory":
                 self.directories[row.identity] = row
                 self.world.may_crash(self)
@@ -362,7 +509,7 @@ class Custodian(Node):
                 self.world.on_custody(self, row)
                 self.report(letter, row)
                 self.world.may_crash(self)
-        self.unsynced.discard(row.identity)
+        self.synced(row.identity)
 
     def report(self, letter: Letter, row: Row) -> None:
         if row.state in ENDS:
@@ -380,9 +527,12 @@ class Custodian(Node):
                 state = {"done": State.DONE, "superseded": State.SUPERSEDED}.get(after.value, State.FAILED)
                 self.store(custody.on_answer(row, state, after.value, self.now))
             return
+        if letter.state is State.REFUSED and letter.reason == "token" and row.identity.owner.startswith("key:"):
+            raise Broken(f"4: {row.identity.origin}/{row.identity.seq} is in custody and is refused for its token")
         self.store(custody.on_answer(row, letter.state, letter.reason, self.now))
 
     def tick(self) -> None:
+        self.unsynced.clear()
         for row in self.world.shuffled(self.rows.values()):
             if row.state in ENDS:
                 if row.identity in self.directories and custody.may_drop_bytes(row, self.now):
@@ -401,24 +551,26 @@ class Custodian(Node):
                 continue
             else:
                 row = self.store(moved(Role.CUSTODIAN, row, State.DELIVERING))
-            fields, signer = row.fields, row.identity.owner.partition(":")[2]
+            fields, minted = row.fields, self.minted.get(row.identity, START)
+            if row.identity.owner.startswith("sub:"):  # in its own name
+                signer, minted = self.name, self.world.terminal.now
+            else:
+                signer = row.identity.owner.partition(":")[2]
             if self.lies and self.world.rng.random() < 0.3:
                 forged = self.world.rng.choice(["blocks", "fields", "cancel"])
                 if forged == "blocks":
                     blocks = tuple((number, "forged") for number, _ in blocks)
                 elif forged == "fields":  # the first signature does not hold
                     self.send(Letter("T", "put", replace(fields, path="/u/forged"), "X", self.name, row.hop))
-                else:
-                    self.send(Letter("T", "cancel", fields, self.name, self.name))
-            self.send(Letter("T", word, fields, signer, self.name, row.hop, row.manifest or (), blocks))
+                elif signer != self.name:  # what it brings in its own name, it may cancel
+                    self.send(Letter("T", "steal", fields, self.name, self.name))
+            self.send(Letter("T", word, fields, signer, self.name, row.hop, row.manifest or (), blocks, minted=minted))
 
     def restart(self) -> None:
-        for identity in self.unsynced & set(self.directories):
-            self.directories[identity] = replace(self.directories[identity], blocks={})
+        for rows in (self.directories, self.rows):
+            for identity, row in rows.items():
+                rows[identity] = self.fails(row)
         self.unsynced.clear()
-        for identity, row in list(self.rows.items()):
-            if row.state is State.RECEIVING:
-                self.rows[identity] = replace(row, blocks={})
         for identity in [one for one in self.directories if one not in self.rows]:
             # The node died before the row, so nothing was promised. A whole one is taken, and half a one goes.
             if not custody_whole(self.directories[identity]):
@@ -440,30 +592,58 @@ class Sender:
         rng = world.rng
         self.ends: dict[int, State] = {}
         self.kept: dict[int, set[str]] = {}
-        self.known_epoch = 0
+        self.known_epoch: dict[int, int] = {}
         self.cancelled: set[int] = set()
         self.fields: dict[int, Fields] = {}
         self.routes: dict[int, tuple[str, ...]] = {}
         self.releases: dict[int, str] = {}
         for seq in range(1, rng.randint(2, 5)):
-            kind = rng.choice([Kind.FILE, Kind.FILE, Kind.FILE, Kind.DELETE, Kind.RENAME])
-            path, second = rng.sample(["/u/a", "/u/b", "/u/c"], 2)
+            kind = rng.choice([Kind.FILE, Kind.FILE, Kind.FILE, Kind.FILE, Kind.DELETE, Kind.RENAME, Kind.MKDIR])
+            files = FILES[:2] if world.is_narrow else FILES
+            path, second = rng.sample(files[:3], 2)
+            if world.is_narrow and kind is Kind.MKDIR:
+                kind = Kind.RENAME
+            elif kind is Kind.MKDIR or (kind is not Kind.FILE and rng.random() < 0.35):
+                path, second = "/u/d", "/u/e"
+            elif kind is not Kind.RENAME:
+                path = rng.choice(files)
             made = START + rng.randint(0, 300) + (0 if world.rng.random() < 0.8 else 2000)
-            names = {path, second} if kind is Kind.RENAME else {path}
-            after = tuple(n for n, f in self.fields.items() if names & set(f.names))[-3:]
-            after = after if rng.random() < 0.6 else ()
-            self.fields[seq] = Fields(
+            fields = Fields(
                 name, seq, kind, path, "T", made, made + rng.choice([1500, 6000, 40000]),
-                size=2 if kind is Kind.FILE else None, second=second if kind is Kind.RENAME else "", after=after,
-                all_below=seq if rng.random() < 0.1 else 0,
+                size=2 if kind is Kind.FILE else None, second=second if kind is Kind.RENAME else "",
+                all_below=seq if rng.random() < (0.5 if path == "/u/d" and kind is not Kind.MKDIR else 0.1) else 0,
             )  # fmt: skip
-            self.routes[seq] = rng.choice([("T",), ("A",), ("A",), ("B",), ("T", "A"), ("A", "B")])
+            after = tuple(n for n, other in self.fields.items() if operations.touches(other, fields))
+            after = after[-rng.choice([1, 3]) :]
+            self.fields[seq] = replace(fields, after=after if rng.random() < (0.3 if world.is_narrow else 0.6) else ())
+            more = [("T", "A"), ("A", "B")]
+            self.routes[seq] = rng.choice([("T",), ("A",), ("A",), ("B",), *more])
+            if world.is_narrow and rng.random() < 0.7:
+                self.routes[seq] = ("A",)
+            if signer in UNSIGNED:  # all use one route: each custodian brings them as its own
+                self.routes[seq] = (self.routes[1][0],)
             self.releases[seq] = rng.choice(["delivered", "custody"])
 
     def identity(self, seq: int) -> Identity:
-        return Identity(f"key:{self.signer}", self.name, seq)
+        return Identity(owner_of(self.signer), self.name, seq)
+
+    def identities(self, seq: int) -> list[Identity]:
+        """The operation at its routers: a custodian brings an unsigned one in its own name."""
+        mine = self.identity(seq)
+        brought = self.routes[seq] if self.signer in UNSIGNED else ()
+        return [mine, *(mine._replace(owner=owner_of(name)) for name in brought if name != "T")]
 
     def receive(self, letter: Letter) -> None:
+        if letter.word == "results":
+            told = {part.fields.seq: part for part in letter.parts}
+            for number in range(letter.span[0], letter.span[1] + 1):
+                fields = self.fields[number]
+                if number not in told:
+                    self.world.check_claim(self.identity(number), fields, State.DONE, "")
+                    self.ends.setdefault(number, State.DONE)
+                else:
+                    self.receive(told[number])
+            return
         seq = letter.fields.seq
         if seq not in self.fields or letter.fields != self.fields[seq]:
             return
@@ -472,7 +652,7 @@ class Sender:
             digest = "/".join(content(letter.fields))
             after = sender.after_asking(letter.fields, digest, *letter.shown, rows)
             if after is sender.AfterAsking.REPEAT:
-                self.known_epoch = letter.epoch
+                self.known_epoch[seq] = letter.epoch
             else:
                 ends = {"done": State.DONE, "superseded": State.SUPERSEDED}
                 self.ends.setdefault(seq, ends.get(after.value, State.FAILED))
@@ -493,7 +673,12 @@ class Sender:
         if self.world.time < fields.made:
             return
         to = rng.choice(self.routes[seq])
-        if seq not in self.ends and rng.random() < 0.06:
+        minted = self.world.nodes[to].now - rng.choice([0, 0, 600])  # by the Date of its answers
+        if rng.random() < 0.05:
+            self.wait(to, fields)
+        if rng.random() < 0.15 and self.batch(to, seq, minted):
+            return
+        if seq not in self.ends and rng.random() < self.world.cancels:
             self.cancelled.add(seq)
         if self.cancelled & {seq} and seq not in self.ends:
             self.world.mail.append(Letter(to, "cancel", fields, self.signer, self.name))
@@ -505,12 +690,38 @@ class Sender:
             some = tuple(one for one in blocks if rng.random() < 0.8)
             changed = replace(fields, path="/u/b", made=fields.made + 1) if rng.random() < 0.05 else fields
             manifest = content(fields) if blocks else ()
-            hop = Hop(known_epoch=self.known_epoch)
-            self.world.mail.append(Letter(to, "put", changed, self.signer, self.name, hop, manifest, some))
-        if rng.random() < 0.2:
+            hop = Hop(known_epoch=self.known_epoch.get(seq, 0))
+            put = Letter(to, "put", changed, self.signer, self.name, hop, manifest, some, minted=minted)
+            self.world.mail.append(put)
+        if rng.random() < (0.7 if self.world.is_narrow else 0.3):
             rows = {n: Row(self.identity(n), f, self.ends.get(n, State.RECEIVING)) for n, f in self.fields.items()}
             if (low := sender.low(rows)) > 1:
                 self.world.mail.append(Letter("T", "low", fields, self.signer, self.name, epoch=low))
+
+    def wait(self, to: str, fields: Fields) -> None:
+        """Ask for commit or push, also at a router that never got some of the numbers."""
+        first = self.world.rng.randint(1, len(self.fields))
+        span = (first, self.world.rng.randint(first, len(self.fields) + 1))
+        until = self.world.rng.choice(["custody", "done"]) if to != "T" else "done"
+        self.world.mail.append(Letter(to, "wait", fields, self.signer, self.name, span=span, until=until))
+
+    def batch(self, to: str, first: int, minted: int) -> bool:
+        """Send files in one request. A client that leaves out a number in the middle has an error."""
+        last = self.world.rng.randint(first, len(self.fields))
+        numbers = [n for n in range(first, last + 1) if self.fields[n].kind is Kind.FILE]
+        others = any(to not in self.routes[n] or self.fields[n].made > self.world.time for n in numbers)
+        if len(numbers) < 2 or others or numbers[-1] != last or any(self.releases[n] == "custody" for n in numbers):
+            return False
+        parts = tuple(
+            Letter(to, "put", self.fields[n], self.signer, self.name, Hop(known_epoch=self.known_epoch.get(n, 0)),
+                   content(self.fields[n]),
+                   tuple(enumerate(content(self.fields[n]))), minted=minted)
+            for n in numbers
+        )  # fmt: skip
+        self.world.mail.append(
+            Letter(to, "batch", parts[0].fields, self.signer, self.name, span=(first, last), parts=parts, minted=minted)
+        )
+        return True
 
 
 class World:
@@ -522,20 +733,26 @@ class World:
         self.changes: list[Row] = []
         self.promised: dict[Identity, set[str]] = {}
         self.lost_disks: set[str] = set()
-        self.accepted: list[tuple[str, Identity, tuple[int, int]]] = []
+        self.accepted: list[tuple[str, tuple[str, int], tuple[int, int]]] = []
         self.restored = 0
+        self.cancels = self.rng.choice([0.03, 0.03, 0.15])
+        #: few names and one custodian: their order matters
+        self.is_narrow = self.rng.random() < 0.35
         self.crashes = self.rng.choice([0, 2, 5])
         self.crash_rate = 0.06
         self.working: Node | None = None
+        self.restored_whole = False
+        self.refused: set[tuple[str, int]] = set()
         self.terminal = Terminal(self)
         self.custodians = [Custodian(self, "A", False), Custodian(self, "B", self.rng.random() < 0.3)]
-        self.senders = [Sender(self, "o1", "K1"), Sender(self, "o2", self.rng.choice(["K1", "K2", "H"]))]
+        self.senders = [Sender(self, "o1", "K1"), Sender(self, "o2", self.rng.choice(["K1", "K2", "H", "U"]))]
         self.nodes: dict[str, Any] = {one.name: one for one in (self.terminal, *self.custodians, *self.senders)}
         self.hostile = self.rng.random() < 0.3
         self.loss = self.rng.choice([0.0, 0.1, 0.3])
         self.restores = self.rng.random() < 0.4
+        self.restores_whole = self.rng.random() < 0.5
         if self.restores:
-            self.terminal.backup = self.terminal.database()
+            self.terminal.save()
         self.etags: set[str] = set()
 
     def shuffled(self, rows: Any) -> list[Row]:
@@ -552,6 +769,8 @@ class World:
             act(*args)
         except Crash:
             self.working = None
+            if node is self.terminal and self.restores and self.restores_whole and self.rng.random() < 0.5:
+                node.restore(whole=True)  # its disk died, too
             node.restart()
         self.working = None
         self.check()
@@ -560,7 +779,17 @@ class World:
 
     def fields_of(self, identity: Identity) -> Fields | None:
         one = self.nodes.get(identity.origin)
-        return one.fields.get(identity.seq) if one is not None and one.identity(identity.seq) == identity else None
+        if not isinstance(one, Sender) or identity.seq not in one.fields:
+            return None
+        return one.fields[identity.seq] if identity in one.identities(identity.seq) else None
+
+    def has_changed(self, identity: Identity) -> bool:
+        """Tell whether an operation has changed a name. One origin has one owner, so the owner's name is left out."""
+        return any(row.identity[1:] == identity[1:] for row in self.changes)
+
+    def stored(self, one: Sender, seq: int) -> Row | None:
+        """Return the terminal's row of an operation."""
+        return next((self.terminal.rows[name] for name in one.identities(seq) if name in self.terminal.rows), None)
 
     def on_change(self, row: Row) -> None:
         stored = self.terminal.rows.get(row.identity)
@@ -571,48 +800,55 @@ class World:
         if fields != row.fields:
             raise Broken(f"5: {told} has fields that its owner did not sign, or no right")
         assert fields is not None
+        self.check_turn(row)
         if row.etag in self.etags:
             raise Broken(f"1: {told} gets an ETag for the second time")
         self.etags.add(row.etag)
         shown = self.terminal.files.get(self.terminal.tree.get(fields.path, 0))
         if fields.kind is Kind.FILE and shown == content(fields):
             raise Broken(f"1: {told} executes twice")
-        is_put_again = self.restored and fields.kind is Kind.FILE
-        if not is_put_again and any(one.identity == row.identity for one in self.changes):
+        is_put_again = self.restored and fields.kind in (Kind.FILE, Kind.MKDIR)
+        if not is_put_again and self.has_changed(row.identity):
             raise Broken(f"1: {told} executes twice")
-        by_seq = {one.identity.seq for one in self.changes if one.identity[:2] == row.identity[:2]}
+        by_seq = {one.identity.seq for one in self.changes if one.identity.origin == row.identity.origin}
         one = self.nodes[row.identity.origin]
         for number in self.edges(one, fields):
-            rows = self.terminal.rows.get(one.identity(number))
+            rows = self.stored(one, number)
             ended = rows.state if rows else one.ends.get(number)  # a restore may have lost a failure
             if number not in by_seq and ended not in ENDS:
                 raise Broken(f"1: {told} overtakes {number}")
             if number in fields.after and ended in (State.FAILED, State.EXPIRED) and number not in by_seq:
                 raise Broken(f"1: {told} executes after {number} failed")
         for other in self.changes:
-            if set(other.fields.names).isdisjoint(fields.names) or self.restored:
-                continue
-            if other.identity[:2] == row.identity[:2] and other.identity.seq > row.identity.seq:
-                raise Broken(f"1: {told} replaces a later version")
-            if (row.hop.custodian and row.hop.custodian == other.hop.custodian
-                    and self.turn(row) < self.turn(other)):  # fmt: skip
-                raise Broken(f"1: {told} replaces a version that {row.hop.custodian} accepted later")
-        if self.restored and fields.kind is Kind.FILE:
-            for other in self.changes:
-                same = other.identity[:2] == row.identity[:2] and other.fields.kind is Kind.FILE
-                if same and other.fields.path == fields.path and other.identity.seq > row.identity.seq:
-                    inode = self.terminal.tree.get(fields.path, 0)
-                    if self.terminal.files.get(inode) == content(other.fields):
-                        raise Broken(f"1: {told} replaces a later version after a restore")
+            if self.is_later(other, row) and overlap(other.fields, fields):
+                if not self.restored:
+                    raise Broken(
+                        f"1: {told} takes away a later version of {other.identity.origin}/{other.identity.seq}"
+                    )
+                if other.fields.kind is Kind.FILE and content(other.fields) in self.taken_away(fields):
+                    raise Broken(f"1: {told} takes away a later version after a restore")
         self.changes.append(row)
 
+    def taken_away(self, fields: Fields) -> list[tuple[str, ...]]:
+        """Return the files that a change replaces, moves or deletes."""
+        takes = fields.kind in (Kind.DELETE, Kind.RENAME)
+        tree = self.terminal.tree
+        names = [n for n in tree if n in fields.names or (takes and operations.is_at_or_below(n, fields.path))]
+        return [self.terminal.files[tree[name]] for name in names]
+
+    def is_later(self, other: Row, row: Row) -> bool:
+        """Tell whether another change has to come after this one: the same origin, or the same custodian."""
+        if other.identity.origin == row.identity.origin:
+            return other.identity.seq > row.identity.seq
+        return row.hop.custodian == other.hop.custodian != "" and self.turn(row) < self.turn(other)
+
     def turn(self, row: Row) -> int:
-        return self.accepted.index((row.hop.custodian, row.identity, (row.hop.epoch, row.hop.order)))
+        return self.accepted.index((row.hop.custodian, row.identity[1:], (row.hop.epoch, row.hop.order)))
 
     def was_later(self, one: Identity, other: Identity) -> bool:
         """Tell whether a custodian has accepted an operation after another one."""
         turns = [
-            [(name, n) for n, (name, who, _) in enumerate(self.accepted) if who == asked] for asked in (one, other)
+            [(name, n) for n, (name, who, _) in enumerate(self.accepted) if who == asked[1:]] for asked in (one, other)
         ]
         return any(name == other_name and n > m for name, n in turns[0] for other_name, m in turns[1])
 
@@ -623,10 +859,63 @@ class World:
         while todo:
             number = todo.pop()
             found.add(number)
-            stored = self.terminal.rows.get(one.identity(number))
+            stored = self.stored(one, number)
             if stored is not None and stored.state is State.CANCELLED:
                 todo += [*one.fields[number].after]
         return found
+
+    def is_replaced(self, identity: Identity, fields: Fields) -> bool:
+        """Tell whether a later operation has replaced or deleted what a file would be. A rename would have moved it."""
+        one = self.nodes[identity.origin]
+        done = [row for row in self.changes if self.is_after(row, identity)]
+        if self.restored:  # ends that the names have shown
+            rows = [row for c in self.custodians for row in c.rows.values() if row.identity.origin == identity.origin]
+            rows += [Row(one.identity(seq), f, one.ends[seq]) for seq, f in one.fields.items() if seq in one.ends]
+            done += [row for row in rows if row.state is State.DONE and row.identity.seq > identity.seq]
+        return any(
+            overlap(row.fields, fields)
+            and not (
+                fields.kind is Kind.FILE
+                and row.fields.kind is Kind.RENAME
+                and operations.is_at_or_below(fields.path, row.fields.path)
+            )
+            for row in done
+        )
+
+    def check_turn(self, row: Row) -> None:
+        """Check that a custodian delivers in its order what touches one name, but for refused operations."""
+        name = row.hop.custodian
+        if not name or self.restored or name in self.lost_disks:
+            return
+        for by, who, order in self.accepted[: self.turn(row)]:
+            one = self.nodes.get(who[0])
+            if by != name or who == row.identity[1:] or who in self.refused or not isinstance(one, Sender):
+                continue
+            seq, fields = who[1], one.fields[who[1]]
+            kept, stored = self.nodes[name].rows.get(one.identity(seq)), self.stored(one, seq)
+            # a death before the row takes the number away
+            is_free = kept is None or kept.hop[1:3] != order or seq in one.cancelled or len(one.routes[seq]) > 1
+            is_ended = (stored is not None and stored.state in RESULTS) or self.has_changed(one.identity(seq))
+            if is_free or is_ended or seq in one.ends or self.time > fields.expires - 1000:
+                continue
+            if one.signer == self.nodes[row.identity.origin].signer and overlap(fields, row.fields):
+                raise Broken(f"1: {row.identity.origin}/{row.identity.seq} passes {who[0]}/{seq} at {name}")
+
+    def is_after(self, row: Row, identity: Identity) -> bool:
+        same = row.identity.origin == identity.origin and row.identity.seq > identity.seq
+        return same or self.was_later(row.identity, identity)
+
+    def check_wait(self, node: Node, letter: Letter) -> None:
+        """Check that a wait ended because each number has what was asked for."""
+        one = self.nodes[letter.fields.origin]
+        for seq in range(letter.span[0], letter.span[1] + 1):
+            rows = [node.rows[name] for name in one.identities(seq) if name in node.rows] if seq in one.fields else []
+            told = f"{one.name}/{seq}"
+            if not rows:
+                raise Broken(f"5: {node.name} counts {told} as reached and does not know it")
+            is_kept = letter.until == "custody" and rows[0].identity in getattr(node, "directories", {})
+            if rows[0].state not in SETTLED and not (is_kept and custody.has_duty(rows[0])):
+                raise Broken(f"5: {node.name} counts {told} as reached, and it is {rows[0].state.value}")
 
     def on_custody(self, node: Custodian, row: Row) -> None:
         self.promised.setdefault(row.identity, set()).add(node.name)
@@ -645,7 +934,7 @@ class World:
     def check_claim(self, identity: Identity, fields: Fields, state: State, reason: str) -> None:
         if self.fields_of(identity) != fields:
             return
-        is_changed = any(row.identity == identity for row in self.changes)
+        is_changed = self.has_changed(identity)
         told = f"{identity.origin}/{identity.seq}"
         is_shown = self.restored and fields.kind is not Kind.FILE  # the names show its effect
         if state is State.DONE and not is_changed and not is_shown:
@@ -655,27 +944,26 @@ class World:
             raise Broken(f"4: {told} ran and is reported as {state.value}")
         if state is State.CANCELLED and identity.seq not in self.nodes[identity.origin].cancelled:
             raise Broken(f"5: {told} is cancelled and its owner never asked")
-        if state is State.SUPERSEDED and reason != "settled" and not unsure:
-            later = any(
-                not set(row.fields.names).isdisjoint(fields.names)
-                and (
-                    (row.identity[:2] == identity[:2] and row.identity.seq > identity.seq)
-                    or self.was_later(row.identity, identity)
-                )
-                for row in self.changes
-            )
-            if not later:
-                raise Broken(f"1: {told} is reported as superseded and nothing is newer")
+        is_early = self.time < fields.expires - 301 and reason not in ("settled", terminal.OUTCOME_UNKNOWN)
+        if state in (State.EXPIRED, State.EXPIRED_UNKNOWN) and is_early:
+            raise Broken(f"4: {told} is reported as expired long before")
+        if state is State.SUPERSEDED and not is_changed and not self.is_replaced(identity, fields):
+            raise Broken(f"2: {told} is reported as superseded and nothing has replaced it")
 
     def check(self) -> None:
         files = self.terminal.files
         for name, inode in self.terminal.tree.items():
+            if files[inode] == DIRECTORY:
+                continue
             origin, *rest = files[inode][0].split(".")
             fields = self.nodes[origin].fields.get(int(rest[0])) if rest and origin in self.nodes else None
             if fields is None or files[inode] != content(fields):
                 raise Broken(f"1: {name} holds bytes that nobody signed")
         if sum(row.identity.owner == "key:X" for row in self.terminal.rows.values()) > LIMIT.rows:
             raise Broken("5: a subject holds more than its share")
+        for custodian in self.custodians:
+            if any(row.identity.owner not in ALLOWED_OWNERS for row in custodian.rows.values()):
+                raise Broken("5: a custodian keeps an operation without an entry of its own")
         for one in self.senders:
             for seq, fields in one.fields.items():
                 if fields.kind is Kind.FILE and self.time < fields.expires - 1000:
@@ -685,19 +973,19 @@ class World:
         identity = one.identity(seq)
         promised = self.promised.get(identity, set())
         freed = one.has_freed(seq) and seq not in one.ends
-        ended = self.terminal.rows.get(identity)
-        if any(row.identity == identity for row in self.changes) or (
-            self.restored and (seq in one.ends or seq in one.cancelled)  # a restore loses cancels
-        ):
+        ended = self.stored(one, seq)
+        if self.has_changed(identity) or (self.restored and seq in one.cancelled):  # a restore loses cancels
             return
         if ended is not None and ended.state in (State.SUPERSEDED, State.CANCELLED):
             return
         if one.ends.get(seq) in (State.SUPERSEDED, State.CANCELLED, State.EXPIRED_UNKNOWN):
             return
-        is_custody = one.releases[seq] == "custody"
         rows = [custodian.rows.get(identity) for custodian in self.custodians]
-        if self.restored and any(row is not None and row.state is State.SUPERSEDED for row in rows):
-            return  # the custodian has delivered a later version itself
+        if any(row is not None and row.state is State.SUPERSEDED for row in rows) and self.is_replaced(
+            identity, fields
+        ):
+            return
+        is_custody = one.releases[seq] == "custody"
         keep = {name for name in promised if not (name in self.lost_disks and is_custody)}
         whole = [c.name for c in self.custodians if (row := c.directories.get(identity)) and custody_whole(row)]
         if (keep if is_custody else freed) and not set(whole) & (keep or promised or {""}):
@@ -705,19 +993,38 @@ class World:
 
     # -- the schedule
 
+    def old_token(self) -> None:
+        """A pilot signs after its token has ended, and says that a custodian took the operation earlier."""
+        fields = Fields("old", 1, Kind.FILE, "/u/a", "T", START - 8800, START + 9000, size=2)
+        hop = Hop("A", 1, 1, START - 8700)
+        blocks = tuple(enumerate(content(fields)))
+        for back in ("nobody", "A"):
+            self.mail.append(
+                Letter("T" if back == "nobody" else "A", "put", fields, "OLD", back, hop, content(fields), blocks)
+            )
+
     def hostile_acts(self) -> None:
         one = self.rng.choice(self.senders)
         fields = one.fields[self.rng.choice(list(one.fields))]
-        act = self.rng.choice(["cancel", "put", "fill"])
+        act = self.rng.choice(["cancel", "put", "fill", "old", "custody"])
         if act == "cancel":
             self.mail.append(Letter("T", "cancel", fields, "X", "nobody"))
         elif act == "put":
             mine = replace(fields, origin="x", made=START, expires=START + 9000, after=(), all_below=0, seq=1)
-            self.mail.append(Letter("T", "put", mine, "X", "nobody", manifest=content(mine)))
+            blocks = tuple(enumerate(content(mine)))
+            for signer in ("X", "V"):
+                self.mail.append(Letter("T", "put", mine, signer, "nobody", manifest=content(mine), blocks=blocks,
+                                        minted=self.terminal.now))  # fmt: skip
+        elif act == "old":
+            self.old_token()
+        elif act == "custody":
+            mine = replace(fields, origin="x", made=START, expires=START + 9000, after=(), all_below=0, seq=1)
+            self.mail.append(Letter("A", "put", mine, self.rng.choice("XV"), "nobody", manifest=content(mine),
+                                    minted=self.custodians[0].now))  # fmt: skip
         else:
             for seq in range(2, 20):
                 full = Fields("x", seq, Kind.FILE, f"/x/{seq}", "T", START, START + 9000, size=1)
-                self.mail.append(Letter("T", "put", full, "X", "nobody", manifest=("never",)))
+                self.mail.append(Letter("T", "put", full, "X", "nobody", manifest=("never",), minted=self.terminal.now))
 
     def step(self, heals: bool) -> None:
         rng = self.rng
@@ -742,10 +1049,15 @@ class World:
 
     def deliver(self, letter: Letter) -> None:
         node = self.nodes.get(letter.to)
+        if node is self.terminal and self.restores and self.restores_whole:
+            if self.rng.random() < 0.2:
+                self.terminal.save()
+            elif self.rng.random() < 0.05:
+                self.work(node, node.restore, self.rng.random() < 0.5)
         if isinstance(node, Node):
             # An owner that signs two versions: the first one that arrives is the operation, so only later ones differ.
             identity = node.identity(letter)
-            if self.fields_of(identity) in (None, letter.fields) or identity in node.rows:
+            if self.fields_of(identity) in (None, letter.fields) or identity in node.rows or letter.back == "T":
                 self.work(node, node.receive, letter)
         elif node is not None:
             self.work(node, node.receive, letter)
@@ -755,14 +1067,19 @@ class World:
         roll = rng.random()
         custodian = rng.choice(self.custodians)
         if roll < 0.3:
-            place.denied = set() if place.denied else {rng.choice(["/u/a", "/u/b", "/u/c"])}
+            place.denied = (
+                set() if place.denied else {rng.choice(["/u/a", "/u/b", "/u/a" if self.is_narrow else "/u/c"])}
+            )
         elif roll < 0.4 and self.hostile:
             self.hostile_acts()
         elif roll < 0.55 and self.restores:
-            if rng.random() < 0.3:
-                place.backup = place.database()
+            if rng.random() < 0.5:
+                place.save()
             else:
-                self.work(place, place.restore)
+                self.work(place, place.restore, self.restores_whole and rng.random() < 0.7)
+        elif roll < 0.58:
+            node = rng.choice([place, custodian])
+            node.jump = 0 if node.jump else rng.choice([-YEAR_S, YEAR_S])
         elif roll < 0.7:
             self.work(custodian, custodian.restore)
         elif roll < 0.75:
@@ -778,7 +1095,9 @@ class World:
         try:
             for _ in range(steps):
                 self.step(heals=False)
-            self.crashes, self.terminal.denied = 0, set()
+            self.crashes, self.terminal.denied, self.restores = 0, set(), False
+            for node in (self.terminal, *self.custodians):
+                node.jump = 0
             for _ in range(60):
                 self.step(heals=True)
             self.time += 45_000
