@@ -1,4 +1,4 @@
-"""Ways to a router as its users have them: commands over the protocol of frames, and standard tools over HTTP."""
+"""Ways to a router as its users have them: commands over the protocol of frames, and curl and commands over HTTP."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tests.overlay.http_site import Site
 
@@ -16,6 +17,11 @@ class Wire(ABC):
 
     here: Site
     port: int = 0
+
+    #: Durable steps of a router that takes a file so.
+    steps: ClassVar[tuple[str, ...]] = (
+        "overlay-grant", "overlay-stage", "overlay-intent", "overlay-publish", "overlay-settle"
+    )  # fmt: skip
 
     @abstractmethod
     def _command(self, verb: str, path: str, *words: str) -> list[str]:
@@ -65,5 +71,21 @@ class Tools(Wire):
         ]  # fmt: skip
 
 
+class Client(Tools):
+    """``stageout put https://...``. Names are changed with curl."""
+
+    steps = ("operation-row", "operation-blocks", "operation-intent", "overlay-publish", "operation-end")
+
+    def _command(self, verb: str, path: str, *words: str) -> list[str]:
+        if verb not in ("put", "get"):
+            return super()._command(verb, path, *words)
+        key = self.here.router.home / "alice.key"
+        self.here.keys["alice"].store("key", key)
+        url = f"https://localhost:{self.port or self.here.router.port}{path}"
+        names = [*words, url] if verb == "put" else [url, *words]
+        known = ["--key", str(key), "--user", "alice", "--cacert", str(self.here.ca)]
+        return [sys.executable, "-m", "stageout.cli.main", verb, *known, *names]
+
+
 #: Each test of a promise runs by each of these.
-WIRES = (Frames, Tools)
+WIRES = (Frames, Tools, Client)
