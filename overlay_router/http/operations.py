@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import re
 import time
@@ -25,7 +26,7 @@ from stageout.overlay.http.heads import CHUNKED, Refused
 from stageout.overlay.http.operations import BLOCK_BYTES, FIELDS_TYPE, FOLDER, SIGNED_TYPE, DigestKind
 from stageout.overlay.http.signing import BadJws
 from stageout.overlay.http.tokens import Access
-from stageout.overlay.rules.operations import Fields, Hop, bearer_owner, signed_owner
+from stageout.overlay.rules.operations import BATCH_SIZE, Fields, Hop, bearer_owner, signed_owner
 from stageout.overlay.rules.rights import (
     BadToken,
     Grant,
@@ -76,7 +77,7 @@ class _Request:
 
     def __init__(self, one: Exchange, access: Access, origin: str) -> None:
         self._one, self._access, self._origin = one, access, origin
-        self._seq, self._query = 0, parse_qs(one.query, keep_blank_values=True)
+        self._seq, self._last, self._query = 0, 0, parse_qs(one.query, keep_blank_values=True)
 
     def methods(self, number: str | None, part: str | None) -> Mapping[str, Any]:
         """Return what can be done at a place. :raises Refused: there is none."""
@@ -84,6 +85,10 @@ class _Request:
             return {"GET": self.results}
         if number == "low" and part is None:
             return {"PUT": self.low}
+        if "-" in number and part is None:
+            first, _, last = number.partition("-")
+            self._seq, self._last = operations.seq_of(first), operations.seq_of(last)
+            return {"PUT": self.batch}
         self._seq = operations.seq_of(number)
         if part is None:
             return {"PUT": self.begin, "GET": self.state, "DELETE": self.cancel}
@@ -193,6 +198,59 @@ class _Request:
         self._answer(
             "manifest", who=who, origin=self._origin, seq=self._seq, size=int(size_text), jws=jws, signed=signed
         )
+
+    def batch(self) -> None:
+        """``PUT`` of small files in one body."""
+        head = self._one.head
+        size, jws, signer = head.body_bytes, head.get("stageout-signature"), ""
+        if head.get("content-type").partition(";")[0].strip() != operations.BATCH_TYPE:
+            raise Refused(415, f"the body is {operations.BATCH_TYPE}")
+        if not 0 < size <= BATCH_SIZE + operations.MOST_LINE_BYTES:  # chunked ones are -1
+            raise Refused(413 if size > 0 else 400, "a batch has its length, and at most 64 MiB of files")
+        _, file = self._ask("room", who=self._asker(), size=size)
+        try:
+            with mmap.mmap(file, size) as memory, memoryview(memory) as view:
+                filled = 0
+                while filled < size:
+                    filled += self._one.read_into(view[filled:])
+                end = memory.find(b"\n", 0, operations.MOST_LINE_BYTES + 1)
+                if end < 0:
+                    raise Refused(400, "a batch begins with a line of JSON")
+                line = bytes(view[:end])
+                if jws:
+                    signer, payload = self._verified(signing.BATCH, jws)
+                    if payload != signing.batch_payload(line):
+                        raise Refused(403, "the signature is for another batch")
+                with view[end + 1 :] as data:
+                    who, denied = self._checked(data, line, signer)
+        finally:
+            os.close(file)
+        told, _ = self._ask(
+            "batch", who=who, line=end, size=size, origin=self._origin, first=self._seq, last=self._last, jws=jws,
+            denied=denied,
+        )  # fmt: skip
+        lines = [*told["failed"], {"done": self._last - self._seq + 1 - len(told["failed"])}]
+        body = b"".join(json.dumps(one).encode() + b"\n" for one in lines)
+        self._one.answer(200, {"Content-Type": "application/x-ndjson", **_NO_STORE}, body)
+
+    def _checked(self, data: memoryview, line: bytes, signer: str) -> tuple[Facts, dict[str, str]]:
+        """Return who brings a batch, and why files are denied, by number. :raises Refused: 422: digests are wrong."""
+        files = operations.batch_of(line, self._origin, self._seq, self._last)
+        who, at, wrong, denied = self._asker(signer), 0, [], dict[str, str]()
+        digest = _kind(files[0][0].digest_kind).of
+        for fields, said in files:
+            end = at + (fields.size or 0)
+            if end > len(data) or digest(data[at:end]) != said:
+                wrong.append(fields.seq)
+            at = end
+            why = self._who(fields, signer)[0]["denied"]
+            if why:
+                denied[str(fields.seq)] = why
+        if at != len(data):
+            raise Refused(400, "the batch has other bytes than its line says")
+        if wrong:
+            raise Refused(422, "the digests of some files are others", None, {"files": wrong[:1000]})
+        return who, denied
 
     def bytes_kept(self) -> None:
         """``GET O/data``: what is kept here of a file."""

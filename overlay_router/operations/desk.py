@@ -9,18 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
 import os
 from collections.abc import Awaitable
 from functools import partial
 from typing import Any, Callable, Protocol
 
 from overlay_router.operations.receiving import Block, Differs, Receiving, Staging, Taken
-from overlay_router.operations.side import Answer, Bringing, Caller, Refusal, Results, Side, seen
+from overlay_router.operations.side import Answer, Bringing, Caller, Refusal, Results, Side, SmallFile, seen
 from overlay_router.operations.table import Stored
 from overlay_router.operations.waits import Waits
 from stageout.core import log
 from stageout.overlay.http.heads import Refused
-from stageout.overlay.http.operations import MOST_BLOCKS, SIZES, UNKNOWN, Status, blocks_of, digests_of, from_json, root
+from stageout.overlay.http.operations import (
+    MOST_BLOCKS,
+    SIZES,
+    UNKNOWN,
+    Status,
+    batch_of,
+    blocks_of,
+    digests_of,
+    from_json,
+    root,
+)
 from stageout.overlay.http.signing import digest
 from stageout.overlay.rules.operations import Hop, Kind, signed_owner
 from stageout.overlay.rules.rights import Action
@@ -32,6 +43,8 @@ MARK = "operation-"
 _MOST_WAIT_S = 60.0
 _MOST_LIST_BYTES = 64 << 20
 _MOST_TOLD = 1_000
+#: Memory for batches that come in.
+_BATCHES_BYTES = 512 << 20
 _BUSY = {"Retry-After": "1"}
 #: States in which blocks may come: of a file that a custodian has lost its owner may bring them again.
 _RECEIVES = frozenset({State.RECEIVING, State.LOST})
@@ -44,11 +57,23 @@ class Custodians(Protocol):
         """Return the role for a chain. :raises Refusal: it does not take it."""
 
 
+def _nothing() -> None:
+    pass
+
+
 class Talk:
     """Claims of one connection, and a block list that comes."""
 
     def __init__(self) -> None:
         self.listed, self.used = bytearray(), set[Receiving]()
+        self.batch, self.given_back = -1, _nothing
+
+    def drop_batch(self) -> None:
+        """Let go of the memory of a batch."""
+        if self.batch >= 0:
+            os.close(self.batch)
+            self.given_back()
+        self.batch = -1
 
 
 class OperationsDesk:
@@ -66,6 +91,7 @@ class OperationsDesk:
     ) -> None:
         self._terminal, self._custodians, self._on_disk = terminal, custodians, on_disk
         self._waits: Waits | None = None
+        self._batches = 0
         self._locks: dict[tuple[int, int], asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -90,6 +116,7 @@ class OperationsDesk:
 
     async def forget(self, talk: Talk) -> None:
         """A connection has ended."""
+        talk.drop_batch()
         for receiving in talk.used:
             await self._on_disk(partial(receiving.release, talk))
 
@@ -244,7 +271,7 @@ class OperationsDesk:
             file, blocks = await self._on_disk(lambda: side.receiving.begin_sync(one))
             try:
                 if blocks:
-                    await asyncio.get_running_loop().run_in_executor(None, os.fdatasync, file)
+                    await asyncio.get_running_loop().run_in_executor(None, side.receiving.bring_to_disk, one, file)
             except OSError:
                 await self._on_disk(lambda: side.receiving.lost(one, blocks))
                 raise
@@ -298,6 +325,49 @@ class OperationsDesk:
     async def _low(self, side: Side, talk: Talk, who: Caller, origin: str, below: int, jws: str) -> tuple[Facts, int]:
         await self._on_disk(lambda: side.low(who, origin, below, jws))
         return {}, -1
+
+    async def _room(self, side: Side, talk: Talk, who: Caller, size: int) -> tuple[Facts, int]:
+        """Give a connection memory for a batch. :raises Refusal: others have all of it."""
+        if self._batches + size > _BATCHES_BYTES:
+            raise Refusal(503, "other batches come in now", again_s=1)
+        talk.drop_batch()
+        file = os.memfd_create("batch", os.MFD_CLOEXEC)
+        os.ftruncate(file, size)
+        self._batches += size
+        talk.batch, talk.given_back = file, partial(self._give_back, size)
+        return {}, os.dup(file)
+
+    def _give_back(self, size: int) -> None:
+        self._batches -= size
+
+    async def _batch(
+        self, side: Side, talk: Talk, who: Caller, line: int, size: int, first: int, last: int, origin: str, jws: str,
+        denied: dict[str, str],
+    ) -> tuple[Facts, int]:  # fmt: skip
+        """Publish the files of a batch. :param line: bytes of its line. :param denied: reasons, by number."""
+
+        def done() -> list[Facts]:
+            with mmap.mmap(talk.batch, size, access=mmap.ACCESS_READ) as memory, memoryview(memory) as view:
+                at, files = line + 1, []
+                for fields, _ in batch_of(bytes(view[:line]), origin, first, last):
+                    end = at + (fields.size or 0)
+                    files.append(SmallFile(fields, view[at:end], denied.get(str(fields.seq), "")))
+                    at = end
+                try:
+                    states = side.batch(who, files, jws)
+                    return [
+                        {"seq": file.fields.seq, **state.facts()}
+                        for file, state in zip(files, states)
+                        if state.state != State.DONE.value
+                    ]
+                finally:
+                    for file in files:
+                        file.data.release()
+
+        try:
+            return {"failed": await self._on_disk(done)}, -1
+        finally:
+            talk.drop_batch()
 
     async def _bytes(self, side: Side, talk: Talk, who: Caller, origin: str, seq: int) -> tuple[Facts, int]:
         """The bytes of a file that are kept here."""

@@ -20,6 +20,7 @@ from stageout.core import durable
 from stageout.overlay.http.operations import BLOCK_BYTES, SIZES, Ranges, blocks_of, ranges
 from stageout.overlay.rules.limits import LEASE_S
 from stageout.overlay.rules.operations import Identity
+from stageout.overlay.rules.states import State
 
 #: A staging file is synced so often, or when so many bytes are not on the disk (6.1).
 SYNC_S, SYNC_BYTES = 2.0, 1 << 30
@@ -68,6 +69,7 @@ class Staging:
     listed: bytearray = field(default_factory=bytearray)
     claims: dict[int, _Claim] = field(default_factory=dict)
     due: tuple[int, bytes, str] | None = None
+    is_named: bool = False
     unsynced_bytes: int = 0
     synced_s: float = field(default_factory=time.monotonic)
     came_s: float = field(default_factory=time.monotonic)
@@ -141,7 +143,9 @@ class Receiving:
         found = self._open.get(stored.id)
         if found is None:
             fields = stored.row.fields
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+            if stored.row.state is State.RECEIVING and next(self._table.parts(stored.id), None) is None:
+                flags |= os.O_CREAT  # nothing was durable, not even its name
             file = os.open(self.path(stored.row.identity), flags, 0o600)
             found = Staging(stored.id, file, SIZES[fields.block_kind], SIZES[fields.digest_kind], stored.size)
             self._read(found)
@@ -202,6 +206,13 @@ class Receiving:
             gone = [number for number, claim in one.claims.items() if claim.by is by]
             for number in gone:
                 del one.claims[number]
+
+    def bring_to_disk(self, one: Staging, file: int) -> None:
+        """Sync a file, and its name with the first of its blocks; in any thread."""
+        os.fdatasync(file)
+        if not one.is_named:
+            durable.sync("operation-name", self._place)
+            one.is_named = True
 
     def begin_sync(self, one: Staging) -> tuple[int, list[int]]:
         """Return a descriptor, which is the caller's to sync and close, and the blocks that are durable after it."""

@@ -80,11 +80,11 @@ class Results(NamedTuple):
 
 
 class SmallFile(NamedTuple):
-    """A file of a batch. :param data: its bytes."""
+    """A file of a batch. :param data: its bytes, whose digest is right. :param denied: as of a :class:`Caller`."""
 
     fields: Fields
-    digest: bytes
-    data: bytes
+    data: memoryview
+    denied: str = ""
 
 
 class Side(Protocol):
@@ -121,7 +121,7 @@ class Side(Protocol):
         """States from ``first`` to ``last``. :param until: ``custody`` or ``done``."""
 
     def batch(self, caller: Caller, files: Sequence[SmallFile], jws: str) -> list[Status]:
-        """Small files, all bytes with right digests: their states in their order. :raises Refusal: of all of it."""
+        """Small files of one origin: their states in their order. :raises Refusal: of all of it."""
 
     def expire(self) -> None:
         """Once a minute: end what is beyond its time, and forget what may be forgotten."""

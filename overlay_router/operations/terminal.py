@@ -20,7 +20,9 @@ from dataclasses import replace
 from typing import Callable
 
 from overlay_router.local.destination import Destination
+from overlay_router.local.maker import PART_BYTES
 from overlay_router.local.replies import Reply
+from overlay_router.local.small_files import Arrived
 from overlay_router.local.tree import no_room
 from overlay_router.operations.receiving import Receiving
 from overlay_router.operations.side import Answer, Bringing, Caller, Refusal, Results, SmallFile, may, seen
@@ -29,17 +31,32 @@ from stageout.core import durable, log
 from stageout.overlay.http.operations import BLOCK_BYTES, Status, blocks_of
 from stageout.overlay.rules import terminal as rules
 from stageout.overlay.rules.limits import Clock, Share, ShareFull, check_share
-from stageout.overlay.rules.operations import KEPT_S, LONGEST_S, Differs, Fields, Hop, Identity, Kind, Row, moved
+from stageout.overlay.rules.operations import (
+    DIRECT,
+    KEPT_S,
+    LONGEST_S,
+    Differs,
+    Fields,
+    Hop,
+    Identity,
+    Kind,
+    Row,
+    moved,
+)
 from stageout.overlay.rules.rights import Action
 from stageout.overlay.rules.sender import reached
 from stageout.overlay.rules.states import ENDS, SETTLED, Role, State
 from stageout.overlay.rules.terminal import Known, Seen, Step, Verdict
-from stageout.overlay.wire.messages import Low, Open, Operation, Result
+from stageout.overlay.wire import frames
+from stageout.overlay.wire.messages import Low, Open, Operation, Pack, Packed, Result
+from stageout.overlay.wire.packs import PackedFile
 
 #: Limit of one subject.
 LIMIT = Share(rows=1_000_000, held=65_536, cancels=100_000, size=1 << 62)
 #: Name under which the destination knows operations of this table.
 PEER = "operations"
+#: Wishes of rows whose bytes came in a batch: they are not kept.
+IN_BATCH = {"batch": "1"}
 _KINDS = {Kind.FILE: "publish", Kind.RENAME: "rename", Kind.DELETE: "delete", Kind.MKDIR: "mkdir"}
 _INNER_LIVES_S = 86_400
 #: Numbers of a wait at once.
@@ -201,8 +218,56 @@ class Terminal:
         return Results(is_reached and bool(rows), has_ended, {seq: self.state(one) for seq, one in rows.items()})
 
     def batch(self, caller: Caller, files: Sequence[SmallFile], jws: str) -> list[Status]:
-        """Small files."""
-        raise Refusal(501, "batches are not known here yet")
+        """Small files: one record before, and one behind the names of all of them."""
+        self._check(caller.share, Share(rows=len(files)))
+        states: dict[int, Status] = {}
+        todo: list[tuple[Stored, SmallFile]] = []
+        for file in files:
+            fields = file.fields
+            found = self._judged_of_batch(caller, file, jws)
+            if isinstance(found, Status):
+                states[fields.seq] = found
+            else:
+                todo.append((found, file))
+        for stored, result in self._publisher.pack(todo) if todo else ():
+            states[stored.row.identity.seq] = self._packed(stored, result)
+        self.on_change(files[0].fields.origin)
+        self._wake(caller.owner, files[0].fields.origin)
+        return [states[file.fields.seq] for file in files]
+
+    def _judged_of_batch(self, caller: Caller, file: SmallFile, jws: str) -> Status | Stored:
+        """Return the state of a file that is not carried out now, or the row of one that is."""
+        fields = file.fields
+        identity = Identity(caller.owner, fields.origin, fields.seq)
+        stored = self.table.find(identity)
+        try:
+            if stored is None and file.denied:
+                raise Refusal(403, file.denied)
+            self._check_place(fields)
+            if stored is not None and stored.row.state is State.PUBLISHING:
+                return self.state(self._published(stored))
+            verdict = self._judged(identity, fields, DIRECT, file.denied, is_whole=True)
+            if verdict.step is Step.ANSWER and stored is not None:
+                return self.state(stored)
+            self._check_verdict(verdict)
+        except Refusal as why:
+            return Status(State.REFUSED.value, why.word or why.reason)
+        if stored is None:
+            stored = self._new(caller, Bringing(fields, jws, wishes=IN_BATCH), identity)
+        if verdict.step is Step.RECORD:
+            return self.state(self._ended(stored, verdict.state, verdict.reason))
+        return stored if not stored.id else Status(State.REFUSED.value, "another request brings it")
+
+    def _packed(self, stored: Stored, result: Result) -> Status:
+        """Return the state of a file of a batch, whose row is as it has to be now."""
+        if result.outcome == "done":
+            return self.state(stored)
+        if result.reason == "precondition":
+            return self.state(self._ended(stored, State.FAILED, "precondition"))
+        if result.outcome == "failed":
+            with self.table.changing("operation-row"):
+                self.table.drop(stored)
+        return Status(State.REFUSED.value, result.reason.replace("conflict: ", "") or result.outcome)
 
     def expire(self) -> None:
         """Once a minute."""
@@ -450,6 +515,49 @@ class _Publisher:
                 self._table.put_number("name", secrets.randbits(62))
         return epoch
 
+    def pack(self, files: Sequence[tuple[Stored, SmallFile]]) -> Iterator[tuple[Stored, Result]]:
+        """Have new small files published together. :raises Refusal: nothing is known of any of them."""
+        number, inner = self._table.number("changes") + len(files), self._table.number("inner") + 1
+        with self._table.changing("operation-intent"):
+            self._table.put_number("changes", number)
+            self._table.put_number("inner", inner + len(files) - 1)
+            rows = [
+                self._table.put(replace(one, row=replace(one.row, state=State.PUBLISHING), inner=inner + at))
+                for at, (one, _) in enumerate(files)
+            ]
+        self._mark(number)
+        name, digest = next(iter(frames.digests().items()))
+        packed = [
+            PackedFile(row.inner, row.row.fields.path, row.row.fields.mode & 0o777, digest(file.data), file.data)
+            for row, (_, file) in zip(rows, files)
+        ]
+        arrived = [Arrived(_pack(self._origin, some, self._now()), some, digest, PEER, name) for some in _parts(packed)]
+        try:
+            replies = self._destination.pack(arrived)
+        except (OSError, sqlite3.Error) as problem:
+            raise _of_disk(problem) from problem
+        self._told([one for one in replies if one.to != PEER])
+        ends: dict[int, Result] = {}
+        for reply in replies:
+            message = reply.message
+            if reply.to == PEER and isinstance(message, Packed):
+                reasons = dict(zip(message.failed, message.reasons))
+                outcomes = dict(zip(message.failed, message.outcomes))
+                for at in range(len(message.generations)):
+                    seq = message.seq + at
+                    ends[seq] = Result(self._origin, seq, outcomes.get(at, "done"), reasons.get(at, ""))
+        with self._table.changing("operation-end"):
+            rows = [self._noted(row, ends.get(row.inner)) for row in rows]
+        self._settle(len(rows))
+        for row, number in zip(rows, range(inner, inner + len(rows))):
+            yield row, ends.get(number) or Result(self._origin, number, "pending", "space")
+
+    def _noted(self, row: Stored, result: Result | None) -> Stored:
+        """Store the end of a file of a batch that has its name. Others stay: who asks again finds out."""
+        if result is None or result.outcome != "done":
+            return row
+        return self._table.put(replace(row, row=replace(row.row, state=State.DONE, ended=self._now()), inner=0))
+
     def intended(self, stored: Stored) -> Stored:
         """Store that a row is being published, with a number that no attempt had before."""
         number, inner = self._table.number("changes") + 1, self._table.number("inner") + 1
@@ -467,6 +575,10 @@ class _Publisher:
         if known is not None:
             return Result(self._origin, stored.inner, known.outcome.value, known.reason)
         fields = stored.row.fields
+        if stored.wishes == IN_BATCH:  # nothing has happened, and its bytes are not here
+            with self._table.changing("operation-row"):
+                self._table.drop(stored)
+            raise Refusal(503, "send the batch again", again_s=1)
         operation = replace(
             _operation(fields), origin=self._origin, seq=stored.inner, expires=self._now() + _INNER_LIVES_S
         )
@@ -516,10 +628,11 @@ class _Publisher:
             finally:
                 os.close(file)
 
-    def _settle(self) -> None:
+    def _settle(self, ends: int = 1) -> None:
         """The destination forgets results that the table has, now and then."""
-        self._ends += 1
-        if self._ends % _SETTLED_EVERY == 0:
+        self._ends += ends
+        if self._ends >= _SETTLED_EVERY:
+            self._ends = 0
             under_way = [one.inner for one in self._table.in_state(State.PUBLISHING)]
             self._destination.low(Low(self._origin, min(under_way, default=self._table.number("inner") + 1) - 1))
 
@@ -532,6 +645,25 @@ class _Publisher:
             row = moved(Role.TERMINAL, stored.row, state, ended=self._now() if is_done else 0)
             with self._table.changing("operation-end"):
                 self._table.put(replace(stored, row=row, inner=0))
+
+
+def _parts(files: Sequence[PackedFile]) -> Iterator[list[PackedFile]]:
+    """Return files in parts that the makers of small files take."""
+    part: list[PackedFile] = []
+    size = 0
+    for file in files:
+        if part and size + len(file.data) > PART_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(file)
+        size += len(file.data)
+    yield part
+
+
+def _pack(origin: str, files: Sequence[PackedFile], now: int) -> Pack:
+    paths, modes = tuple(one.path for one in files), tuple(one.mode for one in files)
+    sizes = tuple(len(one.data) for one in files)
+    return Pack(origin, files[0].seq, now + _INNER_LIVES_S, paths, sizes, modes, "")
 
 
 def _operation(fields: Fields) -> Operation:

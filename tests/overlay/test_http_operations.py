@@ -16,7 +16,7 @@ from stageout.overlay.http import operations, signing
 from stageout.overlay.http.operations import BLOCK_BYTES, FOLDER, place, to_json
 from stageout.overlay.rules.operations import Kind
 from tests.overlay.http_site import Site, site
-from tests.overlay.operations_client import Sender, other
+from tests.overlay.operations_client import Answer, Sender, other
 
 DATA = os.urandom(3 * BLOCK_BYTES + 12_345)
 
@@ -268,6 +268,63 @@ def test_what_is_kept_can_be_read(plain: Sender) -> None:
     assert (answer.status, answer.body) == (206, DATA[10:20])
     assert plain.ask("GET", f"{at}/data").status == 409
     assert plain.ask("GET", f"{at}/manifest").body == plain.listed(fields, DATA)
+
+
+def batch(sender: Sender, *files: tuple[str, bytes], **changes: object) -> tuple[bytes, bytes]:
+    """The line and the bytes of a batch."""
+    digest, now = operations.digest_kinds()["sha-256"].of, int(time.time())
+    listed = [
+        {"path": f"/{path}", "size": len(data), "mode": 0o640, "mtime": 0, "digest": digest(data).hex()}
+        for path, data in files
+    ]
+    facts = {"terminal": "localhost", "made": now, "expires": now + 3600, "digest_kind": "sha-256", "files": listed}
+    return json.dumps({**facts, **changes}).encode(), b"".join(data for _, data in files)
+
+
+def send(sender: Sender, first: int, last: int, line: bytes, data: bytes) -> Answer:
+    told = {"Content_Type": operations.BATCH_TYPE}
+    if sender.signs:
+        told["Stageout_Signature"] = sender.jws(signing.BATCH, signing.batch_payload(line))
+    return sender.ask("PUT", place(sender.origin, first, last), line + b"\n" + data, **told)
+
+
+def test_a_batch(alice: Sender) -> None:
+    base = alice.origin[:8]
+    files = [(f"{base}/{at}/f", os.urandom(at * 1000)) for at in range(300)] + [(f"{base}/large", DATA)]
+    line, data = batch(alice, *files)
+    for _ in range(2):
+        answer = send(alice, 5, 305, line, data)
+        assert (answer.status, answer.facts) == (200, {"done": 301})
+    assert all((alice.site.root / path).read_bytes() == content for path, content in files)
+    assert (alice.site.root / base / "1/f").stat().st_mode & 0o777 == 0o640
+    answer = alice.ask("GET", f"{place(alice.origin)}?from=5&to=305")
+    assert answer.facts["reached"]
+
+
+def test_a_batch_in_which_some_fail(place_: Site) -> None:
+    with Sender(place_, "bob") as bob:
+        files = [(f"bob/{bob.origin}/a", b"1"), ("alice/b", b"2"), (f"bob/{bob.origin}/a/below", b"3")]
+        answer = send(bob, 1, 3, *batch(bob, *files))
+        lines = [json.loads(one) for one in answer.body.splitlines()]
+        assert [(one.get("seq"), one.get("state")) for one in lines] == [(2, "refused"), (3, "refused"), (None, None)]
+        assert lines[-1] == {"done": 1} and not (place_.root / "alice/b").exists()
+
+
+def test_batches_that_are_refused(alice: Sender) -> None:
+    base = alice.origin[:8]
+    line, data = batch(alice, (f"{base}/a", b"12"), (f"{base}/b", b"34"))
+    assert send(alice, 1, 2, line, b"12x4").facts["files"] == [2]
+    for answer in (
+        send(alice, 1, 2, line, data + b"5"), send(alice, 1, 2, line, data[:-1]), send(alice, 1, 3, line, data),
+        send(alice, 2, 1, line, data), send(alice, 1, 2, b"[" * 100_000, data), send(alice, 1, 2, b"{}", data),
+        send(alice, 1, 2, line[:-1], data), send(alice, 1, 2, line.replace(b'"size": 2', b'"size": 9000000', 1), data),
+        send(alice, 1, 2, *batch(alice, (f"{base}/a", b"1"), (".stageout/x", b"1"))),
+    ):  # fmt: skip
+        assert answer.status in (400, 403, 422), answer
+    wrong = {"Content_Type": operations.BATCH_TYPE, "Stageout_Signature": alice.jws(signing.BATCH, b"{}")}
+    assert alice.ask("PUT", place(alice.origin, 1, 2), line + b"\n" + data, **wrong).status == 403
+    assert not (alice.site.root / base).exists()
+    assert send(alice, 1, 2, line, data).facts == {"done": 2}
 
 
 # --- who may what

@@ -28,7 +28,19 @@ _BY_THEMSELVES = {
     **dict.fromkeys(
         (
             f"operation-{step}"
-            for step in ("adopt", "blocks", "discard", "end", "forget", "high-water", "intent", "low", "reserve", "row")
+            for step in (
+                "adopt",
+                "blocks",
+                "discard",
+                "end",
+                "forget",
+                "high-water",
+                "intent",
+                "low",
+                "name",
+                "reserve",
+                "row",
+            )
         ),
         "tests/unit/test_operations_terminal.py",
     ),

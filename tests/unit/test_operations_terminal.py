@@ -14,7 +14,7 @@ from overlay_router.local.destination import Destination
 from overlay_router.local.store import Store
 from overlay_router.local.tree import Tree
 from overlay_router.operations.receiving import Block, Receiving
-from overlay_router.operations.side import Answer, Bringing, Caller, Refusal
+from overlay_router.operations.side import Answer, Bringing, Caller, Refusal, SmallFile
 from overlay_router.operations.table import Stored, Table
 from overlay_router.operations.terminal import Terminal
 from stageout.core import durable
@@ -87,7 +87,8 @@ class Site:
                     os.pwrite(one.file, part, number * BLOCK_BYTES)
                     self.receiving.received(one, self, number, 1, [Block(number, *digests)])
             file, blocks = self.receiving.begin_sync(one)
-            os.close(file)
+            with os.fdopen(file, "rb"):
+                self.receiving.bring_to_disk(one, file)
             self.receiving.synced(one, blocks)
         return self.terminal.complete(self.stored(fields))
 
@@ -136,7 +137,7 @@ def _check(here: Site) -> None:
 
 LABELS = (
     "operation-reserve", "operation-row", "operation-blocks", "operation-intent", "operation-high-water",
-    "operation-adopt", "operation-end", "operation-discard", "operation-low", "overlay-grant",
+    "operation-adopt", "operation-name", "operation-end", "operation-discard", "operation-low", "overlay-grant",
     "overlay-intent", "overlay-finish", "overlay-publish", "overlay-rename", "overlay-delete", "overlay-mkdir",
     "overlay-settle",
 )  # fmt: skip
@@ -156,6 +157,48 @@ def test_a_death_at_each_step_changes_nothing_in_the_end(tmp_path: Path, label: 
         _tell(here)
         _check(here)
         here.stop()
+
+
+def small(first: int, *files: tuple[str, bytes]) -> list[SmallFile]:
+    return [
+        SmallFile(op(first + at, Kind.FILE, path, size=len(data)), memoryview(data))
+        for at, (path, data) in enumerate(files)
+    ]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "label",
+    ["operation-intent", "operation-high-water", "overlay-pack-intent", "overlay-pack-publish", "overlay-pack-settle",
+     "operation-end"],
+)  # fmt: skip
+def test_a_death_in_a_batch(here: Site, label: str, when: str) -> None:
+    batch = small(1, ("d/a", b"1"), ("d/b", b""), ("d/c", DATA))
+    with _dying(label, 1, when), pytest.raises(Crash):
+        here.terminal.batch(ALICE, batch, "")
+    here.restart()
+    for _ in range(2):
+        assert [one.state for one in here.terminal.batch(ALICE, batch, "")] == ["done"] * 3
+        assert [(here.root / "d" / name).read_bytes() for name in "abc"] == [b"1", b"", DATA]
+        assert [here.store.generation(f"d/{name}") for name in "abc"] == [1, 1, 1]
+    assert here.table.in_state(State.PUBLISHING) == []
+
+
+def test_each_file_of_a_batch_is_judged_by_itself(here: Site) -> None:
+    (here.root / "way").mkdir()
+    here.terminal.cancel(ALICE, op(2, Kind.FILE, "b", size=1), "")
+    batch = small(1, ("a", b"1"), ("b", b"2"), ("way", b"3"), ("d", b"4"), ("no", b"5"))
+    batch[4] = batch[4]._replace(denied="no right to modify no")
+    states = here.terminal.batch(ALICE, batch, "")
+    assert [one.state for one in states] == ["done", "cancelled", "refused", "done", "refused"]
+    assert states[4].reason == "no right to modify no"
+    assert sorted(path.name for path in here.root.iterdir()) == [".stageout", "a", "d", "way"]
+    (here.root / "way").rmdir()
+    (here.root / "a").unlink()
+    batch[4] = batch[4]._replace(denied="")
+    states = here.terminal.batch(ALICE, batch, "")
+    assert [one.state for one in states] == ["done", "cancelled", "done", "done", "done"]
+    assert not (here.root / "a").exists(), "a file that was done is not done again"
 
 
 def test_the_disk_fails_once(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Callable, NamedTuple, Union
 
 from stageout.overlay.http.heads import Refused
 from stageout.overlay.http.names import decoded, encoded
-from stageout.overlay.rules.operations import MAX_SEQ, Fields, Kind, Malformed, check_ranges
+from stageout.overlay.rules.operations import BATCH_FILES, MAX_SEQ, Fields, Kind, Malformed, check_batch, check_ranges
 from stageout.overlay.rules.states import State
 
 Buffer = Union[bytes, bytearray, memoryview]
@@ -134,6 +134,42 @@ def _check_shape(fields: Fields) -> None:
         raise Refused(400, f"digests are of these kinds: {', '.join(SIZES)}")
     if blocks_of(fields.size or 0) > MOST_BLOCKS:
         raise Refused(413, "the file has too many blocks")
+
+
+#: Bytes of the line of a batch.
+MOST_LINE_BYTES = 2 << 20
+
+
+def batch_of(line: bytes, origin: str, first: int, last: int) -> list[tuple[Fields, bytes]]:
+    """Read the line of a batch: fields and digest of each file. :raises Refused: 400 or 413."""
+    said = json_object(line, MOST_LINE_BYTES)
+    if said.keys() != {"terminal", "made", "expires", "digest_kind", "files"}:
+        raise Refused(400, "members of the batch are missing or unknown")
+    terminal, kind = _matching(_NAME, said["terminal"], "terminal"), _text(said["digest_kind"], "digest_kind")
+    made, expires = whole(said["made"], "made"), whole(said["expires"], "expires")
+    if kind not in SIZES or not isinstance(said["files"], list) or len(said["files"]) > BATCH_FILES:
+        raise Refused(400, "a batch has a list of files, and digests of a known kind")
+    found: list[tuple[Fields, bytes]] = []
+    for at, one in enumerate(said["files"]):
+        if not isinstance(one, dict) or one.keys() != {"path", "size", "mode", "mtime", "digest"}:
+            raise Refused(400, "members of a file are missing or unknown")
+        fields = Fields(
+            origin, first + at, Kind.FILE, _path(one["path"], "path"), terminal, made, expires,
+            size=whole(one["size"], "size"), block_kind=kind, digest_kind=kind, mode=whole(one["mode"], "mode"),
+            mtime=whole(one["mtime"], "mtime", least=-MAX_SEQ),
+        )  # fmt: skip
+        _check_shape(fields)
+        digests = digests_of(_text(one["digest"], "digest"), SIZES[kind])
+        if len(digests) != 1:
+            raise Refused(400, "each file has its digest")
+        found.append((fields, digests[0]))
+    try:
+        for fields, _ in found[:1] + found[-1:]:
+            check_ranges(fields)
+        check_batch(first, last, [fields for fields, _ in found])
+    except Malformed as problem:
+        raise Refused(400, str(problem)) from None
+    return found
 
 
 def origin_of(value: object) -> str:
