@@ -16,6 +16,7 @@ from overlay_router.http import dav
 from overlay_router.http.asking import Desk, Lost
 from overlay_router.http.copying import Copying
 from overlay_router.http.exchange import Exchange, Handler
+from overlay_router.http.fetching import fetch
 from overlay_router.http.files import Files
 from overlay_router.http.operations import Operations
 from overlay_router.http.reading import Digests, Reading
@@ -25,6 +26,7 @@ from overlay_router.http.writing import Writing
 from stageout.core import log
 from stageout.overlay.http.claims import NOBODY, Subject
 from stageout.overlay.http.heads import Head, Refused, answer_head, read_head
+from stageout.overlay.http.operations import FOLDER
 from stageout.overlay.http.tokens import Access, token_of
 from stageout.overlay.rules.rights import BadToken, check_times
 
@@ -135,7 +137,7 @@ class Connection:
             one.subject = self._authorized(head.get("authorization"))
             handler = self._service.handlers.get(head.method)
             if one.own:
-                handler = self._service.operations
+                handler = fetch if one.own == f"{FOLDER}/fetch" else self._service.operations
             elif one.via:
                 raise Refused(403, "this router takes no names for others")
             if handler is None:

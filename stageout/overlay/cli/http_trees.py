@@ -17,13 +17,15 @@ from stageout.overlay.cli.places import mode_here
 from stageout.overlay.cli.tally import Tally
 from stageout.overlay.http import operations, signing
 from stageout.overlay.rules.operations import Kind
-from stageout.overlay.transfer.batch import SMALL_BYTES, Batches, Fetching, Small
-from stageout.overlay.transfer.connection import Connection
+from stageout.overlay.transfer.batch import SMALL_BYTES, Batches, Fetching, Outcome, Small
+from stageout.overlay.transfer.connection import Connection, Refusal
 from stageout.overlay.transfer.download import get
 from stageout.overlay.transfer.session import Session, new_origin
 from stageout.overlay.transfer.trees import Entry, Group, Movers, grouped, is_same, listed, walked
-from stageout.overlay.transfer.upload import put
+from stageout.overlay.transfer.upload import Upload
 
+#: Statuses of a batch that one of its files may have caused.
+_OF_ONE_FILE = frozenset({400, 403, 404, 405, 409, 413, 501})
 #: Connections for small files.
 _MOVERS = 4
 
@@ -61,8 +63,8 @@ class _Sending:
         """Send it; returns how many of its entries are not there now."""
         to = self._to
         movers = Movers(to.place, to.routes, self._put, self._ended, _MOVERS)
-        batches = Batches(to.place, to.identity, self._origin, movers.ended)
-        self._batches, self._numbers = batches, dict[int, int]()
+        self._batches = Batches(to.place, to.identity, self._origin, movers.ended)
+        self._movers, self._numbers = movers, dict[int, int]()
         try:
             try:
                 for group in grouped(self._files()):
@@ -71,7 +73,7 @@ class _Sending:
             finally:
                 movers.end()
             for one in self._large:
-                self._send(one)
+                self._send(one, self._ended)
             self._make_directories()
         finally:
             self._tally.clear()
@@ -79,7 +81,21 @@ class _Sending:
         return self._tally.failures
 
     def _put(self, connection: Connection, group: Group) -> None:
-        self._batches.put(connection, self._numbers[id(group)], group)
+        try:
+            self._batches.put(connection, self._numbers[id(group)], group)
+        except Refusal as refusal:
+            if refusal.status not in _OF_ONE_FILE:
+                raise
+            self._put_each(connection, group)
+
+    def _put_each(self, connection: Connection, group: Group) -> None:
+        """Send files one by one: a router refused their batch, and each gets a result of its own."""
+        found: Connection | None = connection
+        for one in group:
+            if not self._movers.is_over(one):
+                found = self._send(one, self._movers.ended, found)
+        if found is not None and found is not connection:
+            found.close()
 
     def _files(self) -> Iterator[Small]:
         """The small files; large ones and empty directories are kept for later."""
@@ -99,20 +115,23 @@ class _Sending:
             else:
                 yield one
 
-    def _send(self, one: Small) -> None:
-        to = self._to
+    def _send(self, one: Small, ended: Outcome, connection: Connection | None = None) -> Connection | None:
+        """Send one file. :param connection: as of :class:`Upload`. Return the connection that is left."""
+        to, upload = self._to, None
         try:
             check_path(one.path)
-            mode = one.local.stat().st_mode & 0o777
-            sent = put(
-                to.place, to.identity, one.local, one.path, routes=to.routes, mode=mode, first=to.first, most=to.most,
-                hop=hop_of(self._options),
+            upload = Upload(
+                to.place, to.identity, one.local, one.path, to.routes, one.local.stat().st_mode & 0o777, to.first,
+                to.most, hop=hop_of(self._options), connection=connection,
             )  # fmt: skip
-            self._ended(one, sent.size_bytes)
+            ended(one, upload.run().size_bytes)
         except TransferFailure as failure:
-            self._ended(one, failure)
+            ended(one, failure)
+        except UsageError as problem:
+            ended(one, TransferFailure(problem.kind, str(problem)))
         except OSError as problem:
-            self._ended(one, TransferFailure(ErrorClass.LOCAL_FILE, f"{one.local}: {problem.strerror}"))
+            ended(one, TransferFailure(ErrorClass.LOCAL_FILE, f"{one.local}: {problem.strerror}"))
+        return upload.connection if upload else connection
 
     def _make_directories(self) -> None:
         if not self._empty:

@@ -50,7 +50,11 @@ class Damaged(TransferFailure):
 
 @dataclass
 class Upload:
-    """One file on its way. :param hop: fields of its operation for this hop: release, lot, priority, deadline."""
+    """One file on its way.
+
+    :param hop: fields of its operation for this hop: release, lot, priority, deadline. :param connection: one that is
+        there already; the one that is left at the end, which the caller closes. None: there is none, and none is left.
+    """
 
     place: Place
     identity: Identity
@@ -63,6 +67,7 @@ class Upload:
     until: str = "done"
     hop: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = lambda sent_bytes: None
+    connection: Connection | None = None
 
     def run(self) -> Sent:
         """Send it. :raises TransferFailure: it is not there; the text says if that is not known."""
@@ -72,7 +77,9 @@ class Upload:
         self._digests: dict[int, bytes] = {}
         self._lock, self._sent_bytes = threading.Lock(), 0
         self._session = Session(self.place, self.identity, self.routes)
+        is_lent = self.connection is not None
         self._crew: Crew | None = None
+        self._session.keep(self.connection)
         kinds = operations.digest_kinds()
         kind = "sha-256" if self.identity.key else next(iter(kinds))
         self._digest = kinds[kind].of
@@ -84,6 +91,7 @@ class Upload:
                 state = self._given_up(problem)
             return Sent(self.size_bytes, self._sent_bytes, state, self._fields, self.shares)
         finally:
+            self.connection = self._session.give() if is_lent else None
             self._session.close()
             if self._crew is not None:
                 self._crew.close()
