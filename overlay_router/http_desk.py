@@ -145,7 +145,7 @@ class _Talk:
         tree = self._tree
         if name == "look":
             self._is_here(facts["path"])
-            found: tuple[Facts, int] = await self._desk.on_disk(partial(look, tree, facts["path"]))
+            found: tuple[Facts, int] = await self._desk.on_disk(partial(look, tree, **facts))
             return found
         if name == "open":
             return await self._open(tree, facts)
@@ -275,12 +275,16 @@ class _Talk:
         self._desk.rights.release(self._origin, self._seq)
 
 
-def look(tree: Destination, path: str) -> tuple[Facts, int]:
-    """Return what a name is, and its descriptor. :raises Refused: 404. :raises OSError: it cannot be read."""
+def look(tree: Destination, path: str, first: int = 0, blocks: int = 0) -> tuple[Facts, int]:
+    """Return what a name is, and its descriptor. :raises Refused: 404. :raises OSError: it cannot be read.
+
+    :param first: block from which on its kept digests are wanted, and how many :param blocks:.
+    """
     if path:
-        found = tree.published(path, -1, 0, 1)
+        found = tree.published(path, -1, first, blocks or 1)
         if isinstance(found, Published):
-            return {"directory": False, "etag": tree.tag_of(path, os.fstat(found.file))}, found.file
+            kept = {"kind": found.content.digest, "digests": found.digests.hex()} if blocks and found.content else {}
+            return {"directory": False, "etag": tree.tag_of(path, os.fstat(found.file)), **kept}, found.file
         if found.code == ErrorClass.PERMISSION_DENIED.code:
             raise Refused(403, "the router's user may not read it")
         if found.code != ErrorClass.CONFLICT.code:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import html
 import os
+import re
 import secrets
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from email.utils import formatdate
+from typing import Any
 from urllib.parse import parse_qs, quote
 
 from overlay_router.below import OWN, directory_below
 from overlay_router.http.exchange import Exchange, gathered, json_line
 from stageout.overlay.http import conditions, digests
-from stageout.overlay.http.heads import Refused
+from stageout.overlay.http.heads import Head, Refused
 from stageout.overlay.http.names import encoded
+from stageout.overlay.http.operations import BLOCK_BYTES, SIZES
 from stageout.overlay.rules.rights import Right
 
 _READ_BYTES = 1 << 20
@@ -26,6 +29,10 @@ _MOST_DIGESTS = 10_000
 _computing, _WAITS_S = threading.BoundedSemaphore(2), 30.0
 #: No links of a sandbox that does not allow it lead to downloads.
 _OF_PAGES = "sandbox allow-downloads; default-src 'none'"
+#: Parts of the range of a file whose blocks are verified, kinds of kept digests, and most blocks of one answer.
+_ONE_RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})")
+_KINDS = {"xxh3-128": "xxh3"}
+_MOST_BLOCKS = 64
 _JSON_LINES = "application/x-ndjson"
 
 
@@ -70,16 +77,16 @@ class Reading:
     def __call__(self, one: Exchange) -> None:
         """Answer one request. :raises Refused: it is refused."""
         one.allow(Right.READ)
-        facts, descriptor = one.desk.ask("look", path=one.path)
+        facts, descriptor = one.desk.ask("look", path=one.path, **_wanted_blocks(one.head))
         try:
             if facts["directory"]:
                 self._directory(one, descriptor)
             else:
-                self._file(one, descriptor, facts["etag"])
+                self._file(one, descriptor, facts["etag"], _blocks(facts))
         finally:
             os.close(descriptor)
 
-    def _file(self, one: Exchange, file: int, etag: str) -> None:
+    def _file(self, one: Exchange, file: int, etag: str, kept: Mapping[str, str]) -> None:
         if one.head.target.partition("?")[0].endswith("/"):
             raise Refused(404, "there is no such directory")
         status, head = os.fstat(file), one.head
@@ -104,6 +111,7 @@ class Reading:
             return self._parts(one, file, size, parts, fields)
         start, end = parts[0] if parts else (0, size)
         if parts:
+            fields.update(kept)
             fields["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
         fields["Content-Length"], fields["Content-Type"] = str(end - start), "application/octet-stream"
         one.begin(206 if parts else 200, fields)
@@ -142,6 +150,32 @@ class Reading:
             "Content-Security-Policy": _OF_PAGES,
         }  # fmt: skip
         return one.stream_out(fields, gathered(_page(descriptor, one.path)))
+
+
+def _wanted_blocks(head: Head) -> dict[str, int]:
+    """Return the blocks whose digests a GET of one range wants, {} for none."""
+    found = _ONE_RANGE.fullmatch(head.get("range").strip())
+    if not found or head.get("stageout-want-blocks") != "1":
+        return {}
+    first, end = int(found[1]), int(found[2]) + 1
+    blocks = -(-end // BLOCK_BYTES) - first // BLOCK_BYTES
+    return (
+        {"first": first // BLOCK_BYTES, "blocks": blocks}
+        if not first % BLOCK_BYTES and 0 < blocks <= _MOST_BLOCKS
+        else {}
+    )
+
+
+def _blocks(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields with kept digests of blocks, {} without any."""
+    kind, text = _KINDS.get(facts.get("kind", ""), ""), facts.get("digests", "")
+    if not kind or not text:
+        return {}
+    width = 2 * SIZES[kind]
+    return {
+        "Stageout-Block-Kind": kind,
+        "Stageout-Blocks": ",".join(text[at : at + width] for at in range(0, len(text), width)),
+    }
 
 
 def entries(directory: int, is_root: bool) -> Iterator[tuple[str, os.stat_result]]:

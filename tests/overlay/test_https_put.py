@@ -194,3 +194,20 @@ def test_a_router_that_stays_away(tmp_path: Path) -> None:
             between.bytes_s = 0
             (told,) = run.ended(process, 128 + signal.SIGTERM)
     assert told["outcome"] == "cancelled"
+
+
+def test_a_file_that_rotted_at_the_router_does_not_come_back(run: Commands, here: Site, tmp_path: Path) -> None:
+    """The router keeps the digests with which a file was put, and sends them with its blocks."""
+    file, there = _file(tmp_path / "f", 12 * _MIB + 1), here.root / "rotten"
+    run("put", str(file), run.url("rotten"))
+    run("get", run.url("rotten"), str(tmp_path / "back"))
+    before = there.stat()
+    with there.open("r+b") as rotten:
+        rotten.seek(11 * _MIB)
+        byte = rotten.read(1)[0]
+        rotten.seek(11 * _MIB)
+        rotten.write(bytes([byte ^ 1]))
+    os.utime(there, ns=(before.st_atime_ns, before.st_mtime_ns))
+    (told,) = run("get", run.url("rotten"), str(tmp_path / "again"), status=1)
+    assert told["error_class"] == "CONTENT_MISMATCH" and "block 11" in told["reason"]
+    assert not (tmp_path / "again").exists()

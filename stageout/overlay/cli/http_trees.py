@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,7 +191,7 @@ class _Fetching:
     def __init__(self, source: Target, into: Path, options: argparse.Namespace) -> None:
         self._source, self._into, self._options = source, into, options
         self._tally = Tally(str(into), options.json, server=source.server)
-        self._large: list[Small] = []
+        self._large: list[tuple[Small, float]] = []
         self._made = set[Path]()
 
     def run(self) -> int:
@@ -204,8 +205,8 @@ class _Fetching:
                     movers.add(group)
             finally:
                 movers.end()
-            for one in self._large:
-                self._fetch(one)
+            for one, modified in self._large:
+                self._fetch(one, modified)
         finally:
             self._tally.clear()
         self._tally.end()
@@ -233,7 +234,7 @@ class _Fetching:
             if self._options.update and is_same(entry, _here(one.local), False):
                 self._tally.same(local=str(one.local), path=one.path)
             elif entry.size > SMALL_BYTES:
-                self._large.append(one)
+                self._large.append((one, entry.modified))
             else:
                 yield one
         if is_first:
@@ -248,16 +249,19 @@ class _Fetching:
             raise TransferFailure(ErrorClass.LOCAL_FILE, f"{directory}: {problem.strerror}") from None
         self._made.add(directory)
 
-    def _fetch(self, one: Small) -> None:
+    def _fetch(self, one: Small, modified: float) -> None:
         source = self._source
         try:
             got = get(
                 source.place, source.identity, one.path, one.local, routes=source.routes, first=source.first,
                 most=source.most,
             )  # fmt: skip
+            os.utime(one.local, (modified, modified))
             self._ended(one, got.size_bytes)
         except TransferFailure as failure:
             self._ended(one, failure)
+        except OSError as problem:
+            self._ended(one, TransferFailure(ErrorClass.LOCAL_FILE, f"{one.local}: {problem.strerror}"))
 
     def _ended(self, one: Small, result: int | TransferFailure) -> None:
         if isinstance(result, TransferFailure):

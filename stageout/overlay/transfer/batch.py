@@ -169,13 +169,13 @@ class Fetching:
             self._ended(one, TransferFailure(ErrorClass.CONTENT_MISMATCH, words, self._place.url))
             return
         try:
-            self._write(one.local, data, int(mode) & 0o777 & ~self._mask)
+            self._write(one.local, data, int(mode) & 0o777 & ~self._mask, int(facts["mtime"]))
         except OSError as problem:
             self._ended(one, not_written(one.local, problem))
         else:
             self._ended(one, size)
 
-    def _write(self, local: Path, data: bytes, mode: int) -> None:
+    def _write(self, local: Path, data: bytes, mode: int, mtime: int) -> None:
         self._mark += 1
         part = local.with_name(part_name(local.name, self._mark))
         try:
@@ -184,6 +184,7 @@ class Fetching:
                 while view:
                     view = view[file.write(view) :]
                 os.fchmod(file.fileno(), mode)
+                os.utime(file.fileno(), (mtime, mtime))  # by it --update knows the file again
             part.replace(local)
         except BaseException:
             part.unlink(missing_ok=True)

@@ -22,8 +22,6 @@ from stageout.overlay.transfer.connection import Connection, Place, Route
 from stageout.overlay.transfer.crew import PASSING, PATIENCE_S
 from stageout.overlay.transfer.session import connected
 
-#: Two times are told apart only if they differ by more: routers and filesystems round them.
-MARGIN_S = 2
 _WAITING = 8
 _MODE = re.compile("[0-7]{1,4}")
 Group = Sequence[Small]
@@ -64,8 +62,7 @@ def walked(top: Path) -> Iterator[Entry]:
                 waiting.append(name)
             else:
                 kind = "file" if stat.S_ISREG(status.st_mode) else "other"
-                changed = max(status.st_mtime, status.st_ctime)
-                yield Entry(name, kind, status.st_size, changed, status.st_mode & 0o777)
+                yield Entry(name, kind, status.st_size, status.st_mtime, status.st_mode & 0o777)
 
 
 def listed(place: Place, routes: Sequence[Route], path: str) -> Iterator[Entry]:
@@ -103,10 +100,10 @@ def _entry(line: bytes, place: Place) -> Entry:
 
 
 def is_same(source: Entry, target: Entry | None, is_mode_told: bool) -> bool:
-    """Tell whether a target is taken for a copy of its source: of its size, and changed later."""
+    """Tell whether a target is taken for a copy of its source: of its size, and with its time, to a second."""
     if target is None or target.kind != "file" or source.size != target.size:
         return False
-    return source.modified + MARGIN_S <= target.modified and (not is_mode_told or source.mode == target.mode)
+    return int(source.modified) == int(target.modified) and (not is_mode_told or source.mode == target.mode)
 
 
 def grouped(files: Iterable[Small]) -> Iterator[Group]:

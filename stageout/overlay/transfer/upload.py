@@ -81,10 +81,12 @@ class Upload:
         self._crew: Crew | None = None
         self._session.keep(self.connection)
         kinds = operations.digest_kinds()
-        kind = "sha-256" if self.identity.key else next(iter(kinds))
-        self._digest = kinds[kind].of
+        cheap = next(iter(kinds))  # the router keeps these for whoever fetches the file
+        kind = "sha-256" if self.identity.key else cheap
+        self._cheap, self._digest = kinds[cheap].of, kinds[kind].of
+        self._same_kinds = cheap == kind
         try:
-            self._prepare(kind)
+            self._prepare(cheap, kind)
             try:
                 state = self._until_end()
             except BaseException as problem:
@@ -97,10 +99,10 @@ class Upload:
                 self._crew.close()
             os.close(file)
 
-    def _prepare(self, kind: str) -> None:
-        """Make the operation. :param kind: of its digests."""
+    def _prepare(self, cheap: str, kind: str) -> None:
+        """Make the operation. :param cheap: kind of the digests of ranges. :param kind: of those of the list."""
         self._fields = self._session.fields(
-            Kind.FILE, self.path, size=self.size_bytes, block_kind=kind, digest_kind=kind, mode=self.mode,
+            Kind.FILE, self.path, size=self.size_bytes, block_kind=cheap, digest_kind=kind, mode=self.mode,
             mtime=int(self._status.st_mtime),
         )  # fmt: skip
         self._signed = self.identity.sign(signing.OPERATION, operations.to_json(self._fields))
@@ -157,7 +159,7 @@ class Upload:
     def _anew(self) -> Status:
         """The clock of this machine is wrong, and so were the times of the operation: replace it."""
         self._session.cancel(self._fields)
-        self._prepare(self._fields.digest_kind)
+        self._prepare(self._fields.block_kind, self._fields.digest_kind)
         return self._session.begin(self._fields, self._signed, self.hop)
 
     def _is_result(self, state: Status) -> bool:
@@ -223,8 +225,8 @@ class Upload:
         """:raises TransferFailure: what a refused range means."""
         if refusal.status in (409, 422):
             self._check_source()
-            if part is not None and any(self._read(block) != self._digests[block] for block in _blocks(part)):
-                raise self._changed()
+            if part is not None:
+                self._digested(part)
         if refusal.status == 401 and self.identity.refused():
             raise TransferFailure(ErrorClass.CONNECTION_LOST, str(refusal), refusal.server)
         if refusal.status in (404, 422):  # the row is gone, or bytes were changed on their way: all is looked at again
@@ -239,10 +241,11 @@ class Upload:
         self.progress(min(total, self.size_bytes))
 
     def _digested(self, part: Range) -> list[bytes]:
-        """Return the digests of blocks. :raises TransferFailure: the file is not what it was."""
+        """Return the cheap digests of blocks. :raises TransferFailure: the file is not what it was."""
         return [self._read(block) for block in _blocks(part)]
 
     def _read(self, block: int) -> bytes:
+        """Return the cheap digest of a block, and keep the other one. :raises TransferFailure: it has changed."""
         offset = block * BLOCK_BYTES
         memory = _memory()[: min(BLOCK_BYTES, self.size_bytes - offset)]
         try:
@@ -255,7 +258,7 @@ class Upload:
         with self._lock:
             if self._digests.setdefault(block, digest) != digest:
                 raise self._changed()
-        return digest
+        return digest if self._same_kinds else self._cheap(memory)
 
     def _check_source(self) -> None:
         """:raises TransferFailure: the file has changed since it was begun."""
@@ -274,7 +277,10 @@ class Upload:
             self._check_source()
         except OSError as problem:
             raise TransferFailure(ErrorClass.LOCAL_FILE, f"{self.local}: {problem.strerror}") from None
-        listed = b"".join(self._digests.get(block) or self._read(block) for block in range(self._blocks))
+        for block in range(self._blocks):
+            if block not in self._digests:  # the router had it from an attempt before
+                self._read(block)
+        listed = b"".join(self._digests[block] for block in range(self._blocks))
         fields = {"Stageout-Size": str(self.size_bytes), "Content-Type": "application/octet-stream"}
         if self._signed:
             root, operation = operations.root(listed), signing.digest(self._signed)
