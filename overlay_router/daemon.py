@@ -34,6 +34,9 @@ from overlay_router.local.makers import Makers
 from overlay_router.local.place import reason_against
 from overlay_router.local.store import Store
 from overlay_router.local.tree import Tree
+from overlay_router.operations.custodian import Custodian as Keeper
+from overlay_router.operations.custody_site import OwnTokens, custodian_at
+from overlay_router.operations.custody_table import CustodyTable, read_custody
 from overlay_router.operations.table import Table
 from overlay_router.operations.terminal import MakesTerminal, terminal_at
 from overlay_router.peers.brought import Brought
@@ -55,10 +58,12 @@ from stageout.core.clock import SystemClock, boot_clock_s
 from stageout.core.config import ConfigError, Settings
 from stageout.core.ending import end
 from stageout.core.metrics import Readings
+from stageout.core.signing import load_or_make_key
 from stageout.core.units import MB
 from stageout.movers.plugins_table import PLUGIN_LIFETIME_S
 from stageout.overlay.channel import Gateway
 from stageout.overlay.http.claims import ANY
+from stageout.overlay.http.signing import thumbprint
 from stageout.overlay.uplink import Uplink, uplink_at
 from stageout.overlay.wire.egress import BadEgress, read_targets
 from stageout.overlay.wire.fields import MAX_LINKS
@@ -111,7 +116,9 @@ class Place:
 def place_of(settings: Settings) -> Place | None:
     """Root and database, None where no files arrive. :raises ConfigError: one is missing, or nothing is to do."""
     root = settings.text("STAGEOUT_ROUTER_ROOT")
-    others = ("STAGEOUT_ROUTER_NEIGHBOURS", "STAGEOUT_ROUTER_TERMINALS", "STAGEOUT_ROUTER_EGRESS")
+    others = (
+        "STAGEOUT_ROUTER_NEIGHBOURS", "STAGEOUT_ROUTER_TERMINALS", "STAGEOUT_ROUTER_EGRESS", "STAGEOUT_ROUTER_CUSTODY",
+    )  # fmt: skip
     if not root and any(settings.text(name) for name in others):
         return None
     if not root:
@@ -199,6 +206,13 @@ def http_of(settings: Settings, node: str) -> HttpAccess:
         tuple(settings.text("STAGEOUT_ROUTER_COPY_HOSTS").lower().replace(",", " ").split()),
         published,
     )
+
+
+def custody_of(settings: Settings, keys: Keys) -> CustodyTable | None:
+    """Read the table of custody, None without one. :raises BadKeys: it cannot be used."""
+    path = settings.text("STAGEOUT_ROUTER_CUSTODY")
+    prints = {name: thumbprint(key.public) for name, key in keys.public.items()}
+    return read_custody(Path(path), prints) if path else None
 
 
 def keys_of(settings: Settings, node: str) -> Keys:
@@ -325,7 +339,7 @@ class Daemon:
         keys, neighbours = keys_of(settings, _node(settings)), neighbours_of(settings, own)
         credential = credential_of(settings)
         rights, cover = rights_of(settings), cover_of(settings)
-        http = http_of(settings, _node(settings))
+        http, lists = http_of(settings, _node(settings)), custody_of(settings, keys)
         if self._router is not None:
             self._router.http = http
             self._router.have_keys(keys)
@@ -334,6 +348,7 @@ class Daemon:
             self._router.cover = cover
             self._router.rights.become(rights)
             self._router.have_neighbours(neighbours)
+            self._router.have_custody(lists)
         if credential.key[0]:  # else what is in custody, or commanded, could not leave with none
             own.now = credential
         return settings
@@ -362,7 +377,9 @@ class Daemon:
             copies = _copies(settings, address_of(settings, node, port), stack) if place and goes_out else None
             egress = _egress(settings, stack)
             operations = _operations(settings, destination, stack) if destination else None
-            ends, rights = Ends(destination, custodian, egress, copies, operations), rights_of(settings)
+            lists = custody_of(settings, keys)
+            keeper = _keeper(settings, lists, address_of(settings, node, port), stack) if lists else None
+            ends, rights = Ends(destination, custodian, egress, copies, operations, keeper), rights_of(settings)
             rights.address = links.address
             brought = _brought(settings, stack) if ends else None
             if destination is not None:
@@ -519,6 +536,16 @@ def _custodian(settings: Settings, terminals: Terminals, name: str, stack: conte
 def _operations(settings: Settings, destination: Destination, stack: contextlib.ExitStack) -> MakesTerminal:
     table = stack.enter_context(contextlib.closing(Table(home_of(settings) / "operations.sqlite")))
     return terminal_at(table, destination)
+
+
+def _keeper(settings: Settings, lists: CustodyTable, address: str, stack: contextlib.ExitStack) -> Keeper:
+    path = settings.text("STAGEOUT_ROUTER_OWN_KEY")
+    if not path:
+        raise ConfigError("STAGEOUT_ROUTER_CUSTODY needs a key of this router: STAGEOUT_ROUTER_OWN_KEY")
+    name = address.rpartition(":")[0].strip("[]")
+    tokens = OwnTokens(load_or_make_key("router-own-key", Path(path)), name)
+    plain, size = settings.flag("STAGEOUT_ROUTER_HTTP_PLAIN"), settings.count("STAGEOUT_ROUTER_SPOOL_MB") * MB
+    return custodian_at(_made(home_of(settings)), lists, name, tokens, size, plain, stack)
 
 
 def _brought(settings: Settings, stack: contextlib.ExitStack) -> Brought:

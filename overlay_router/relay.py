@@ -41,6 +41,9 @@ from overlay_router.local.destination import Destination
 from overlay_router.local.replies import Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.local.tree import no_room
+from overlay_router.operations.custodian import Custodian as Keeper
+from overlay_router.operations.custody_table import CustodyTable
+from overlay_router.operations.delivery import Delivery
 from overlay_router.operations.desk import OperationsDesk
 from overlay_router.outgoing import Outgoing
 from overlay_router.peers.brought import Brought
@@ -58,6 +61,7 @@ from overlay_router.routing.neighbours import Neighbourhood
 from overlay_router.waiting import TOGETHER, Changes, Packs
 from stageout.core import log
 from stageout.core.ending import end
+from stageout.overlay.rules.operations import Identity
 from stageout.overlay.tcp import notice_death
 from stageout.overlay.wire import frames, messages, packs
 from stageout.overlay.wire.fields import is_origin
@@ -76,6 +80,7 @@ _ACCEPT_AGAIN_S = 0.1
 #: A job that a worker has no room for is given to it again after so long, so often.
 _GIVEN_AGAIN_S, _GIVEN_TRIES = 0.02, 500
 _GREETING_S = 30.0
+_DELIVERIES = 4
 _SIGNED = (messages.Open, messages.Operation, messages.Pack)
 _NOT_FINAL = ("pending", "unknown")
 _REASON_CHARS = 200
@@ -133,17 +138,41 @@ class Router:
         self._outgoing = Outgoing(
             ends, self._on_disk, self._deliver, self._ways, self._pool.share_with, forwarding, means
         )
-        links.on_reached = self._outgoing.reached
+        links.on_reached = self._reached
         self._recording = Recording(ends, self._on_disk, self._deliver, self._end_lines, self._outgoing, self._pool)
         copier, outflow = self._outgoing.copier, self._outgoing.outflow
         fetching = outflow.fetching if outflow else None
         relaying = Relaying(lambda: self.neighbours.allowed, links.address, connect)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._operations = OperationsDesk(
-            ends.operations and ends.operations(self._trusts, self._deliver_soon, ends.goes_out), None, self._on_disk
-        )
+        terminal = ends.operations and ends.operations(self._trusts, self._deliver_soon, ends.goes_out)
+        self._operations = OperationsDesk(terminal, ends.keeper, self._on_disk)
+        self._delivery = self._delivery_of(ends.keeper, forwarding.most if forwarding else _DELIVERIES)
         self._desk = HttpDesk(ends, rights, self.limits, self._on_disk, self._deliver, relaying, self._operations)
         self._questions = Questions(node, ends, rights, self._on_disk, leases, copier, fetching)
+
+    def _delivery_of(self, keeper: Keeper | None, most: int) -> Delivery | None:
+        if keeper is None:
+            return None
+        found = Delivery(keeper, self._on_disk, most, keeper.address_of)
+
+        def wake(identity: Identity) -> None:  # in the disk's thread
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(found.look, identity)
+
+        keeper.wake = wake
+        return found
+
+    def _reached(self, address: str) -> None:
+        self._outgoing.reached(address)
+        if self._delivery is not None:
+            self._delivery.reached(address)
+
+    def have_custody(self, lists: CustodyTable | None) -> None:
+        """From now on this is the table of custody. All that was refused is tried again: rights may be others."""
+        keeper = self._ends.keeper
+        if keeper is not None and lists is not None and self._delivery is not None:
+            keeper.lists = lists
+            self._start(self._delivery.retry())
 
     def _trusts(self, authority: tuple[str, str]) -> bool:
         return self.http.trusts(self.keys, authority)
@@ -192,6 +221,8 @@ class Router:
         self._start(self._pool.admit(self.http.encoded(self.keys)))
         self._start(self._packs.run(self._execute_packs, self._ends.apart))
         self._start(self._changes.run(self._change_names))
+        if self._delivery is not None:
+            self._start(self._delivery.run())
         for work in self._outgoing.works():
             self._start(work)
         try:
@@ -677,6 +708,8 @@ class Router:
         if destination is not None:
             self._deliver(await self._on_disk(destination.expire))
         await self._operations.expire()
+        if self._ends.keeper is not None:
+            await self._on_disk(self._ends.keeper.expire)
         await self._outgoing.expire()
         self.rights.expire(int(time.time()))
         if self._brought is not None:

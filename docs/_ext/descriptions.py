@@ -462,7 +462,7 @@ EVENTS: dict[str, str] = {
     "custody-dropped": "The only known copy of a file was deleted, because the operation failed or expired. `state` and `problem` say why. The owner has to send the file again.",
     "custody-lost": "The disk of the spool has changed bytes of a file in custody. Check the disk. The owner can send these blocks again.",
     "custody-recovered": "Files of the spool were not in the table, and are in it again.",
-    "operation-refused": "A terminal refused an operation in custody, for the reason in `problem`. It is tried again later, and at once after a reload of the router. The bytes stay.",
+    "delivery-refused": "A terminal refused an operation in custody, for the reason in `problem`. It is tried again later, and at once after a reload of the router. The bytes stay.",
     "router-lost": "A router of the custody table cannot be reached. Attempts follow at most two minutes apart.",
     "custody-ended": "The end of a file or pack in custody, with its `outcome`. It is an error if something did not arrive: `reason` says why.",
     "copy-ended": "The end of a copy from router to router, with its `outcome`. It is an error if the file did not arrive: `reason` says why.",

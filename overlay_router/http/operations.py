@@ -71,6 +71,10 @@ class Operations:
             raise Refused(405, "this is not done here", {"Allow": ", ".join(methods)})
         handler()
 
+    def asker(self, one: Exchange) -> Facts:
+        """Return who asks for something that has no number. :raises Refused: 403."""
+        return _Request(one, self._access(), "")._asker()
+
 
 class _Request:
     """One request about operations of an origin."""
@@ -341,7 +345,8 @@ class _Request:
         elif signer:
             raise Refused(403, "another key has signed this than the one of the token")
         return {
-            "owner": owner_of(token, signer), "owners": owners, "issuer": issuer_of(token, signer),
+            "owner": (is_router and not signer and self._one.head.get("stageout-owner")) or owner_of(token, signer),
+            "owners": owners, "issuer": issuer_of(token, signer),
             "share": subject.name, "router": subject.token.issuer if is_router else "", "denied": "",
             "authority": authority,
         }  # fmt: skip

@@ -68,6 +68,9 @@ class Digests:
         return hasher.digest()
 
 
+_NOTHING: Mapping[str, str] = {}
+
+
 class Reading:
     """Answers GET and HEAD. :param kept: digests of files."""
 
@@ -82,18 +85,30 @@ class Reading:
             if facts["directory"]:
                 self._directory(one, descriptor)
             else:
-                self._file(one, descriptor, facts["etag"], _blocks(facts))
+                self.file(one, descriptor, facts["etag"], kept=_blocks(facts))
         finally:
             os.close(descriptor)
 
-    def _file(self, one: Exchange, file: int, etag: str, kept: Mapping[str, str]) -> None:
+    def file(
+        self,
+        one: Exchange,
+        file: int,
+        etag: str,
+        more: Mapping[str, str] = _NOTHING,
+        kept: Mapping[str, str] = _NOTHING,
+    ) -> None:
+        """Answer with an open file.
+
+        :param more: fields of the answer. :param kept: those of an answer with one range.
+        :raises Refused: it is another version.
+        """
         if one.head.target.partition("?")[0].endswith("/"):
             raise Refused(404, "there is no such directory")
         status, head = os.fstat(file), one.head
         modified = formatdate(int(status.st_mtime), usegmt=True)
         fields = {
             "ETag": etag, "Last-Modified": modified, "Accept-Ranges": "bytes", "Cache-Control": "no-cache",
-            "Stageout-Mode": f"{status.st_mode & 0o777:03o}", **one.safe,
+            "Stageout-Mode": f"{status.st_mode & 0o777:03o}", **one.safe, **more,
         }  # fmt: skip
         if head.get("if-match") and not conditions.is_among(etag, head.get("if-match")):
             raise Refused(412, "the file is another version")

@@ -22,6 +22,7 @@ from overlay_router.http.operations import Operations
 from overlay_router.http.reading import Digests, Reading
 from overlay_router.http.relaying import PassOn, relay
 from overlay_router.http.stream import Stream
+from overlay_router.http.via import Via
 from overlay_router.http.writing import Writing
 from stageout.core import log
 from stageout.overlay.http.claims import NOBODY, Subject
@@ -58,6 +59,7 @@ class Service:
             "COPY": Copying(writing, lambda: self.copy_hosts),
         }  # fmt: skip
         self.operations = Operations(lambda: self.access)
+        self.via = Via(self.operations, reading)
 
     def become(self, facts: bytes) -> None:
         """Take other keys. Connections of subjects whose issuer is gone, or is another now, end."""
@@ -139,7 +141,7 @@ class Connection:
             if one.own:
                 handler = fetch if one.own == f"{FOLDER}/fetch" else self._service.operations
             elif one.via:
-                raise Refused(403, "this router takes no names for others")
+                handler = self._service.via
             if handler is None:
                 raise Refused(405, f"{head.method} is not known here", {"Allow": ", ".join(self._service.handlers)})
             handler(one)

@@ -24,6 +24,7 @@ from stageout.overlay.http.operations import (
     BLOCK_BYTES,
     FIELDS_TYPE,
     SIGNED_TYPE,
+    UNKNOWN,
     Status,
     blocks_of,
     digest_kinds,
@@ -182,8 +183,9 @@ class Carrying:
         return found, []
 
     def _ask(self) -> Status:
-        """Learn the state."""
-        return self._told("GET", self._place, b"", {})
+        """Learn the state of an expired operation. One that never came is offered, and so ends there, too."""
+        found = self._told("GET", self._place, b"", {})
+        return self._offer() if found.state == UNKNOWN.state else found
 
     def _cancel(self) -> Status:
         """Ask for the end. A signed operation needs its owner's signature."""
@@ -204,9 +206,10 @@ class Carrying:
         if status in _LATER:
             raise Later(reason)
         if status == 410:
-            return Status(State.EXPIRED_UNKNOWN.value, reason)
+            is_certain = facts.get("reason") == State.EXPIRED.value
+            return Status((State.EXPIRED if is_certain else State.EXPIRED_UNKNOWN).value, reason)
         if status == 404 and self._order["what"] == "ask":
-            return Status("unknown", reason)
+            return UNKNOWN
         return Status(State.REFUSED.value, reason, epoch=int(facts.get("epoch", 0)))
 
     def _asked(self, method: str, path: str, body: bytes, fields: Mapping[str, str]) -> tuple[int, bytes]:
@@ -224,6 +227,8 @@ class Carrying:
         connection = self._connection = self._connection or self._connected()
         connection.putrequest(method, path, skip_accept_encoding=True)
         own = {"Authorization": f"Bearer {self._order['token']}"}
+        if self._kept.proof:  # two owners may have used one number
+            own["Stageout-Owner"] = self._kept.identity.owner
         if method != "GET":
             own["Content-Length"] = str(len(body))
         for name, value in {**fields, **own}.items():

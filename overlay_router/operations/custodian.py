@@ -23,7 +23,18 @@ from stageout.core import log
 from stageout.overlay.http.operations import UNKNOWN, Status, blocks_of
 from stageout.overlay.rules import custody, limits
 from stageout.overlay.rules.limits import Share, ShareFull
-from stageout.overlay.rules.operations import Differs, Fields, Hop, Identity, Kind, Malformed, Row, differs, moved
+from stageout.overlay.rules.operations import (
+    KEPT_S,
+    Differs,
+    Fields,
+    Hop,
+    Identity,
+    Kind,
+    Malformed,
+    Row,
+    differs,
+    moved,
+)
 from stageout.overlay.rules.rights import Action, NoRight, check_custody
 from stageout.overlay.rules.states import DUTY, ENDS, SETTLED, Role, State
 from stageout.overlay.rules.terminal import new_epoch
@@ -82,6 +93,11 @@ class Custodian:
         """Return the side for requests behind these NAMEs."""
         return Behind(self, tuple(via))
 
+    def address_of(self, name: str) -> str:
+        """Return the address of a router of the list, "" of one that is not there any more."""
+        listed = self.lists.routers.get(name)
+        return listed.address if listed else ""
+
     # -- what comes
 
     def begin(self, caller: Caller, ask: Bringing, via: tuple[str, ...]) -> Answer:
@@ -89,11 +105,15 @@ class Custodian:
         fields = ask.fields
         identity = Identity(caller.owner, fields.origin, fields.seq)
         stored = self.table.find(identity)
+        carriers = frozenset({caller.router} - {""})
         if stored is not None:
             _check_same(stored, fields)
+            if not carriers <= stored.row.carriers:  # it has the owner's signature
+                carriers |= stored.row.carriers
+                stored = self._store(replace(stored, row=replace(stored.row, carriers=carriers)), "kept-row")
             return self._answer(stored)
         self._check(caller, fields, bool(ask.jws), via)
-        row = Row(identity, fields, issuer=caller.issuer, custody=ask.release == "custody")
+        row = Row(identity, fields, issuer=caller.issuer, custody=ask.release == "custody", carriers=carriers)
         stored = self._new(caller, ask, row, via)
         self._check_share(caller.share, Share(rows=1, size=fields.size or 0))
         if fields.kind is not Kind.FILE:
@@ -130,13 +150,12 @@ class Custodian:
         """All blocks are durable and equal the list: take custody."""
         if stored.row.state not in (State.RECEIVING, State.LOST):
             return self._answer(stored)
-        found = self.table.block_list(stored.id)
-        if found is None:
+        staging = self.receiving.staging(stored)
+        if staging.due is None:
             return self._answer(stored)
-        size, signed, signature = found
+        size, signed, signature = staging.due
         if stored.row.fields.size is None:
             self._check_share(stored.share, Share(size=size))
-        staging = self.receiving.staging(stored)
         blocks = bytes(staging.digests[: blocks_of(size) * staging.digest_bytes])
         return self._take(replace(stored, size=size), Digests(size, signed, signature, blocks))
 
@@ -146,7 +165,11 @@ class Custodian:
         row = replace(stored.row, hop=Hop("", self.epoch, self._order, self._now()), ended=0)
         stored = replace(stored, row=row)
         self._spool.write(_kept(stored), digests)
-        stored = self._store(replace(stored, row=moved(Role.CUSTODIAN, row, State.CUSTODY)), "kept-take")
+        with self.table.changing("kept-take"):
+            stored = self.table.put(replace(stored, row=moved(Role.CUSTODIAN, row, State.CUSTODY)))
+            if digests is not None:
+                self.table.put_list(stored.id, digests.size, digests.signed, digests.signature)
+        self.on_change(row.identity.origin)
         self.receiving.let_go(stored)
         self.wake(row.identity)
         return Answer(200 if digests else 202, self.state(stored))
@@ -279,7 +302,7 @@ class Custodian:
         if status is not None:
             self._told[identity] = status
         if after.state is State.REFUSED and after.reason != stored.row.reason:
-            log.event("operation-refused", path=after.fields.path, router=after.fields.terminal, problem=after.reason)
+            log.event("delivery-refused", path=after.fields.path, router=after.fields.terminal, problem=after.reason)
         if after != stored.row:
             stored = self._store(replace(stored, row=after), "kept-end")
         self._drop_if_may(stored)
@@ -308,18 +331,21 @@ class Custodian:
         """End, drop and forget what is due."""
         now = self._now()
         self.receiving.expire_leases()
-        for stored in self.table.expired(now, _TIDIED):
+        for stored in self.table.in_state(State.RECEIVING, *DUTY):
             row = stored.row
-            if row.state is State.RECEIVING:  # its sender has kept the bytes: there is nothing to ask
+            if row.state is State.RECEIVING and now > row.fields.expires:
+                # its sender has kept the bytes: there is nothing to ask
                 row = moved(Role.CUSTODIAN, row, State.EXPIRED, ended=now)
-            elif row.state in DUTY:
+            elif now > row.fields.expires:
                 row = custody.give_up(row, now)
                 self.wake(row.identity)
             if row is not stored.row:
-                stored = self._store(replace(stored, row=row), "kept-end")
+                self._store(replace(stored, row=row), "kept-end")
+        for stored in self.table.in_state(State.FAILED, State.EXPIRED, State.EXPIRED_UNKNOWN, State.LOST):
             self._drop_if_may(stored)
-            if custody.may_forget(row, now, self._spool.file(row.identity).exists()):
-                self._told.pop(row.identity, None)
+        for stored in self.table.forgettable(now - KEPT_S, now - KEPT_S, _TIDIED):
+            if custody.may_forget(stored.row, now, self._spool.file(stored.row.identity).exists()):
+                self._told.pop(stored.row.identity, None)
                 with self.table.changing("kept-forget"):
                     self.table.drop(stored)
         self._spool.drop_strays(now)
@@ -426,6 +452,10 @@ class Behind:
     def cancel(self, caller: Caller, fields: Fields, jws: str) -> Answer:
         """``DELETE O``. :raises Refusal: the caller may not."""
         return self.custodian.cancel(caller, fields, jws, self._via)
+
+    def newest(self, caller: Caller, path: str) -> Stored | None:
+        """Return the newest complete version of a name in custody, of its owner only."""
+        return self.custodian.newest(caller, self._via[-1], path)
 
     def low(self, caller: Caller, origin: str, below: int, jws: str) -> None:
         """Forget results. :raises Refusal: some of it has not ended."""

@@ -29,7 +29,11 @@ class Far:
 
 @dataclass(frozen=True)
 class CustodyTable:
-    """Content of the file. :param entries: by issuer, name of the subject's share, and NAME of the next router."""
+    """Content of the file.
+
+    :param entries: by issuer (of a user's key the thumbprint), name of the subject's share, and NAME of the next
+        router.
+    """
 
     routers: Mapping[str, Far] = field(default_factory=dict)
     entries: Mapping[tuple[str, str, str], Entry] = field(default_factory=dict)
@@ -40,8 +44,8 @@ class CustodyTable:
         return found or self.entries.get((issuer, ANYBODY, router))
 
 
-def read_custody(path: Path) -> CustodyTable:
-    """Read the file. :raises BadKeys: it cannot be used."""
+def read_custody(path: Path, prints: Mapping[str, str]) -> CustodyTable:
+    """Read the file. :param prints: thumbprints of users' keys by their names. :raises BadKeys: it cannot be used."""
     routers: dict[str, Far] = {}
     entries: dict[tuple[str, str, str], Entry] = {}
     try:
@@ -58,7 +62,8 @@ def read_custody(path: Path) -> CustodyTable:
                 _, issuer, subject, router, prefix = words
                 if subject != ANYBODY:
                     subject = share_name(Issuer(issuer, "", is_own="://" not in issuer), subject)
-                entries[issuer, subject, router.lower()] = Entry(None if prefix == SIGNED_ONLY else prefix)
+                place = prints.get(issuer, issuer), subject, router.lower()
+                entries[place] = Entry(None if prefix == SIGNED_ONLY else prefix)
             elif words:
                 raise BadKeys(f"{path}, line {number}: {_FORM}")
         except BadRoute as problem:

@@ -13,7 +13,7 @@ import mmap
 import os
 from collections.abc import Awaitable
 from functools import partial
-from typing import Any, Callable, Protocol
+from typing import Any, Callable, Protocol, cast
 
 from overlay_router.operations.receiving import Block, Differs, Receiving, Staging, Taken
 from overlay_router.operations.side import Answer, Bringing, Caller, Refusal, Results, Side, SmallFile, seen
@@ -59,6 +59,13 @@ class Custodians(Protocol):
 
 def _nothing() -> None:
     pass
+
+
+class Keeps(Protocol):
+    """The role of a custodian, beside what every role has."""
+
+    def newest(self, caller: Caller, path: str) -> Stored | None:
+        """Return the newest complete version of a name in custody, of its owner only."""
 
 
 class Talk:
@@ -395,6 +402,20 @@ class OperationsDesk:
             return found[1].hex()
 
         return {"list": await self._on_disk(kept)}, -1
+
+    async def _newest(self, side: Side, talk: Talk, who: Caller, path: str) -> tuple[Facts, int]:
+        """The newest version of a name that is in custody here."""
+
+        def found() -> tuple[Facts, int]:
+            stored = cast(Keeps, side).newest(who, path)
+            if stored is None:
+                raise Refusal(404, "no version of this name is in custody here")
+            file = os.open(side.receiving.path(stored.row.identity), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            tag = f'"{stored.row.identity.origin}-{stored.row.identity.seq}"'
+            return {"etag": tag, "state": side.state(stored).state}, file
+
+        answer: tuple[Facts, int] = await self._on_disk(found)
+        return answer
 
     def _start(self, work: Any) -> None:
         task = asyncio.ensure_future(work)

@@ -144,7 +144,7 @@ def seen(table: Table, caller: Caller, origin: str, seq: int, action: Action) ->
     Two owners may have used the same origin: its own comes first.
     """
     rows = table.named(origin, seq)
-    rows.sort(key=lambda one: one.row.identity.owner not in caller.owners)
+    rows.sort(key=lambda one: (one.row.identity.owner != caller.owner, one.row.identity.owner not in caller.owners))
     found = next((one for one in rows if may(caller, one.row, action)), None)
     if rows and found is None:
         raise Refusal(403, "this operation belongs to somebody else")

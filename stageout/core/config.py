@@ -878,6 +878,20 @@ KNOBS: dict[str, Knob] = {
             "true: the router takes tokens for every service (aud https://wlcg.cern.ch/jwt/v1/any)",
             "The operator of a router sets it when users have only such tokens",
         ),
+        PathKnob(
+            "STAGEOUT_ROUTER_CUSTODY",
+            "",
+            "router",
+            "File of next routers and of subjects whose operations the router keeps for them; empty: none",
+            "The operator of a router sets it when the router takes custody by HTTP",
+        ),
+        PathKnob(
+            "STAGEOUT_ROUTER_OWN_KEY",
+            "",
+            "router",
+            "File of the key that signs the router's tokens for others; made when it is missing",
+            "The operator of a router sets it when the router takes custody by HTTP",
+        ),
         Knob(
             "STAGEOUT_ROUTER_COPY_HOSTS",
             "",

@@ -84,7 +84,7 @@ _DEATH = re.compile(r"kill-(?:before|after)|Death|_dying|Crash")
 #: stand in an order to it: a death leaves the old one or the new one, and each is right.
 _REPLACED_AS_A_WHOLE = {
     "agent-certificate", "capability-key", "credential-replace", "front-end", "overlay-lessor",
-    "plugin-answer", "profile-store", "router-issuer-keys",
+    "plugin-answer", "profile-store", "router-issuer-keys", "router-own-key",
 }  # fmt: skip
 
 

@@ -124,8 +124,8 @@ class Site:
 
     def complete(self, ask: Ask) -> str:
         stored = self.stored(ask)
-        with self.table.changing("operation-list"):
-            self.table.put_list(stored.id, len(_DATA), _BLOCK, "sig")
+        if stored.row.state in (State.RECEIVING, State.LOST):
+            self.receiving.staging(stored).due = len(_DATA), _BLOCK, "sig"
         return self.custodian.complete(stored).state.state
 
     def take(self, seq: int = 1, **more: object) -> Ask:

@@ -97,7 +97,7 @@ def test_epochs(spool: CustodySpool) -> None:
 
 def _table(tmp_path: Path, text: str) -> CustodyTable:
     (tmp_path / "custody").write_text(text)
-    return read_custody(tmp_path / "custody")
+    return read_custody(tmp_path / "custody", {"alice": "print-of-alice"})
 
 
 def test_the_table(tmp_path: Path) -> None:
@@ -108,11 +108,11 @@ def test_the_table(tmp_path: Path) -> None:
     )
     assert table.routers["archive"] == Far("archive", "archive.example.org:9630", str(tmp_path / "ca.pem"))
     assert table.routers["gw2"].ca == ""
-    assert table.entry("alice", "anybody", "archive") == Entry("/alice")
+    assert table.entry("print-of-alice", "anybody", "archive") == Entry("/alice")
     pilot = share_name(Issuer("alice", "", is_own=True), "pilot7")
-    assert table.entry("alice", pilot, "archive") == Entry(None)
+    assert table.entry("print-of-alice", pilot, "archive") == Entry(None)
     assert table.entry("https://i", share_name(Issuer("https://i", ""), "s"), "gw2") == Entry(None)
-    assert table.entry("https://i", "t", "gw2") is None and table.entry("alice", "alice", "gw2") is None
+    assert table.entry("https://i", "t", "gw2") is None and table.entry("print-of-alice", "alice", "gw2") is None
 
 
 @pytest.mark.parametrize(
