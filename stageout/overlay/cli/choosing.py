@@ -76,13 +76,27 @@ def target(url: str, options: argparse.Namespace) -> Target:
     is_plain = parts.scheme == "http"
     if is_plain and not _settings().flag("STAGEOUT_OVERLAY_PLAIN"):
         raise UsageError("http:// sends files and tokens without TLS: write https://, or set STAGEOUT_OVERLAY_PLAIN")
-    identity = _identity(parts.hostname, options)
+    server, via = Address(parts.hostname, port or _PORTS[parts.scheme]), tuple[str, ...]()
+    if getattr(options, "through", ""):
+        server, via = _through(options.through, server)
+    identity = _identity(server.host, options)
+    if via and identity.key is None:
+        raise UsageError("--through needs a key of your own (--key): what a custodian delivers is signed")
     place = Place(
-        Address(parts.hostname, port or _PORTS[parts.scheme]), Trust(options.cacert, options.pin, is_plain),
-        identity.authorization, identity.relay_authorization, identity.told,
+        server, Trust(options.cacert, options.pin, is_plain), identity.authorization, identity.relay_authorization,
+        identity.told, via,
     )  # fmt: skip
     first, most = _connections(options.connections)
     return Target(place, identity, _path(url, parts.path), _routes(options.routes), first, most)
+
+
+def _through(text: str, terminal: Address) -> tuple[Address, tuple[str, ...]]:
+    """Return the custodian to connect to, and the NAMEs of the routers behind it: the host of each one."""
+    try:
+        stops = [Address(*address(one)) for one in text.split(",")]
+    except BadRoute as problem:
+        raise UsageError(f"--through: {problem}; write HOST[:PORT], or a chain A,B") from None
+    return stops[0], tuple(one.host.lower() for one in (*stops[1:], terminal))
 
 
 def _path(url: str, quoted: str) -> str:

@@ -30,8 +30,10 @@ def run(options: argparse.Namespace) -> int:
     to = target(options.url, options)
     if options.update and not options.recursive:
         raise UsageError("--update is for directories (-r)")
-    if options.through or options.custody:
-        raise UsageError("--through and --custody are for overlay:// URLs")
+    if options.custody and not options.through:
+        raise UsageError("--custody goes with --through")
+    if options.through and (options.recursive or options.copies > 1 or options.wait):
+        raise UsageError("with https:// --through takes single files, and --copies and --wait are for overlay:// URLs")
     if options.recursive:
         from stageout.overlay.cli.http_trees import send_trees
 
@@ -64,16 +66,22 @@ def _put(to: Target, local: Path, path: str, options: argparse.Namespace, facts:
     with Bar(path.rpartition("/")[2] if is_gathered else local.name, status.st_size, not options.json) as bar:
         sent = put(
             to.place, to.identity, local, path, routes=to.routes, mode=mode, first=to.first, most=to.most,
-            hop=hop_of(options), progress=bar,
+            hop=hop_of(options), progress=bar, until="custody" if options.custody else "done",
         )  # fmt: skip
         bar.end(sent.size_bytes)
     show_routes(sent.shares, options)
     facts.update(size_bytes=sent.size_bytes, sent_bytes=sent.sent_bytes, routes=as_json(sent.shares))
+    if options.through:
+        number = f"{sent.fields.origin}/{sent.fields.seq}"
+        facts.update(custodians=list(sent.state.custodians), operation=number, state=sent.state.state)
+        if options.custody and not options.json:
+            print(f"  {sent.state.state} at {', '.join(sent.state.custodians) or sent.fields.terminal}: {number}")
 
 
 def hop_of(options: argparse.Namespace) -> dict[str, str]:
     """Return the fields of an operation that are for its next hop."""
     said = {
+        "Stageout-Release": "custody" if options.custody else "",
         "Stageout-Lot": options.lot,
         "Stageout-Priority": options.priority,
         "Stageout-Deadline": deadline_of(options),

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.overlay.rules.silence import BODY_TIMEOUT_S, IDLE_TIMEOUT_S, LEAST_SILENCE_S, ROUND_TRIPS
+from stageout.overlay.rules.via import joined
 
 _MOST_HEAD_BYTES, _READ_BYTES = 64 * 1024, 64 * 1024
 #: Of an answer that is no file: a state, a list of results.
@@ -150,6 +151,7 @@ class Place:
 
     :param authorization: returns the value of the field; called for each request. :param relay_authorization: the same
         for the relay, with its address and the one that it leads to. :param told: called with the Date of answers.
+    :param via: NAMEs of routers for which that one takes custody, the terminal last.
     """
 
     address: Address
@@ -157,6 +159,7 @@ class Place:
     authorization: Callable[[], str] = lambda: ""
     relay_authorization: Callable[[Address, Address], str] = lambda relay, to: ""
     told: Callable[[str], None] = lambda date: None
+    via: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
@@ -203,7 +206,7 @@ class Connection:
 
         :raises TransferFailure: the connection is lost.
         """
-        said = {"Host": self.place.url, **(fields or {})}
+        said, target = {"Host": self.place.url, **(fields or {})}, joined(self.place.via, target)
         authorization = self.place.authorization()
         if authorization:
             said["Authorization"] = authorization

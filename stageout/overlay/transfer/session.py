@@ -55,7 +55,7 @@ class Session:
         """Return a new operation with the next number."""
         self._seq += 1
         made = int(self.identity.now) - _MARGIN_S
-        terminal = self.identity.router
+        terminal = self.place.via[-1] if self.place.via else self.identity.router
         return Fields(
             self.origin, self._seq, kind, path, terminal, made, made + min(lasts_s, LONGEST_S), **more  # type: ignore[arg-type]
         )  # fmt: skip
