@@ -318,11 +318,20 @@ class _Request:
         try:
             signer = signing.signer(jws)
             known = self._access.key(signer)
-            if known is None:
+            public = known[0] if known else self._holder_key()
+            if not public:
                 raise Refused(403, "the key of the signature is not known here")
-            return signer, signing.verified(kind, jws, known[0])
+            return signer, signing.verified(kind, jws, public)
         except BadJws as why:
             raise Refused(403, f"the signature cannot be used: {why}") from None
+
+    def _holder_key(self) -> str:
+        """Return the key to which the sender's token is bound, "" without one. :raises Refused: 403."""
+        text = self._one.head.get("stageout-token")
+        try:
+            return (self._access.chain(text) if text else self._one.subject).holder_key
+        except BadToken as why:
+            raise Refused(403, str(why)) from None
 
     def _check_terminal(self, fields: Fields) -> None:
         """:raises Refused: the operation is for another router."""
@@ -336,11 +345,13 @@ class _Request:
         authority = self._access.authority(subject)
         token = replace(subject.token, issuer=authority[0])
         owners = [bearer_owner(token.issuer, token.subject)]
-        is_user = subject.token.is_own and token.subject == subject.token.issuer
+        is_user = subject.token.is_own and token.subject == subject.token.issuer and not token.holder
         if is_user:
             owners.append(signed_owner(token.issuer))
+        elif token.holder:
+            owners.append(signed_owner(token.holder))
         is_router = is_user and subject.token.issuer in self._access.routers
-        if signer and (signer == token.issuer or is_router):
+        if signer and (signer in (token.issuer, token.holder) or is_router):
             owners.insert(0, signed_owner(signer))
         elif signer:
             raise Refused(403, "another key has signed this than the one of the token")
@@ -361,7 +372,8 @@ class _Request:
         router, hop = who["router"], self._hop(who["router"])
         text, authority = head.get("stageout-token"), who["authority"]
         try:
-            subject = self._access.subject(text) if text else self._one.subject
+            known_as = self._access.chain if signer else self._access.subject
+            subject = known_as(text) if text else self._one.subject
             authority = self._access.authority(subject)
             token = replace(subject.token, issuer=authority[0])
             if signer and not text and router:  # a user's own key, which needs no token
@@ -380,7 +392,7 @@ class _Request:
             who["denied"] = str(why)
         except BadToken as why:
             raise Refused(403, str(why)) from None
-        return who, hop, text
+        return who, hop, text or subject.delegated
 
     def _hop(self, router: str) -> Hop:
         """Return the hop of a request: custodian, epoch, order, time of receipt, known epoch of the terminal."""

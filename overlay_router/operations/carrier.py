@@ -173,6 +173,8 @@ class Carrying:
         fields = {"Stageout-Size": str(digests.size), "Content-Type": "application/octet-stream"}
         if digests.signature:
             fields["Stageout-Signature"] = digests.signature
+        if self._kept.token:
+            fields["Stageout-Token"] = self._kept.token
         status, answer = self._asked("PUT", f"{self._place}/manifest", digests.signed, fields)
         if status == 422:
             return Status(State.RECEIVING.value), sorted(set(map(int, json.loads(answer).get("blocks", ()))))

@@ -24,6 +24,11 @@ def _bytes(text: str) -> bytes:
     return urlsafe_b64decode(text + "=" * (-len(text) % 4))
 
 
+def private_of(key: SigningKey) -> Ed25519PrivateKey:
+    """A key, as a library takes it."""
+    return Ed25519PrivateKey.from_private_bytes(_bytes(key.private))
+
+
 @dataclass
 class Site:
     """A running router. :param keys: private keys of its users, by name."""

@@ -6,14 +6,19 @@ import contextlib
 import http.client
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import jwt
 import pytest
 
 from overlay_router.operations.spool import read_kept
+from stageout.core.signing import SigningKey, new_key
+from stageout.overlay.http import signing
 from stageout.overlay.http.operations import BLOCK_BYTES, digest_kinds, place
 from stageout.overlay.rules.operations import Kind
-from tests.overlay.custody_site import Overlay, content, expires_in, overlay
+from tests.overlay.custody_site import Overlay, Through, content, expires_in, overlay
+from tests.overlay.http_site import private_of
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +65,60 @@ def test_nothing_is_taken_without_an_entry(both: Overlay) -> None:
     circle = both.sender("gw", via=("gw", "archive"))
     assert circle.begin(circle.fields(Kind.FILE, "f", size=1)).status == 400
     assert both.sender("archive", via=("gw",)).begin(alice.fields(Kind.FILE, "f", size=1, terminal="gw")).status == 403
+
+
+@dataclass
+class _Pilot(Through):
+    """It has a key of its own, and a token of alice that is bound to it."""
+
+    key: SigningKey = field(default_factory=new_key)
+
+    def bound(self, names: list[str], **claims: object) -> str:
+        jwk = {"kty": "OKP", "crv": "Ed25519", "x": self.key.public.partition(":")[2]}
+        said = {
+            "sub": "pilot7",
+            "aud": names,
+            "scope": "storage.create:/run7 storage.modify:/run7",
+            "cnf": {"jwk": jwk},
+        }
+        return self.site.token("alice", **{**said, **claims})
+
+    def shows(self, delegated: str, name: str, key: SigningKey | None = None) -> None:
+        now = int(time.time())
+        said = {"aud": name, "iat": now, "nbf": now, "exp": now + 600, "delegated": delegated}
+        self.token = jwt.encode(said, private_of(key or self.key), "EdDSA")
+
+    def jws(self, kind: str, payload: bytes) -> str:
+        return signing.sign(kind, payload, self.key)
+
+
+def test_a_pilot_hands_over_with_its_own_key_and_goes(tmp_path: Path) -> None:
+    with overlay(tmp_path) as found:
+        archive = found.add("archive")
+        gateway = found.custodian("gw", "archive")
+        archive.router.stop()
+        with _Pilot(gateway, "alice", True) as pilot:
+            delegated = pilot.bound(["gw", "archive"])
+            pilot.token = delegated
+            assert pilot.begin(pilot.fields(Kind.FILE, "run7/g", size=1)).status == 401, "it is bound to a key"
+            pilot.shows(delegated, "gw", new_key())
+            assert pilot.begin(pilot.fields(Kind.FILE, "run7/g", size=1)).status == 401, "of another one"
+            pilot.shows(delegated, "gw")
+            data = content()
+            fields, answer = pilot.put("run7/f", data)
+            assert answer.state == "custody"
+            outside, answer = pilot.put("other/f", data)
+            assert answer.state == "custody", "the terminal decides about names"
+        user = found.sender("gw")
+        assert user.state(fields).state in ("custody", "delivering")
+        assert found.sender("gw", "bob").state(fields).status == 403
+        archive.router.start()
+        user.until(fields, "done")
+        assert (archive.root / "run7/f").read_bytes() == data
+        user.until(outside, "refused")
+        assert "no right" in user.state(outside).facts["reason"] and not (archive.root / "other").exists()
+        assert user.cancel(outside).status == 202
+        user.until(outside, "cancelled")
 
 
 def test_the_origin_of_somebody_else(both: Overlay) -> None:

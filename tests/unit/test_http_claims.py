@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from stageout.overlay.http.claims import Issuer, Subject, judge
+from stageout.core.signing import new_key
+from stageout.overlay.http.claims import Issuer, Subject, held, judge
+from stageout.overlay.http.signing import thumbprint
 from stageout.overlay.rules.rights import BadToken, Right, Token
 
 NOW = 1_000_000
@@ -50,3 +52,25 @@ def test_scopes_are_compared_by_segments(
 def test_claims_that_give_nothing(changed: dict[str, Any]) -> None:
     with pytest.raises(BadToken):
         subject(**changed)
+
+
+def test_a_holder_has_no_more_than_the_token_that_is_bound_to_its_key() -> None:
+    public = new_key().public
+    jwk = {"kty": "OKP", "crv": "Ed25519", "x": public.partition(":")[2]}
+    bound = subject(sub="pilot7", scope="storage.create:/alice/run7", cnf={"jwk": jwk})
+    assert bound.token.holder == thumbprint(public) and bound.holder_key == public
+    claims = {"aud": "gw", "iat": NOW + 5, "nbf": NOW - 9, "exp": NOW + 800, "delegated": "a.b.c"}
+    found = held(claims, bound, frozenset({"gw"}))
+    assert (found.token.begins, found.token.made, found.token.ends) == (NOW, NOW + 5, NOW + 600)
+    assert found.token.grants == bound.token.grants and found.delegated == "a.b.c"
+    for changed in ({"aud": "gw2"}, {"exp": NOW + 2000}, {"nbf": None}):
+        with pytest.raises(BadToken):
+            held({**claims, **changed}, bound, frozenset({"gw"}))
+
+
+@pytest.mark.parametrize(
+    "cnf", [None, "", {}, {"jkt": "x"}, {"jwk": {"kty": "RSA"}}, {"jwk": {"kty": "OKP", "crv": "Ed25519", "x": "/"}}]
+)
+def test_keys_that_no_token_is_bound_to(cnf: object) -> None:
+    with pytest.raises(BadToken):
+        subject(cnf=cnf)

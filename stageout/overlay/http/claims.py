@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stageout.overlay.http.signing import thumbprint
 from stageout.overlay.rules.rights import TOLERANCE_S, BadToken, Grant, Right, Token, is_below, may, segments
 
 #: A token that is not bound to scopes lasts so long, and one for a relay; the longest of all.
@@ -30,6 +31,7 @@ _GRANTS: Mapping[str, frozenset[Right]] = {
 }
 #: Prefix of a key that is for no names.
 _NOTHING = "-"
+_COORDINATE = re.compile(r"[A-Za-z0-9_-]{43}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._@+-]")
 
 
@@ -51,6 +53,7 @@ class Subject:
 
     :param name: of its share. :param token_id: ``jti``. :param relays: may go through a router to all that it lists.
     :param relay_to: address to which it may, with this token, once; "" for none.
+    :param holder_key: to which its token is bound. :param delegated: that token, inside of one that this key signed.
     """
 
     name: str
@@ -58,6 +61,8 @@ class Subject:
     relays: bool = False
     relay_to: str = ""
     token_id: str = field(default="", repr=False)
+    holder_key: str = ""
+    delegated: str = field(default="", repr=False)
 
     def may(self, right: Right, path: str) -> bool:
         """Tell whether it has a right at a name."""
@@ -88,8 +93,7 @@ def judge(claims: Mapping[str, Any], issuer: Issuer, audiences: frozenset[str]) 
     sub = claims.get("sub")
     if not isinstance(sub, str) or not sub:
         raise BadToken("the token has no sub")
-    if "cnf" in claims:
-        raise BadToken("tokens that are bound to a key (cnf) are not taken here")
+    holder = _holder(claims["cnf"]) if "cnf" in claims else ""
     said = claims.get("scope")
     if said is not None and not isinstance(said, str):
         raise BadToken("scope is a text of words")
@@ -105,9 +109,35 @@ def judge(claims: Mapping[str, Any], issuer: Issuer, audiences: frozenset[str]) 
         grants = [Grant(frozenset(Right), base)]
     if issuer.prefix == _NOTHING:
         grants = []
-    token = Token(issuer.name, sub, named, tuple(grants), begins, made, ends, is_own=issuer.is_own)
-    to = onward[0].lower() if onward else ""
-    return Subject(share_name(issuer, sub), token, RELAY in words, to, jti if isinstance(jti, str) else "")
+    held_by = thumbprint(holder) if holder else ""
+    token = Token(issuer.name, sub, named, tuple(grants), begins, made, ends, held_by, is_own=issuer.is_own)
+    to, told_id = onward[0].lower() if onward else "", jti if isinstance(jti, str) else ""
+    return Subject(share_name(issuer, sub), token, RELAY in words, to, told_id, holder)
+
+
+def held(claims: Mapping[str, Any], bound: Subject, audiences: frozenset[str]) -> Subject:
+    """Return the subject of claims that a holder's key signed. :param bound: of the token inside, bound to that key.
+
+    :raises BadToken: a claim is missing or cannot be used.
+    """
+    begins, ends, made = (_time(claims, name) for name in ("nbf", "exp", "iat"))
+    if audiences.isdisjoint(_texts(claims.get("aud"))):
+        raise BadToken("the token is for another service")
+    if ends - made > MOST_OWN_S + TOLERANCE_S:
+        raise BadToken(f"the token lasts longer than {MOST_OWN_S} s")
+    before = bound.token
+    token = replace(before, begins=max(begins, before.begins), made=made, ends=min(ends, before.ends))
+    return replace(bound, token=token, delegated=str(claims["delegated"]))
+
+
+def _holder(cnf: Any) -> str:
+    """Return the key to which a token is bound (RFC 7800), as ``ed25519:`` text. :raises BadToken: there is none."""
+    jwk = cnf.get("jwk") if isinstance(cnf, dict) else None
+    if not isinstance(jwk, dict) or (jwk.get("kty"), jwk.get("crv")) != ("OKP", "Ed25519"):
+        raise BadToken("a token is bound to a key of Ed25519 (cnf with jwk)")
+    if not isinstance(jwk.get("x"), str) or not _COORDINATE.fullmatch(jwk["x"]):
+        raise BadToken("the key of cnf is malformed")
+    return f"ed25519:{jwk['x']}"
 
 
 def _grant(word: str, base: tuple[str, ...], is_own: bool) -> Grant | None:

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from stageout.overlay.http.claims import Issuer, Subject, judge
+from stageout.overlay.http.claims import Issuer, Subject, held, judge
 from stageout.overlay.http.signing import thumbprint
 from stageout.overlay.rules.rights import BadToken
 
@@ -16,6 +16,12 @@ _ALGORITHMS = {("OKP", "Ed25519"): "EdDSA", ("EC", "P-256"): "ES256", ("RSA", ""
 _MOST_CHARS = 12 * 1024
 _MOST_KEPT = 4096
 _LEAST_RSA_BITS = 2048
+#: Claims that this module's callers look at themselves.
+_UNCHECKED: Any = {
+    "verify_aud": False, "verify_exp": False, "verify_nbf": False, "verify_iat": False, "verify_iss": False,
+    "verify_sub": False, "verify_jti": False,
+}  # fmt: skip
+_REQUIRING: Any = {**_UNCHECKED, "require": ["iss", "sub", "aud", "exp", "nbf", "iat"]}
 
 
 class Access:
@@ -41,6 +47,16 @@ class Access:
 
     def subject(self, token: str) -> Subject:
         """Return whose token it is; its times are not looked at. :raises BadToken: it gives no right here."""
+        found = self.chain(token)
+        if found.holder_key and not found.delegated:
+            raise BadToken("the token is bound to a key (cnf): send one that this key has signed, with this one inside")
+        return found
+
+    def chain(self, token: str) -> Subject:
+        """Return the subject of a token that comes beside a signature: its holder's key need not have signed it, too.
+
+        :raises BadToken: it gives no right here.
+        """
         place = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
         known = self._known.get(place)
         if known is None:
@@ -77,20 +93,29 @@ class Access:
         try:
             header = jwt.get_unverified_header(token)
             said = jwt.decode(token, options={"verify_signature": False})
+            if "delegated" in said:
+                return self._held(header, said, token)
             issuer, key, algorithm = self._key(header, said)
             claims = jwt.decode(
                 token, key, algorithms=[algorithm],
-                options={
-                    "verify_aud": False, "verify_exp": False, "verify_nbf": False, "verify_iat": False,
-                    "verify_iss": False, "verify_sub": False, "verify_jti": False,
-                    "require": ["iss", "sub", "aud", "exp", "nbf", "iat"],
-                },
+                options=_REQUIRING,
             )  # fmt: skip
         except (jwt.InvalidTokenError, jwt.PyJWTError) as problem:
             raise BadToken(f"the token cannot be used: {str(problem)[:200]}") from None
         except (ValueError, TypeError, RecursionError, KeyError):
             raise BadToken("the token cannot be used") from None
         return judge(claims, issuer, self.audiences)
+
+    def _held(self, header: Mapping[str, Any], said: Mapping[str, Any], token: str) -> Subject:
+        """Return the subject of a token that its holder signed. :raises BadToken: another key did."""
+        import jwt
+
+        bound = self.chain(str(said["delegated"]))
+        if "crit" in header or not bound.holder_key or bound.delegated:
+            raise BadToken("the token inside is not bound to a key")
+        key = _public({"kty": "OKP", "crv": "Ed25519", "x": bound.holder_key.partition(":")[2]}, "EdDSA")
+        claims = jwt.decode(token, key, algorithms=["EdDSA"], options=_UNCHECKED)
+        return held(claims, bound, self.audiences)
 
     def _key(self, header: Mapping[str, Any], said: Mapping[str, Any]) -> tuple[Issuer, Any, str]:
         """Return who claims to have signed a token, and the key with its algorithm. :raises BadToken: nobody known."""
