@@ -34,7 +34,7 @@ _MOST_TESTS, _MOST_SECONDS, _AT_ONCE = 200, 60.0, 12
 #: Files of tests that run again for a function that none of them called: it may be new, or have moved.
 _NEAREST = 12
 #: A mutation that hangs is waited for: seconds for the start, and times what the tests took.
-_START_S, _SLOWER = 60.0, 5.0
+_START_S, _SLOWER = 30.0, 3.0
 _TIMEOUT_S = 1200.0
 #: Steps of imports to a test that imports nothing of a module.
 _FAR = 9

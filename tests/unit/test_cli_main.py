@@ -257,3 +257,19 @@ def test_json_of_commands_that_make_files(tmp_path: Path, capsys: pytest.Capture
     told = json.loads(capsys.readouterr().out)
     front = str(tmp_path / "ends" / "their_plugin")
     assert told["front_ends"] == [{"plugin": str(plugin), "path": front}] and front in told["setting"]
+
+
+def test_only_a_missing_part_of_stageout_is_told_as_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = ["stageout.cli.check", "aiohttp"]
+
+    def load(name: str) -> None:
+        raise ModuleNotFoundError(name=missing[0])
+
+    monkeypatch.setattr("stageout.cli.main.importlib.import_module", load)
+    assert main(["check", "x"]) == 1
+    assert "needs the Python module stageout.cli.check, which is not installed" in capsys.readouterr().err
+    del missing[0]
+    with pytest.raises(ModuleNotFoundError):
+        main(["check", "x"])
