@@ -447,6 +447,32 @@ def test_data_are_made_once_for_all_readers(tmp_path: Path, monkeypatch: pytest.
     serve(tmp_path, work)
 
 
+def test_a_page_is_made_once_for_readers_who_see_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(client: Client, server: Server) -> None:
+        made: list[str] = []
+        do = server._work.do
+
+        async def counted(key: Any, work: Callable[[], Any]) -> Any:
+            made.append(key[1])
+            return await do(key, work)
+
+        monkeypatch.setattr(server._work, "do", counted)
+        bearer = {"Authorization": f"Bearer {TOKEN}"}
+        for headers in ({}, {}, bearer, bearer):
+            for path in ("/owners", "/nodes"):
+                assert (await client.get(path, headers=headers)).status == 200
+        assert made == ["/owners", "/nodes"] * 2, "once without names and once with them"
+        server.tick()
+        await client.get("/owners")
+        assert made[4:] == ["/owners"]
+        monkeypatch.setattr("stageout_web.server._PAGES_KEPT", len(server._kept))
+        for _ in range(2):
+            await client.get("/nodes")
+        assert made[5:] == ["/nodes", "/nodes"], "there is no room for more"
+
+    serve(tmp_path, work)
+
+
 def test_a_page_names_its_time_zone_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.fullmatch(r"2027-01-1\d \d\d:\d\d:\d\d", moment(NOW))
     assert moment(2**62) == moment(0) == ""
