@@ -41,7 +41,7 @@ NO_ATTRIBUTES = {
     "AmazonS3": "name of a server", "MinIO": "name of a server",
     "EndpointError": "code of Globus", "ExternalError": "code of Globus",
     "NoSpace": "type of an error", "TooSlow": "type of an error", "Transfer": "type of an error",
-    "HandedOver": "state of output", "None": "state of output", "Unknown": "word for a status",
+    "HandedOver": "state of output", "Unknown": "word for a status",
     "OverlayGet": "operation of the overlay", "OverlayGetPack": "operation of the overlay",
     "OverlayList": "operation of the overlay", "OverlayOpen": "operation of the overlay",
     "OverlayOperation": "operation of the overlay", "OverlayPack": "operation of the overlay",
