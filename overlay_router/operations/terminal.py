@@ -170,6 +170,8 @@ class Terminal:
     def cancel(self, caller: Caller, fields: Fields, jws: str) -> Answer:
         """``DELETE O``."""
         stored = seen(self.table, caller, fields.origin, fields.seq, Action.CANCEL)
+        if stored is not None and stored.jws and not jws:
+            raise Refusal(403, "a signed operation is cancelled with a signature")
         if stored is not None and stored.row.fields != fields:
             raise Refusal(409, "the operation has other fields here", "operation-differs")
         if stored is not None and stored.row.state is State.PUBLISHING:
@@ -351,8 +353,6 @@ class Terminal:
             )  # fmt: skip
         except Differs:
             raise Refusal(409, "the operation has other fields here", "operation-differs") from None
-        except RecursionError:
-            raise Refusal(503, "too many cancelled operations wait for each other", again_s=60) from None
 
     def _judged_again(self, stored: Stored) -> Verdict:
         """Judge a row without its sender: its authority has to be what it was."""

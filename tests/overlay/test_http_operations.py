@@ -388,6 +388,17 @@ def test_a_signature_is_for_one_use(place_: Site) -> None:
         assert alice.begin(elsewhere).status == 403 and alice.cancel(elsewhere).status == 403
 
 
+def test_a_signed_one_is_cancelled_with_a_signature(place_: Site) -> None:
+    with Sender(place_, signs=True) as alice:
+        fields = alice.fields(Kind.FILE, name(alice), size=3)
+        alice.begin(fields)
+        for token in (alice.token, place_.token(scope="storage.read:/elsewhere")):
+            with Sender(place_, token=token) as unsigned:
+                assert unsigned.cancel(fields).status == 403
+        assert alice.state(fields).state == "receiving"
+        assert alice.cancel(fields).state == "cancelled"
+
+
 def test_a_list_belongs_to_its_operation(place_: Site) -> None:
     with Sender(place_, signs=True) as alice:
         one, two = (alice.fields(Kind.FILE, f"{name(alice)}{at}", size=3) for at in range(2))

@@ -60,10 +60,9 @@ BUGS = {
         custody, "is_whole", lambda right: lambda row: row.manifest is not None, 5),
     "expiry counts before a known result": Bug(terminal, "judge", _expired_first, 3),
     "a cancelled operation does not pass on its edges": Bug(
-        terminal, "has_ended", lambda right: lambda known, seq: (
-            seq < known.low or (seq in known.rows and known.rows[seq].state in RESULTS)), 1369),
+        terminal, "passes_on", lambda right: lambda row: False, 1369),
     "an operation that never arrived counts as ended": Bug(
-        terminal, "has_ended", lambda right: lambda known, seq: seq not in known.rows or right(known, seq), 9),
+        terminal, "has_result", lambda right: lambda known, seq: seq not in known.rows or right(known, seq), 9),
     "a failed dependency does not count": Bug(
         terminal, "dependency_failed", lambda right: lambda known, fields: False, 3),
     "order of an origin is not kept": Bug(

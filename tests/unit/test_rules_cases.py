@@ -167,6 +167,18 @@ PUT_D_F = replace(FILE, path="/alice/d/f")
 RENAME_D = replace(DELETE_D, kind=Kind.RENAME, second="/alice/e")
 
 
+@pytest.mark.parametrize("count", [40, 3_000])
+def test_cancelled_ones_that_wait_for_each_other_are_looked_at_once(count: int) -> None:
+    rows = [
+        row(State.CANCELLED, seq, fields={"after": tuple(range(max(1, seq - 8), seq)), "all_below": seq - 1})
+        for seq in range(1, count)
+    ]
+    last = replace(FILE, seq=count, after=tuple(range(count - 8, count)))
+    assert judge(last, rows=rows).step is Step.EXECUTE
+    assert judge(last, rows=[replace(rows[0], state=State.RECEIVING), *rows[1:]]).step is Step.HOLD
+    assert judge(replace(last, all_below=count), rows=rows[1:]).step is Step.HOLD
+
+
 def test_a_delete_of_a_directory_races_with_a_put_below_it() -> None:
     """Two origins: either order. One origin, or one custodian: an older delete never takes a newer file away."""
     put, delete = (replace(row(State.DONE, one.seq), fields=one) for one in (PUT_D_F, DELETE_D))

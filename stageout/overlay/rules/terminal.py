@@ -88,23 +88,52 @@ def is_older(fields: Fields, epoch: int) -> bool:
     return epoch > 0 and fields.made < epoch + EPOCH_MARGIN_S
 
 
+def has_result(known: Known, seq: int) -> bool:
+    """Tell whether an operation has its own end."""
+    row = known.rows.get(seq)
+    return row is not None and row.state in RESULTS
+
+
+def passes_on(row: Row) -> bool:
+    """Tell whether dependents wait for the operations for which this one waited."""
+    return row.state is State.CANCELLED
+
+
 def has_ended(known: Known, seq: int) -> bool:
     """Tell whether dependents of an operation may go on.
 
     A cancelled one passes on its own edges: else its dependents would overtake the operations for which it waited.
     """
-    if seq < known.low:
-        return True
-    row = known.rows.get(seq)
-    if row is None or row.state not in RESULTS:
-        return False
-    return row.state is not State.CANCELLED or edges_ended(known, row.fields)
+    return _all_ended(known, (seq,), 0)
 
 
 def edges_ended(known: Known, fields: Fields) -> bool:
     """Tell whether all operations have ended for which one waits."""
-    below = range(max(known.low, 1), fields.all_below)
-    return all(has_ended(known, seq) for seq in (*fields.after, *below))
+    return _all_ended(known, fields.after, fields.all_below)
+
+
+def _all_ended(known: Known, after: Iterable[int], all_below: int) -> bool:
+    """Look at each number once: cancelled operations may wait for each other in more ways than there are numbers."""
+    looked, low = set[int](), max(known.low, 1)
+    below = max(low, all_below)
+    waiting = [iter(after), iter(range(low, below))]
+    while waiting:
+        seq = next(waiting[-1], None)
+        if seq is None:
+            waiting.pop()
+            continue
+        if seq < known.low or seq in looked:
+            continue
+        looked.add(seq)
+        if not has_result(known, seq):
+            return False
+        row = known.rows.get(seq)
+        if row is not None and passes_on(row):
+            waiting.append(iter(row.fields.after))
+            if row.fields.all_below > below:
+                waiting.append(iter(range(below, row.fields.all_below)))
+                below = row.fields.all_below
+    return True
 
 
 def dependency_failed(known: Known, fields: Fields) -> bool:
