@@ -114,6 +114,8 @@ class Site:
         """As the desk does."""
         self.begin(ask)
         stored = self.stored(ask)
+        if stored.row.state not in (State.RECEIVING, State.LOST):
+            return
         staging = self.receiving.staging(stored)
         self.receiving.claim(staging, self, 0, 1, [_BLOCK])
         os.pwrite(staging.file, _DATA, 0)
