@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,13 +19,18 @@ from tests.overlay.http_site import Site, site
 
 @dataclass
 class Commands:
-    """Commands for one router, with a key that it knows. :ivar err: what the last one said to people."""
+    """Commands for one router, with a key that it knows. :ivar err: what the last one said to people.
+
+    :param wrapper: put before a command. :param environment: further variables of a command.
+    """
 
     site: Site
     home: Path
     user: str = "alice"
     err: str = ""
     options: list[str] = field(default_factory=list)
+    wrapper: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         key = self.home / f"{self.user}.key"
@@ -41,7 +47,9 @@ class Commands:
 
     def begun(self, *words: str) -> subprocess.Popen[str]:
         """One that runs."""
-        return subprocess.Popen(self.command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        environment = {**os.environ, **self.environment}
+        command = [*self.wrapper, *self.command(*words)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
     def ended(self, process: subprocess.Popen[str], status: int = 0) -> list[dict[str, Any]]:
         """The objects of one that was begun."""

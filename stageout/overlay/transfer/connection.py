@@ -344,7 +344,8 @@ class Connection:
         try:
             facts = json.loads(body) if body else {}
         except ValueError:
-            facts = {}
+            is_text = answer.get("content-type").startswith("text/plain")
+            facts = {"detail": body.decode("utf-8", "replace").strip()} if is_text else {}
         facts = facts if isinstance(facts, dict) else {}
         reason = facts.get("detail") or facts.get("reason") or facts.get("title")
         said = reason if isinstance(reason, str) and reason.isprintable() else f"status {answer.status}"

@@ -79,6 +79,7 @@ class Upload:
         self._session = Session(self.place, self.identity, self.routes)
         is_lent = self.connection is not None
         self._crew: Crew | None = None
+        self._is_offered = self._is_begun = False  # the router may know it; has answered
         self._session.keep(self.connection)
         kinds = operations.digest_kinds()
         cheap = next(iter(kinds))  # the router keeps these for whoever fetches the file
@@ -117,11 +118,11 @@ class Upload:
     def _until_end(self) -> Status:
         """Bring all of it, through losses of connections and restarts of the router."""
         blockmap, failures, lists, last = BlockMap(self.size_bytes), 0, 0, time.monotonic()
-        moved, is_begun = -1, False
+        moved = -1
         while True:
             try:
-                state = self._begun(blockmap, is_begun)
-                is_begun = True
+                state = self._begun(blockmap)
+                self._is_begun = True
                 if state is None:
                     self._move(blockmap)
                     state = self._listed(blockmap)
@@ -133,7 +134,7 @@ class Upload:
                     raise TransferFailure(ErrorClass.CONTENT_MISMATCH, words, self.place.url)
             except TransferFailure as failure:
                 self._session.keep(None)
-                if not is_begun and not isinstance(failure, Refusal):
+                if not self._is_begun and not isinstance(failure, Refusal):
                     raise
                 if self._sent_bytes > moved:
                     moved, failures, last = self._sent_bytes, 0, time.monotonic()
@@ -142,15 +143,17 @@ class Upload:
                 failures += 1
                 time.sleep(max(growing_s(_FIRST_PAUSE_S, _MOST_PAUSE_S, failures), min(failure.retry_after_s or 0, 30)))
 
-    def _begun(self, blockmap: BlockMap, is_begun: bool) -> Status | None:
+    def _begun(self, blockmap: BlockMap) -> Status | None:
         """Bring the operation; its result if it has one."""
         is_corrected = self.identity.is_corrected
+        self._session.connection()
+        self._is_offered = True
         state = self._session.begin(self._fields, self._signed, self.hop)
-        if not is_begun and self.identity.is_corrected and not is_corrected:
+        if not self._is_begun and self.identity.is_corrected and not is_corrected:
             state = self._anew()
         if self._is_result(state):
             return state
-        if is_begun:
+        if self._is_begun:
             blockmap.forget(self._have(state))
         else:
             blockmap.resume(self._have(state))
@@ -327,7 +330,8 @@ class Upload:
 
     def _given_up(self, problem: BaseException) -> Status:
         """Cancel the operation: no late copy of it may appear. :raises BaseException: the problem."""
-        if isinstance(problem, Refusal) and problem.status in (401, 403, 410):
+        is_refused = isinstance(problem, Refusal) and (not self._is_begun or problem.status in (401, 403, 410))
+        if is_refused or not self._is_offered:
             raise problem
         state = self._session.cancel(self._fields)
         if state is not None and state.state in _GOOD:

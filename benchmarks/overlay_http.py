@@ -1,0 +1,303 @@
+"""The client of HTTP beside the client by frames, in one run: whole commands, their start included.
+
+Rounds go in turn, and figures are medians of the ratios of one round. Plain stands beside plain, and TLS beside TLS.
+The client of HTTP signs what it puts (sha-256); ``token`` is the same without signatures (xxh3), as the frames are.
+Large files stand also beside bare system calls: the same digest on both sides and the same sync, in one connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import trustme
+from common import Figure, main_in_parts
+
+from stageout.core.errors import StageoutError
+from stageout.core.signing import new_key
+from tests.harness.router import RouterProcess
+
+_MIB = 1 << 20
+_PARTS = ("memory", "disk", "small", "start")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_LEAST = 0.9
+_LEAST_BARE = 0.8
+
+
+@dataclass(frozen=True)
+class Run:
+    """One command. :param cpu_s: of the command and of the router."""
+
+    took_s: float
+    cpu_s: float
+
+
+@dataclass
+class Place:
+    """A router with keys for both clients, and a directory for the files of this machine."""
+
+    router: RouterProcess
+    home: Path
+
+    def words(self, way: str, cover: str) -> tuple[list[str], str]:
+        """Options of a way, and the beginning of its URLs."""
+        port, keys = self.router.port, self.home / "keys"
+        if way == "frames":
+            return ["--key", str(keys / f"{cover}.key")], f"overlay://localhost:{port}"
+        scheme = "http" if cover == "plain" else "https"
+        shown = ["--cacert", str(self.home / "ca.pem")]
+        if way == "token":
+            return [*shown, "--token", str(self._token())], f"{scheme}://localhost:{port}"
+        return [*shown, "--key", str(keys / "alice.key"), "--user", "alice"], f"{scheme}://localhost:{port}"
+
+    def _token(self) -> Path:
+        file = self.home / "keys/token"
+        command = [sys.executable, "-m", "stageout.cli.main", "token", str(self.home / "keys/alice.key")]
+        command += ["--user", "alice", "--router", "localhost"]
+        file.write_text(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        return file
+
+    def run(self, words: Sequence[str]) -> Run:
+        """Run a command to its end. :raises StageoutError: it failed."""
+        before_s, start_s = self._cpu_s(), time.monotonic()
+        environment = {**os.environ, "_CONDOR_STAGEOUT_OVERLAY_PLAIN": "true"}
+        command = [sys.executable, "-m", "stageout.cli.main", *words]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        assert process.stderr is not None
+        said = process.stderr.read()
+        _, status, used = os.wait4(process.pid, 0)
+        took_s = time.monotonic() - start_s
+        process.returncode = status
+        if status:
+            raise StageoutError(f"{' '.join(words)}: {said.decode()[:500]}")
+        return Run(took_s, used.ru_utime + used.ru_stime + self._cpu_s() - before_s)
+
+    def _cpu_s(self) -> float:
+        pids = [self.router.pid, *self.router.workers(), *self.router.makers()]
+        fields = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in set(pids))
+        return sum(int(words[11]) + int(words[12]) for words in fields) / _TICKS_PER_S
+
+
+@contextmanager
+def _place(folder: str) -> Iterator[Place]:
+    with tempfile.TemporaryDirectory(dir=folder, prefix="stageout-") as text:
+        home, authority, key = Path(text), trustme.CA(), new_key()
+        authority.cert_pem.write_to_path(str(home / "ca.pem"))
+        authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(home / "cert.pem"))
+        (home / "keys").mkdir()
+        key.store("key", home / "keys/alice.key")
+        secret = "not-secret-but-long-enough"
+        (home / "router.keys").write_text(f"site {secret} /\nalice {key.public} /\n")
+        (home / "keys/plain.key").write_text(f"site {secret}\n")
+        (home / "keys/TLS.key").write_text(f"site {secret}\nca {home / 'ca.pem'}\n")
+        settings = {
+            "STAGEOUT_ROUTER_CERT": str(home / "cert.pem"), "STAGEOUT_ROUTER_KEYS": str(home / "router.keys"),
+            "STAGEOUT_ROUTER_ADDRESS": "localhost", "STAGEOUT_ROUTER_HTTP_PLAIN": "true",
+        }  # fmt: skip
+        for path in (*(home / "keys").iterdir(), home / "router.keys"):
+            path.chmod(0o600)
+        with RouterProcess(home / "router", settings) as router:
+            yield Place(router, home)
+
+
+def measure(wanted: Sequence[str], quick: bool) -> list[Figure]:
+    """The figures of some parts."""
+    found: list[Figure] = []
+    for part in wanted:
+        folder = "/dev/shm" if part != "disk" else os.environ.get("STAGEOUT_BENCH_DISK", str(Path.cwd()))
+        with _place(folder) as place:
+            if part == "small":
+                found += _small(place, quick)
+            elif part == "start":
+                found += _start(place, quick)
+            else:
+                found += _large(part, place, quick)
+    return found
+
+
+def _rounds(ways: Mapping[str, Callable[[], Run]], count: int) -> dict[str, list[Run]]:
+    """Run all ways in turn; the first round warms caches and counts nowhere."""
+    runs: dict[str, list[Run]] = {name: [] for name in ways}
+    for number in range(count + 1):
+        order = list(ways) if number % 2 else list(reversed(ways))
+        for name in order:
+            run = ways[name]()
+            if number:
+                runs[name].append(run)
+    return runs
+
+
+def _ratio(runs: Mapping[str, list[Run]], way: str, peer: str, what: str = "took_s") -> float:
+    """The median of the ratios of rates (or of costs) of one round."""
+    pairs = zip(runs[way], runs[peer])
+    if what == "took_s":
+        return statistics.median(theirs.took_s / mine.took_s for mine, theirs in pairs)
+    return statistics.median(mine.cpu_s / max(theirs.cpu_s, 1e-9) for mine, theirs in pairs)
+
+
+def _large(part: str, place: Place, quick: bool) -> list[Figure]:
+    size, count = (64 * _MIB, 3) if quick else (512 * _MIB, 7)
+    source = place.home / "source"
+    source.write_bytes(b"".join(os.urandom(_MIB) for _ in range(64)) * (size // (64 * _MIB)))
+    target = place.home / "back"
+    found: list[Figure] = []
+    for verb in ("put", "get"):
+        ways: dict[str, Callable[[], Run]] = {
+            "bare": lambda verb=verb: _bare(source, place.home / "bare", verb == "put")  # type: ignore[misc]
+        }
+        for cover in ("plain", "TLS"):
+            for way in ("frames", "signed", "token"):
+                options, url = place.words(way, cover)
+                name = f"f-{way}-{cover}"
+                files = [str(source), f"{url}/{name}"] if verb == "put" else [f"{url}/{name}", str(target)]
+                ways[f"{way}, {cover}"] = lambda words=(verb, *options, *files): place.run(words)  # type: ignore[misc]
+        if verb == "get":
+            del ways["token, plain"], ways["token, TLS"]
+        runs = _rounds(ways, count)
+        for cover in ("plain", "TLS"):
+            old = f"frames, {cover}"
+            for way in ("signed", "token"):
+                name = f"{way}, {cover}"
+                if name not in runs:
+                    continue
+                rate, peer = _rate(runs[name], size), _rate(runs[old], size)
+                found.append(Figure(f"{part}: {verb}, {name}: rate", rate, "MB/s", old, peer))
+                found.append(
+                    Figure(
+                        f"{part}: {verb}, {name}: of the frames' rate",
+                        _ratio(runs, name, old),
+                        "",
+                        goal=_LEAST,
+                        more=True,
+                    )
+                )
+                cpu = _ratio(runs, name, old, "cpu_s")
+                found.append(Figure(f"{part}: {verb}, {name}: of the frames' processor", cpu, ""))
+        bare = _ratio(runs, "signed, plain", "bare")
+        found.append(Figure(f"{part}: {verb}, signed, plain: of bare calls", bare, "", goal=_LEAST_BARE, more=True))
+        found.append(Figure(f"{part}: {verb}, bare calls: rate", _rate(runs["bare"], size), "MB/s"))
+    return found
+
+
+def _rate(runs: Sequence[Run], size: int) -> float:
+    return statistics.median(size / run.took_s / 1e6 for run in runs)
+
+
+def _bare(source: Path, target: Path, syncs: bool) -> Run:
+    """Two processes and one connection: read, digest, send; receive, digest, write, sync."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        near, (far, _) = socket.create_connection(listening.getsockname()), listening.accept()
+    before, start_s = os.times(), time.monotonic()
+    pid = os.fork()
+    if not pid:
+        try:
+            near.close()
+            _receive(far, target, syncs)
+        finally:
+            os._exit(0)
+    far.close()
+    memory = memoryview(bytearray(_MIB))
+    with source.open("rb", buffering=0) as file:
+        offset = 0
+        while count := file.readinto(memory):
+            hashlib.sha256(memory[:count]).digest()
+            end = offset + count
+            while offset < end:
+                offset += os.sendfile(near.fileno(), file.fileno(), offset, end - offset)
+    near.shutdown(socket.SHUT_WR)
+    near.recv(1)
+    took_s = time.monotonic() - start_s
+    near.close()
+    _, status, used = os.wait4(pid, 0)
+    if status:
+        raise StageoutError("the bare receiver failed")
+    after = os.times()
+    return Run(took_s, after.user + after.system - before.user - before.system + used.ru_utime + used.ru_stime)
+
+
+def _receive(sock: socket.socket, target: Path, syncs: bool) -> None:
+    memory, filled = memoryview(bytearray(_MIB)), 0
+    with target.open("wb", buffering=0) as file:
+        while True:
+            count = sock.recv_into(memory[filled:])
+            filled += count
+            if filled == _MIB or (not count and filled):
+                hashlib.sha256(memory[:filled]).digest()
+                file.write(memory[:filled])
+                filled = 0
+            if not count:
+                break
+        if syncs:
+            os.fdatasync(file.fileno())
+    sock.sendall(b".")
+
+
+def _small(place: Place, quick: bool) -> list[Figure]:
+    found: list[Figure] = []
+    for size, number in ((4096, 5000), (100 << 10, 2000), (_MIB, 300)):
+        number = number // 10 if quick else number
+        tree = place.home / f"tree{size}"
+        tree.mkdir()
+        for at in range(number):
+            (tree / f"f{at}").write_bytes(os.urandom(size))
+        for verb in ("put", "get"):
+            ways: dict[str, Callable[[], Run]] = {}
+            for cover in ("plain", "TLS"):
+                for way in ("frames", "signed"):
+                    options, url = place.words(way, cover)
+                    there, back = f"{url}/t{size}-{way}-{cover}", str(place.home / f"back{size}")
+                    files = [str(tree), there] if verb == "put" else [there, back]
+                    words = (verb, "-r", *options, *files)
+                    ways[f"{way}, {cover}"] = lambda words=words: place.run(words)  # type: ignore[misc]
+            runs = _rounds(ways, 2 if quick else 5)
+            for cover in ("plain", "TLS"):
+                name, old = f"signed, {cover}", f"frames, {cover}"
+                what = f"small: {verb} of {size // 1024} KiB, {cover}"
+                rates = [number / statistics.median(run.took_s for run in runs[one]) for one in (name, old)]
+                found.append(Figure(f"{what}: rate", rates[0], "1/s", old, rates[1]))
+                ratio = _ratio(runs, name, old)
+                found.append(Figure(f"{what}: of the frames' rate", ratio, "", goal=_LEAST, more=True))
+    return found
+
+
+def _start(place: Place, quick: bool) -> list[Figure]:
+    file = place.home / "one"
+    file.write_bytes(b"1")
+    ways: dict[str, Callable[[], Run]] = {}
+    for cover in ("plain", "TLS"):
+        for way in ("frames", "signed", "token"):
+            options, url = place.words(way, cover)
+            words = ("put", *options, str(file), f"{url}/one-{way}-{cover}")
+            ways[f"{way}, {cover}"] = lambda words=words: place.run(words)  # type: ignore[misc]
+    ways["python"] = lambda: _python(place)
+    runs = _rounds(ways, 5 if quick else 21)
+    found = []
+    for cover in ("plain", "TLS"):
+        old = 1e3 * statistics.median(run.took_s for run in runs[f"frames, {cover}"])
+        for way in ("signed", "token"):
+            took = 1e3 * statistics.median(run.took_s for run in runs[f"{way}, {cover}"])
+            goal = 100.0 if (way, cover) == ("token", "TLS") else None
+            found.append(Figure(f"start: put of a byte, {way}, {cover}", took, "ms", f"frames, {cover}", old, goal))
+    python = 1e3 * statistics.median(run.took_s for run in runs["python"])
+    found.append(Figure("start: Python that does nothing", python, "ms"))
+    return found
+
+
+def _python(place: Place) -> Run:
+    start_s = time.monotonic()
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
+    return Run(time.monotonic() - start_s, 0.0)
+
+
+if __name__ == "__main__":
+    sys.exit(main_in_parts("overlay_http", _PARTS, measure))
