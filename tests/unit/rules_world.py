@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -184,7 +183,11 @@ class Terminal(Node):
         self.reserved: dict[Identity, int] = {}
 
     def database(self) -> Any:
-        return copy.copy(self.rows), dict(self.low), self.number, dict(self.known), self.epoch
+        rows = {}
+        for identity, row in self.rows.items():  # the stored bitmaps have synced blocks only
+            unsynced = self.unsynced.get(identity, set())
+            rows[identity] = replace(row, blocks={n: d for n, d in row.blocks.items() if n not in unsynced})
+        return rows, dict(self.low), self.number, dict(self.known), self.epoch
 
     def save(self) -> None:
         self.backup, self.safe_backup = (
