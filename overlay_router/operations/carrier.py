@@ -69,6 +69,14 @@ class Later(Exception):
     """Nothing was learned."""
 
 
+class AskFirst(Exception):
+    """The records of the terminal are older than the operation: it may have run. :ivar epoch: of the terminal."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__("ask-first")
+        self.epoch = epoch
+
+
 class Rotten(Exception):
     """Blocks of the spool have changed."""
 
@@ -80,6 +88,7 @@ class Carrying:
         self._order = order
         self._kept, self._digests = read_kept(Path(order["operation"]))
         self._connection: http.client.HTTPConnection | None = None
+        self._known_epoch = 0
 
     def run(self) -> Answer:
         """Carry out the order."""
@@ -123,9 +132,24 @@ class Carrying:
         return Status(State.REFUSED.value, f"{len(missing)} blocks are not those of the signed list")
 
     def _offer(self) -> Status:
-        kept, order = self._kept, self._order
+        """Bring the fields. A file that may have run is brought again: the same bytes come under its name.
+
+        It is not if a later version of the same name was delivered: the terminal may have forgotten that one.
+        """
+        try:
+            return self._put_fields()
+        except AskFirst as why:
+            if self._kept.fields.kind not in (Kind.FILE, Kind.MKDIR):
+                return Status(State.REFUSED.value, str(why), epoch=why.epoch)
+            if self._order.get("is_older"):
+                return Status(State.SUPERSEDED.value, str(why), epoch=why.epoch)
+            self._known_epoch = why.epoch
+            return self._put_fields()
+
+    def _put_fields(self) -> Status:
+        kept = self._kept
         body, kind = (kept.proof.encode(), SIGNED_TYPE) if kept.proof else (to_json(kept.fields), FIELDS_TYPE)
-        return self._told("PUT", self._place, body, {"Content-Type": kind, **self._hop(), **order.get("fields", {})})
+        return self._told("PUT", self._place, body, {"Content-Type": kind, **self._hop()})
 
     def _hop(self) -> dict[str, str]:
         kept, order = self._kept, self._order
@@ -140,8 +164,8 @@ class Carrying:
             fields["Stageout-Priority"] = str(kept.priority)
         if kept.deadline:
             fields["Stageout-Deadline"] = str(kept.deadline)
-        if order.get("known_epoch"):
-            fields["Stageout-Known-Epoch"] = str(order["known_epoch"])
+        if self._known_epoch:
+            fields["Stageout-Known-Epoch"] = str(self._known_epoch)
         return fields
 
     def _send(self, data: int, missing: list[int], digests: Digests) -> None:
@@ -207,6 +231,8 @@ class Carrying:
         reason = str(facts.get("detail") or facts.get("reason") or f"the router answers {status}")
         if status in _LATER:
             raise Later(reason)
+        if status == 409 and facts.get("reason") == "ask-first":
+            raise AskFirst(int(facts.get("epoch", 0)))
         if status == 410:
             is_certain = facts.get("reason") == State.EXPIRED.value
             return Status((State.EXPIRED if is_certain else State.EXPIRED_UNKNOWN).value, reason)

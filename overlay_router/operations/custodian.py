@@ -284,8 +284,13 @@ class Custodian:
         via = _via(stored)
         return {
             "operation": str(self._spool.file(identity)), "data": str(self.receiving.path(identity)),
-            "prefix": joined(via[1:], ""), "name": self._name, **self._far(via[0])._asdict(),
+            "prefix": joined(via[1:], ""), "name": self._name, "is_older": self._is_older(stored.row),
+            **self._far(via[0])._asdict(),
         }  # fmt: skip
+
+    def _is_older(self, row: Row) -> bool:
+        """Tell whether a later version of one of its names was delivered."""
+        return bool(self.table.changed_later(row.identity, row.fields, ""))
 
     def answered(self, identity: Identity, status: Status | None, rotten: Sequence[int]) -> Row | None:
         """Record the end of an attempt. :param status: None: nothing was learned. :param rotten: changed blocks."""

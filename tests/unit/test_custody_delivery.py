@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from overlay_router.operations.delivery import Delivery
-from stageout.overlay.rules.operations import Identity
+from stageout.overlay.rules.operations import Identity, Kind
 from tests.unit.test_custody_http import Ask, Site
 
 
@@ -200,6 +200,32 @@ async def test_refused_and_then_allowed(running: Running) -> None:
         await running.delivery.retry()
         await running.until(ask, "done")
         await running.until(later, "done")
+
+
+@in_loop
+async def test_a_terminal_with_a_new_epoch(running: Running) -> None:
+    """It may have forgotten what ran: files are brought again, but not over later versions; a delete is not."""
+    later, older, other = (
+        running.site.take(seq, path=name) for seq, name in ((2, "alice/f"), (1, "alice/f"), (3, "alice/g"))
+    )
+    running.site.try_once(later, "done")
+    gone = running.site.asks(4, kind=Kind.DELETE, size=None)
+    running.site.begin(gone)
+
+    def answer(method: str, what: str) -> tuple[int, dict[str, Any]]:
+        if method == "PUT" and not what and "Stageout-Known-Epoch" not in running.terminal.came[-1][2]:
+            return 409, {"status": 409, "reason": "ask-first", "epoch": 77}
+        return _TAKES[method, what]
+
+    running.terminal.answer = answer
+    async with running.runs():
+        await running.until(other, "done")
+        await running.until(older, "superseded")
+        await running.until(gone, "refused")
+    assert {
+        head["Stageout-Known-Epoch"] for _, _, head, _ in running.terminal.came if "Stageout-Known-Epoch" in head
+    } == {"77"}
+    assert running.site.stored(gone).row.reason == "ask-first"
 
 
 @in_loop
