@@ -79,11 +79,12 @@ def test_only_changed_lines_are_drawn_from() -> None:
 
 
 def test_the_nearest_tests_are_those_that_import_the_module() -> None:
-    near = Nearness().files("sandbox_manager/scheduling/leases.py", "mark_read")
+    nearness = Nearness()
+    near = nearness.files("sandbox_manager/scheduling/leases.py", "mark_read")
     assert near[0] == "tests/unit/test_leases.py"
     assert all(Path(name).is_file() for name in near)
     assert not any("test_golden" in name or "test_language" in name for name in near)
-    assert set(Nearness().files("nobody/imports/this.py", "x")) == set(near), "the order is another one"
+    assert set(nearness.files("nobody/imports/this.py", "x")) == set(near), "the order is another one"
 
 
 def test_some_tests_of_each_file_run_the_shortest_first_while_there_is_time() -> None:
