@@ -13,7 +13,7 @@ import pytest
 from tests.harness.pool.waiting import wait_until
 from tests.overlay.gate import Gate
 from tests.overlay.http_site import Site, site
-from tests.overlay.test_durability import Trace, _first
+from tests.overlay.tracing import Trace, first
 from tests.overlay.wires import WIRES, Wire
 
 _MIB = 1 << 20
@@ -148,5 +148,5 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, source: Pa
         assert way(here).run("put", "/d/f", str(source)) == ""
         assert (here.root / "d/f").exists()
     calls = trace.calls()
-    named = _first(calls, ("rename", "renameat", "renameat2"), r"/staging/\d+")
-    assert _first(calls, ("fsync", "fdatasync"), r"/staging/\d+") < named < _first(calls, ("fsync",), "/root/d", named)
+    named = first(calls, ("rename", "renameat", "renameat2"), r"/staging/\d+")
+    assert first(calls, ("fsync", "fdatasync"), r"/staging/\d+") < named < first(calls, ("fsync",), "/root/d", named)
