@@ -22,19 +22,25 @@ from stageout.overlay.transfer.connection import Connection, Place, Route
 from stageout.overlay.transfer.crew import PASSING, PATIENCE_S
 from stageout.overlay.transfer.session import connected
 
+#: Two times are told apart only if they differ by more: routers and filesystems round them.
+_MARGIN_S = 2
 _WAITING = 8
 _MODE = re.compile("[0-7]{1,4}")
 Group = Sequence[Small]
 
 
 class Entry(NamedTuple):
-    """An entry below a directory. :param below: its path from there. :param kind: file, directory, empty or other."""
+    """An entry below a directory. :param below: its path from there. :param kind: file, directory, empty or other.
+
+    :param changed: when its content or its name was changed last, as far as this machine knows it; 0: not known.
+    """
 
     below: str
     kind: str
     size: int
     modified: float
     mode: int
+    changed: float = 0.0
 
 
 def walked(top: Path) -> Iterator[Entry]:
@@ -62,7 +68,8 @@ def walked(top: Path) -> Iterator[Entry]:
                 waiting.append(name)
             else:
                 kind = "file" if stat.S_ISREG(status.st_mode) else "other"
-                yield Entry(name, kind, status.st_size, status.st_mtime, status.st_mode & 0o777)
+                changed = max(status.st_mtime, status.st_ctime)
+                yield Entry(name, kind, status.st_size, status.st_mtime, status.st_mode & 0o777, changed)
 
 
 def listed(place: Place, routes: Sequence[Route], path: str) -> Iterator[Entry]:
@@ -100,10 +107,14 @@ def _entry(line: bytes, place: Place) -> Entry:
 
 
 def is_same(source: Entry, target: Entry | None, is_mode_told: bool) -> bool:
-    """Tell whether a target is taken for a copy of its source: of its size, and with its time, to a second."""
+    """Tell whether a target is taken for a copy of its source: of its size, and with its time or, for small files that
+    a router took together, changed later than the source was.
+    """
     if target is None or target.kind != "file" or source.size != target.size:
         return False
-    return int(source.modified) == int(target.modified) and (not is_mode_told or source.mode == target.mode)
+    is_later = bool(source.changed) and source.changed + _MARGIN_S <= target.modified
+    is_alike = is_later or int(source.modified) == int(target.modified)
+    return is_alike and (not is_mode_told or source.mode == target.mode)
 
 
 def grouped(files: Iterable[Small]) -> Iterator[Group]:
