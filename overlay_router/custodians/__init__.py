@@ -1,1 +1,1 @@
-"""Custodians: what they take, keep in a spool, and deliver."""
+"""Custodians by frames: what they take, keep in a spool, and deliver."""

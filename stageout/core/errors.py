@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Advice(enum.Enum):
-    """A class of failures; the only input of retry decisions."""
+    """A class of failures, and who can help. The manager's ``scheduling/retry.py`` has exceptions of single classes."""
 
     RETRY_HERE = "retry here"
     RETRY_ELSEWHERE = "retry elsewhere"

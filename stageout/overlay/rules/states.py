@@ -1,4 +1,4 @@
-"""The verdict on rights. Signatures were verified before: these functions see claims only."""
+"""States of an operation's row, and the moves between them that a custodian and a terminal may make."""
 
 from __future__ import annotations
 
