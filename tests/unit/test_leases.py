@@ -14,6 +14,7 @@ from manager_site import AGENT, Site, made, run
 
 from sandbox_manager.custody.orders import Refused
 from sandbox_manager.intake.acceptance import Reservation
+from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.report import flows
 from sandbox_manager.report.orders_in import OrderReader
 from sandbox_manager.report.reporter import Reporter
@@ -328,3 +329,27 @@ def test_orders_are_looked_for_often_while_something_waits_for_them(
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(reader.run())
     assert {later - earlier for earlier, later in zip(looks[1:], looks[2:])} == {pause_s}
+
+
+def test_a_lease_comes_after_the_orders_of_its_sheet() -> None:
+    """An order that is not carried out yet may take away what the lease would let the manager send."""
+    leases, seen = Leases(Clock()), list[bool]()
+    leases.reported(1)
+    problems = [OSError("the disk is full")]
+
+    async def apply(_: OrderSheet) -> None:
+        seen.append(leases.holds("ap"))
+        if problems:
+            raise problems.pop()
+
+    pipeline: Any = SimpleNamespace(
+        _apply=apply, scheduler=SimpleNamespace(leases=leases), store=SimpleNamespace(wake=asyncio.Event())
+    )
+    leases.mark_read("ap", 0, 100.0)  # its agent wants leases
+    sheet = OrderSheet("ap", "ep", 1, (), heard=1, lease_s=100.0)
+    with pytest.raises(OSError):
+        asyncio.run(Pipeline.apply_orders(pipeline, sheet))
+    assert not leases.holds("ap")
+    asyncio.run(Pipeline.apply_orders(pipeline, sheet))
+    assert leases.holds("ap")
+    assert seen == [False, False]
