@@ -114,7 +114,7 @@ def measure(wanted: Sequence[str], quick: bool) -> list[Figure]:
     """The figures of some parts."""
     found: list[Figure] = []
     for part in wanted:
-        folder = "/dev/shm" if part != "disk" else os.environ.get("STAGEOUT_BENCH_DISK", str(Path.cwd()))
+        folder = "/dev/shm" if part != "disk" else str(Path.cwd())
         with _place(folder) as place:
             if part == "small":
                 found += _small(place, quick)

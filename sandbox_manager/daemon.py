@@ -14,7 +14,6 @@ from pathlib import Path
 
 from sandbox_manager.custody.ledger import Ledger, get_meta, set_meta
 from sandbox_manager.custody.spool import Spool
-from sandbox_manager.delivery.drain import Drain
 from sandbox_manager.delivery.front_ends import FrontEnds
 from sandbox_manager.delivery.handover import METHOD
 from sandbox_manager.delivery.stored_answers import StoredAnswers
@@ -28,6 +27,7 @@ from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.report.collector import Collector, CollectorProcess
 from sandbox_manager.report.control import Control, condor_uid
 from sandbox_manager.report.credential_fetch import Fetcher
+from sandbox_manager.report.drain import Drain
 from sandbox_manager.report.metrics import ManagerMetrics
 from sandbox_manager.report.missing_plugins import MissingPluginAlert, missing_methods
 from sandbox_manager.report.orders_in import OrderReader

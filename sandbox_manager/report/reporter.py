@@ -16,11 +16,11 @@ from typing import Any
 from sandbox_manager.custody import queries
 from sandbox_manager.custody.ledger import get_meta, set_meta
 from sandbox_manager.custody.spool import Spool
-from sandbox_manager.delivery.drain import jobs_at_risk
 from sandbox_manager.delivery.handover import written
 from sandbox_manager.intake.admission import LEAST_FREE_BYTES
 from sandbox_manager.pipeline import Pipeline
 from sandbox_manager.report.collector import Collector
+from sandbox_manager.report.drain import jobs_at_risk
 from sandbox_manager.report.flows import flow_reports
 from sandbox_manager.rules import last_attempt_at
 from stageout import __version__

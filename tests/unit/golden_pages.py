@@ -1,4 +1,4 @@
-"""Texts and links of the web page of a pool with a bit of everything, also with the names that need a token.
+"""Texts and links of the web page, for a pool with a bit of everything, also with the names that need a token.
 
 ``python -m tests.unit.golden_pages`` writes it anew.
 """

@@ -17,9 +17,9 @@ from daemon_site import Served, accepted, in_thread, served
 from handoff_site import Child
 from manager_site import AGENT, Node, Site, made, run
 
-from sandbox_manager.delivery.drain import REASON, Drain, jobs_at_risk
 from sandbox_manager.intake.acceptance import Refusal
 from sandbox_manager.report.collector import CollectorProcess
+from sandbox_manager.report.drain import REASON, Drain, jobs_at_risk
 from sandbox_manager.scheduling.throughput import Amount, Throughput
 from stageout.condor.bindings import CondorError
 from stageout.core import durable

@@ -18,8 +18,8 @@ from test_agent_decisions import JOB_KEY, job, seen
 from test_drain import PILOT, handed_off, state
 
 from sandbox_manager.custody import queries
-from sandbox_manager.delivery.drain import Drain
 from sandbox_manager.delivery.handover import DrainTarget, written
+from sandbox_manager.report.drain import Drain
 from sandbox_manager.report.reporter import sandbox_report
 from sandbox_manager.scheduling.throughput import Amount
 from schedd_agent import custodian_client

@@ -29,9 +29,9 @@ from test_handover import (
 )
 
 from sandbox_manager.custody import queries
-from sandbox_manager.delivery import drain
-from sandbox_manager.delivery.drain import Drain
 from sandbox_manager.delivery.handover import DrainTarget
+from sandbox_manager.report import drain
+from sandbox_manager.report.drain import Drain
 from sandbox_manager.report.reporter import Reporter
 from schedd_agent.liveness import LivenessTracker
 from schedd_agent.model import ReportedSandbox

@@ -16,8 +16,8 @@ from test_drain import handed_off, state
 from test_handover import ONE, ROUTER, TWO, Asked, asked, handed_over, site, slow, waiting_for_a_slow_server
 
 from sandbox_manager.custody import queries, updates
-from sandbox_manager.delivery.drain import Drain
 from sandbox_manager.delivery.handover import DrainTarget, written
+from sandbox_manager.report.drain import Drain
 from stageout.core import durable
 from stageout.core.states import FileState, State
 from stageout.model.job import HistoryRecord
