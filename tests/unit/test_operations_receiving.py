@@ -136,6 +136,8 @@ def test_a_death_at_each_step(home: Path, label: str, when: str) -> None:
             one = place.receiving.staging(place.stored())
             bring(place, one, *map(block, range(4)))
             sync(place, one)
+            with place.table.changing("operation-end"):
+                place.table.drop_blocks(one.at)
             place.receiving.end(place.stored())
         finally:
             place.close()
