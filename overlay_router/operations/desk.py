@@ -283,7 +283,8 @@ class OperationsDesk:
                 await self._on_disk(lambda: side.receiving.lost(one, blocks))
                 raise
             finally:
-                os.close(file)
+                if file >= 0:
+                    os.close(file)
             if blocks:
                 await self._on_disk(lambda: side.receiving.synced(one, blocks))
 

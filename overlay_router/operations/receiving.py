@@ -216,6 +216,8 @@ class Receiving:
 
     def begin_sync(self, one: Staging) -> tuple[int, list[int]]:
         """Return a descriptor, which is the caller's to sync and close, and the blocks that are durable after it."""
+        if self._open.get(one.at) is not one:
+            return -1, []  # it has ended meanwhile, and its descriptor may be another file's
         one.synced_s, one.unsynced_bytes = time.monotonic(), 0
         return os.dup(one.file), [at for at in range(len(one.has)) if one.has[at] and not one.durable[at]]
 

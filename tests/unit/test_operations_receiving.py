@@ -84,6 +84,13 @@ def test_blocks_count_after_a_start_when_they_were_synced(home: Path, place: Pla
     again.close()
 
 
+def test_a_file_that_has_ended_is_not_synced(place: Place) -> None:
+    one = place.receiving.staging(place.stored())
+    bring(place, one, block(0))
+    place.receiving.end(place.stored())
+    assert place.receiving.begin_sync(one) == (-1, [])
+
+
 def test_the_first_digest_stays(place: Place) -> None:
     one = place.receiving.staging(place.stored())
     bring(place, one, block(0))
