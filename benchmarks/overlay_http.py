@@ -1,7 +1,8 @@
 """The client of HTTP beside the client by frames, in one run: whole commands, their start included.
 
 Rounds go in turn, and figures are medians of the ratios of one round. Plain stands beside plain, and TLS beside TLS.
-The client of HTTP signs what it puts (sha-256); ``token`` is the same without signatures (xxh3), as the frames are.
+The client of HTTP signs what it puts (sha-256), and stands beside frames that sign, with a capability (BLAKE2b);
+``token`` is the same without signatures (xxh3), and stands beside frames with a key. Nothing is signed in a get.
 Large files stand also beside bare system calls: the same digest on both sides and the same sync, in one connection.
 """
 
@@ -19,17 +20,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import trustme
+import xxhash
 from common import Figure, main_in_parts
 
 from stageout.core.errors import StageoutError
 from stageout.core.signing import new_key
+from stageout.overlay.wire.capability import issue
 from tests.harness.router import RouterProcess
 
 _MIB = 1 << 20
 _PARTS = ("memory", "disk", "small", "start")
+_DAY_S = 86_400
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+#: Ways of the client by frames, for each way of the client of HTTP.
+_PEERS = {"signed": "frames signed", "token": "frames"}
+_FRAMES = frozenset(_PEERS.values())
 _LEAST = 0.9
 _LEAST_BARE = 0.8
 
@@ -52,8 +60,8 @@ class Place:
     def words(self, way: str, cover: str) -> tuple[list[str], str]:
         """Options of a way, and the beginning of its URLs."""
         port, keys = self.router.port, self.home / "keys"
-        if way == "frames":
-            return ["--key", str(keys / f"{cover}.key")], f"overlay://localhost:{port}"
+        if way in _FRAMES:
+            return ["--key", str(keys / f"{way}-{cover}.key")], f"overlay://localhost:{port}"
         scheme = "http" if cover == "plain" else "https"
         shown = ["--cacert", str(self.home / "ca.pem")]
         if way == "token":
@@ -98,9 +106,17 @@ def _place(folder: str) -> Iterator[Place]:
         key.store("key", home / "keys/alice.key")
         secret = "not-secret-but-long-enough"
         (home / "router.keys").write_text(f"site {secret} /\nalice {key.public} /\n")
-        (home / "keys/plain.key").write_text(f"site {secret}\n")
-        (home / "keys/TLS.key").write_text(f"site {secret}\nca {home / 'ca.pem'}\n")
+        issuer, holder = new_key(), new_key()
+        (home / "issuers").write_text(f"site {issuer.public} /\n")
+        signed = issue(
+            issuer, holder.public, "", ("write", "read"), int(time.time()) + _DAY_S, terminals=("localhost",)
+        )
+        for cover, authority_line in (("plain", ""), ("TLS", f"ca {home / 'ca.pem'}\n")):
+            line = f"site {secret}\n{authority_line}"
+            (home / f"keys/frames-{cover}.key").write_text(line)
+            (home / f"keys/frames signed-{cover}.key").write_text(f"{line}capability {signed} {holder.private}\n")
         settings = {
+            "STAGEOUT_ROUTER_ISSUERS": str(home / "issuers"),
             "STAGEOUT_ROUTER_CERT": str(home / "cert.pem"), "STAGEOUT_ROUTER_KEYS": str(home / "router.keys"),
             "STAGEOUT_ROUTER_ADDRESS": "localhost", "STAGEOUT_ROUTER_HTTP_PLAIN": "true",
         }  # fmt: skip
@@ -152,22 +168,26 @@ def _large(part: str, place: Place, quick: bool) -> list[Figure]:
     target = place.home / "back"
     found: list[Figure] = []
     for verb in ("put", "get"):
+        # What is signed has SHA-256. A get compares the digests that the router has kept.
+        digest = hashlib.sha256 if verb == "put" else xxhash.xxh3_128
         ways: dict[str, Callable[[], Run]] = {
-            "bare": lambda verb=verb: _bare(source, place.home / "bare", verb == "put")  # type: ignore[misc]
+            "bare": lambda syncs=verb == "put", digest=digest: _bare(  # type: ignore[misc]
+                source, place.home / "bare", syncs, digest
+            )
         }
         for cover in ("plain", "TLS"):
-            for way in ("frames", "signed", "token"):
+            for way in ("frames", "frames signed", "signed", "token"):
                 options, url = place.words(way, cover)
                 name = f"f-{way}-{cover}"
                 files = [str(source), f"{url}/{name}"] if verb == "put" else [f"{url}/{name}", str(target)]
                 ways[f"{way}, {cover}"] = lambda words=(verb, *options, *files): place.run(words)  # type: ignore[misc]
         if verb == "get":
-            del ways["token, plain"], ways["token, TLS"]
+            for cover in ("plain", "TLS"):
+                del ways[f"frames signed, {cover}"], ways[f"signed, {cover}"]
         runs = _rounds(ways, count)
         for cover in ("plain", "TLS"):
-            old = f"frames, {cover}"
-            for way in ("signed", "token"):
-                name = f"{way}, {cover}"
+            for way, frames in _PEERS.items():
+                name, old = f"{way}, {cover}", f"{frames}, {cover}"
                 if name not in runs:
                     continue
                 rate, peer = _rate(runs[name], size), _rate(runs[old], size)
@@ -183,8 +203,9 @@ def _large(part: str, place: Place, quick: bool) -> list[Figure]:
                 )
                 cpu = _ratio(runs, name, old, "cpu_s")
                 found.append(Figure(f"{part}: {verb}, {name}: of the frames' processor", cpu, ""))
-        bare = _ratio(runs, "signed, plain", "bare")
-        found.append(Figure(f"{part}: {verb}, signed, plain: of bare calls", bare, "", goal=_LEAST_BARE, more=True))
+        way = "signed, plain" if verb == "put" else "token, plain"
+        bare = _ratio(runs, way, "bare")
+        found.append(Figure(f"{part}: {verb}, {way}: of bare calls", bare, "", goal=_LEAST_BARE, more=True))
         found.append(Figure(f"{part}: {verb}, bare calls: rate", _rate(runs["bare"], size), "MB/s"))
     return found
 
@@ -193,7 +214,7 @@ def _rate(runs: Sequence[Run], size: int) -> float:
     return statistics.median(size / run.took_s / 1e6 for run in runs)
 
 
-def _bare(source: Path, target: Path, syncs: bool) -> Run:
+def _bare(source: Path, target: Path, syncs: bool, digest: Callable[[memoryview], Any]) -> Run:
     """Two processes and one connection: read, digest, send; receive, digest, write, sync."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         near, (far, _) = socket.create_connection(listening.getsockname()), listening.accept()
@@ -202,7 +223,7 @@ def _bare(source: Path, target: Path, syncs: bool) -> Run:
     if not pid:
         try:
             near.close()
-            _receive(far, target, syncs)
+            _receive(far, target, syncs, digest)
         finally:
             os._exit(0)
     far.close()
@@ -210,7 +231,7 @@ def _bare(source: Path, target: Path, syncs: bool) -> Run:
     with source.open("rb", buffering=0) as file:
         offset = 0
         while count := file.readinto(memory):
-            hashlib.sha256(memory[:count]).digest()
+            digest(memory[:count]).digest()
             end = offset + count
             while offset < end:
                 offset += os.sendfile(near.fileno(), file.fileno(), offset, end - offset)
@@ -225,14 +246,14 @@ def _bare(source: Path, target: Path, syncs: bool) -> Run:
     return Run(took_s, after.user + after.system - before.user - before.system + used.ru_utime + used.ru_stime)
 
 
-def _receive(sock: socket.socket, target: Path, syncs: bool) -> None:
+def _receive(sock: socket.socket, target: Path, syncs: bool, digest: Callable[[memoryview], Any]) -> None:
     memory, filled = memoryview(bytearray(_MIB)), 0
     with target.open("wb", buffering=0) as file:
         while True:
             count = sock.recv_into(memory[filled:])
             filled += count
             if filled == _MIB or (not count and filled):
-                hashlib.sha256(memory[:filled]).digest()
+                digest(memory[:filled]).digest()
                 file.write(memory[:filled])
                 filled = 0
             if not count:
@@ -250,18 +271,18 @@ def _small(place: Place, quick: bool) -> list[Figure]:
         tree.mkdir()
         for at in range(number):
             (tree / f"f{at}").write_bytes(os.urandom(size))
-        for verb in ("put", "get"):
+        for verb, pair in (("put", ("frames signed", "signed")), ("get", ("frames", "token"))):
             ways: dict[str, Callable[[], Run]] = {}
             for cover in ("plain", "TLS"):
-                for way in ("frames", "signed"):
+                for at, way in enumerate(pair):
                     options, url = place.words(way, cover)
-                    there, back = f"{url}/t{size}-{way}-{cover}", str(place.home / f"back{size}")
+                    there, back = f"{url}/t{size}-{at}-{cover}", str(place.home / f"back{size}")
                     files = [str(tree), there] if verb == "put" else [there, back]
                     words = (verb, "-r", *options, *files)
                     ways[f"{way}, {cover}"] = lambda words=words: place.run(words)  # type: ignore[misc]
             runs = _rounds(ways, 2 if quick else 5)
             for cover in ("plain", "TLS"):
-                name, old = f"signed, {cover}", f"frames, {cover}"
+                old, name = (f"{way}, {cover}" for way in pair)
                 what = f"small: {verb} of {size // 1024} KiB, {cover}"
                 rates = [number / statistics.median(run.took_s for run in runs[one]) for one in (name, old)]
                 found.append(Figure(f"{what}: rate", rates[0], "1/s", old, rates[1]))
