@@ -168,7 +168,7 @@ def _large(part: str, place: Place, quick: bool) -> list[Figure]:
     target = place.home / "back"
     found: list[Figure] = []
     for verb in ("put", "get"):
-        # What is signed has SHA-256. A get compares the digests that the router has kept.
+        # A signed list has SHA-256. A get compares the digests that the router has kept.
         digest = hashlib.sha256 if verb == "put" else xxhash.xxh3_128
         ways: dict[str, Callable[[], Run]] = {
             "bare": lambda syncs=verb == "put", digest=digest: _bare(  # type: ignore[misc]

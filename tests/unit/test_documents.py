@@ -46,7 +46,7 @@ LONG = {
 }
 SHORT = [page for page in PAGES if page not in LONG]
 #: Pages of the users' book. More than these cannot be looked through: merge pages that readers want together.
-MOST_PAGES = 82
+MOST_PAGES = 84
 
 
 class Search:

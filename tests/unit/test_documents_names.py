@@ -33,8 +33,8 @@ _OTHERS = {
     "blake2b-128", "sha-256", "sha-512", "xxh3-32",  # digests
     "fair-share",  # policies
     # names of others
-    "globus-gass-copy-progs", "globus-url-copy", "libgcc-s1", "python3-pycurl", "python3-venv",
-    "store-client", "x-goog-stored-content-encoding",
+    "gfal-cat", "globus-gass-copy-progs", "globus-url-copy", "libgcc-s1", "python3-pycurl", "python3-venv",
+    "store-client", "x-goog-stored-content-encoding", "xrootd-client-http-plugins",
     "half-open", "hand-off", "no-grant",  # values in reports
     "if-available", "opt-in", "opt-out",  # values of knobs
     "stageout-policy-service", "stageout-router", "stageout-sandbox-manager", "stageout-schedd-agent",
