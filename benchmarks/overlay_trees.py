@@ -1,8 +1,9 @@
 """A tree of 20,000 files of 1 KiB in 1,653 directories over 30 ms and 50 MB/s, beside rsync on the same link.
 
 ``put -r`` to a router, ``get -r`` from it, both again with ``--update`` when nothing has changed, and ``rm -r``; the
-same with an rsync daemon. All are processes on the near side, so their start counts. Both take turns, and ratios are of
-one round. Files of the overlay are on the far disk under their names when ``put -r`` ends; those of rsync need not be.
+same with the client of HTTP (``https``), and with an rsync daemon. ``rm`` is one for both clients. All are processes on
+the near side, so their start counts. They take turns, and ratios are of one round. Files of the overlay are on the far
+disk under their names when ``put -r`` ends; those of rsync need not be.
 Needs root and rsync.
 """
 
@@ -19,10 +20,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import trustme
 from common import Figure, main
 from overlay_small_files import new_disk, run
 
 from stageout.core.errors import StageoutError
+from stageout.core.signing import new_key
 from tests.harness.router import RouterProcess
 from tests.harness.wide_area import Link, WideArea
 
@@ -35,7 +38,9 @@ PUT, PUT_AGAIN, GET, GET_AGAIN, REMOVE = STEPS = (
 GOAL = 1.5
 #: Times that lie closer together differ by less than the resolution of ``--update``.
 _MARGIN_S = 6.0
+_WAYS = ("frames", "https", "rsync")
 _PORT = 8730
+_SECRET = "not-secret-but-long-enough"
 _START_S = 30.0
 
 
@@ -58,25 +63,49 @@ class Trees:
         self._source, self._empty = folder / "source", folder / "empty"
         make_tree(self._source, files, directories)
         self._empty.mkdir()
-        settings = {"STAGEOUT_ROUTER_HOST": area.far_address}
+        authority, key = trustme.CA(), new_key()
+        authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+        authority.issue_cert(area.far_address).private_key_and_cert_chain_pem.write_to_path(str(folder / "cert.pem"))
+        key.store("key", folder / "alice.key")
+        (folder / "router.keys").write_text(f"site {_SECRET} /\nalice {key.public} /\n")
+        (folder / "site.key").write_text(f"site {_SECRET}\n")
+        for name in ("alice.key", "router.keys", "site.key"):
+            (folder / name).chmod(0o600)
+        settings = {
+            "STAGEOUT_ROUTER_HOST": area.far_address, "STAGEOUT_ROUTER_ADDRESS": area.far_address,
+            "STAGEOUT_ROUTER_CERT": str(folder / "cert.pem"), "STAGEOUT_ROUTER_KEYS": str(folder / "router.keys"),
+        }  # fmt: skip
         self._router = stack.enter_context(RouterProcess(folder / "router", settings, wrapper=area.far))
         stack.enter_context(_rsync_daemon(folder / "rsync", area))
-        self._url = f"overlay://{area.far_address}:{self._router.port}/tree"
+        place = f"{area.far_address}:{self._router.port}"
+        self._urls = {"frames": f"overlay://{place}/tree", "https": f"https://{place}/tree-https"}
+        self._keys = {
+            "frames": ["--key", str(folder / "site.key")],
+            "https": ["--key", str(folder / "alice.key"), "--user", "alice", "--cacert", str(folder / "ca.pem")],
+        }
         self._rsync_url = f"rsync://{area.far_address}:{_PORT}/all/tree/"
         time.sleep(_MARGIN_S)
 
-    def ours(self, step: str) -> None:
-        """One step with the overlay. :raises StageoutError: it did something else."""
-        into = str(self._folder / "back-ours")
+    def frames(self, step: str) -> None:
+        """One step with the client by frames. :raises StageoutError: it did something else."""
+        self._ours("frames", step)
+
+    def https(self, step: str) -> None:
+        """One step with the client of HTTP. :raises StageoutError: it did something else."""
+        self._ours("https", step)
+
+    def _ours(self, way: str, step: str) -> None:
+        into, url = str(self._folder / f"back-{way}"), self._urls[way]
+        if step == REMOVE:
+            url, way = url.replace("https://", "overlay://"), "frames"
         words = {
-            PUT: ["put", "-r", str(self._source), self._url],
-            GET: ["get", "-r", self._url, into],
-            REMOVE: ["rm", "-r", self._url],
+            PUT: ["put", "-r", str(self._source), url],
+            GET: ["get", "-r", url, into],
+            REMOVE: ["rm", "-r", url],
         }[step.replace(" --update, nothing to do", "")]
         more = ["--update"] if "--update" in step else []
-        key = ["--key", str(self._router.key_file("site"))]
         program = [*self._near, sys.executable, "-m", "stageout.cli.main"]
-        said = run([*program, *words, *more, *key], self._folder / "bytecode")
+        said = run([*program, *words, *more, *self._keys[way]], self._folder / "bytecode")
         done = f"{self._files} were there already" if more else f": {self._files} files, "
         if step != REMOVE and done not in said:
             raise StageoutError(f"{step}: {said}")
@@ -91,7 +120,7 @@ class Trees:
 
     def clear(self) -> None:
         """Remove what came back."""
-        for name in ("back-ours", "back-rsync"):
+        for name in ("back-frames", "back-https", "back-rsync"):
             shutil.rmtree(self._folder / name, ignore_errors=True)
         run(["sync", "-f", str(self._folder)])
 
@@ -128,8 +157,9 @@ def measure(quick: bool) -> list[Figure]:
     if os.geteuid() or not shutil.which("rsync"):
         raise StageoutError("this needs root, for network namespaces, and rsync")
     rounds, files, directories = (2, FILES // 10, DIRECTORIES // 4) if quick else (5, FILES, DIRECTORIES)
-    ours: dict[str, list[float]] = {step: [] for step in STEPS}
-    peers: dict[str, list[float]] = {step: [] for step in STEPS}
+    took: dict[str, dict[str, list[float]]] = {
+        way: {step: [] for step in STEPS} for way in ("frames", "https", "rsync")
+    }
     with ExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="stageout-bench-", dir="/var/tmp"))
         area = stack.enter_context(WideArea(LINK))
@@ -139,17 +169,23 @@ def measure(quick: bool) -> list[Figure]:
             for step in STEPS:
                 if step == GET:
                     time.sleep(_MARGIN_S)
-                ours[step].append(_timed(trees.ours, step))
-                peers[step].append(_timed(trees.rsync, step))
-                print(f"{step}: {ours[step][-1]:.2f} s, rsync {peers[step][-1]:.2f} s", flush=True)
+                for way, seconds in took.items():
+                    seconds[step].append(_timed(getattr(trees, way), step))
+                print(
+                    f"{step}: {', '.join(f'{way} {seconds[step][-1]:.2f} s' for way, seconds in took.items())}",
+                    flush=True,
+                )
             trees.clear()
     figures = []
-    for step in STEPS:
-        ratio = statistics.median(mine / other for mine, other in zip(ours[step], peers[step]))
-        figures += [
-            Figure(step, statistics.median(ours[step]), "s", "rsync", statistics.median(peers[step])),
-            Figure(f"{step}: of rsync's time", ratio, "ratio", goal=None if step == PUT else GOAL),
-        ]
+    peers = took.pop("rsync")
+    for way, seconds in took.items():
+        for step in STEPS:
+            ratio = statistics.median(mine / other for mine, other in zip(seconds[step], peers[step]))
+            name = f"{way}: {step}"
+            figures += [
+                Figure(name, statistics.median(seconds[step]), "s", "rsync", statistics.median(peers[step])),
+                Figure(f"{name}: of rsync's time", ratio, "ratio", goal=None if step == PUT else GOAL),
+            ]
     return figures
 
 
