@@ -8,15 +8,19 @@ Large files stand also beside bare system calls: the same digest on both sides a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
 import socket
+import ssl
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +36,7 @@ from stageout.overlay.wire.capability import issue
 from tests.harness.router import RouterProcess
 
 _MIB = 1 << 20
-_PARTS = ("memory", "disk", "small", "start")
+_PARTS = ("memory", "disk", "small", "start", "waiting", "gets")
 _DAY_S = 86_400
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 #: Ways of the client by frames, for each way of the client of HTTP.
@@ -65,10 +69,12 @@ class Place:
         scheme = "http" if cover == "plain" else "https"
         shown = ["--cacert", str(self.home / "ca.pem")]
         if way == "token":
-            return [*shown, "--token", str(self._token())], f"{scheme}://localhost:{port}"
+            return [*shown, "--token", str(self.token)], f"{scheme}://localhost:{port}"
         return [*shown, "--key", str(keys / "alice.key"), "--user", "alice"], f"{scheme}://localhost:{port}"
 
-    def _token(self) -> Path:
+    @property
+    def token(self) -> Path:
+        """Return a file with a new token."""
         file = self.home / "keys/token"
         command = [sys.executable, "-m", "stageout.cli.main", "token", str(self.home / "keys/alice.key")]
         command += ["--user", "alice", "--router", "localhost"]
@@ -90,10 +96,22 @@ class Place:
             raise StageoutError(f"{' '.join(words)}: {said.decode()[:500]}")
         return Run(took_s, used.ru_utime + used.ru_stime + self._cpu_s() - before_s)
 
+    def memory_bytes(self) -> int:
+        """Return the memory of the router's processes; what they share counts once."""
+        texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in self._pids()]
+        return sum(int(text.partition("\nPss:")[2].split()[0]) << 10 for text in texts)
+
+    def _pids(self) -> set[int]:
+        return {self.router.pid, *self.router.workers(), *self.router.makers()}
+
     def _cpu_s(self) -> float:
-        pids = [self.router.pid, *self.router.workers(), *self.router.makers()]
-        fields = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in set(pids))
-        return sum(int(words[11]) + int(words[12]) for words in fields) / _TICKS_PER_S
+        return _spent_s(self._pids())
+
+
+def _spent_s(pids: Iterable[int]) -> float:
+    """Return the processor time of processes."""
+    fields = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids)
+    return sum(int(words[11]) + int(words[12]) for words in fields) / _TICKS_PER_S
 
 
 @contextmanager
@@ -119,6 +137,7 @@ def _place(folder: str) -> Iterator[Place]:
             "STAGEOUT_ROUTER_ISSUERS": str(home / "issuers"),
             "STAGEOUT_ROUTER_CERT": str(home / "cert.pem"), "STAGEOUT_ROUTER_KEYS": str(home / "router.keys"),
             "STAGEOUT_ROUTER_ADDRESS": "localhost", "STAGEOUT_ROUTER_HTTP_PLAIN": "true",
+            "STAGEOUT_ROUTER_PEER_CONNECTIONS": "4096",
         }  # fmt: skip
         for path in (*(home / "keys").iterdir(), home / "router.keys"):
             path.chmod(0o600)
@@ -136,6 +155,10 @@ def measure(wanted: Sequence[str], quick: bool) -> list[Figure]:
                 found += _small(place, quick)
             elif part == "start":
                 found += _start(place, quick)
+            elif part == "waiting":
+                found += _waiting(place, quick)
+            elif part == "gets":
+                found += _gets(place, quick)
             else:
                 found += _large(part, place, quick)
     return found
@@ -145,7 +168,7 @@ def _rounds(ways: Mapping[str, Callable[[], Run]], count: int) -> dict[str, list
     """Run all ways in turn; the first round warms caches and counts nowhere."""
     runs: dict[str, list[Run]] = {name: [] for name in ways}
     for number in range(count + 1):
-        order = list(ways) if number % 2 else list(reversed(ways))
+        order = list(ways)[:: 1 if number % 2 else -1]
         for name in order:
             run = ways[name]()
             if number:
@@ -312,6 +335,78 @@ def _start(place: Place, quick: bool) -> list[Figure]:
     python = 1e3 * statistics.median(run.took_s for run in runs["python"])
     found.append(Figure("start: Python that does nothing", python, "ms"))
     return found
+
+
+def _connected(place: Place) -> ssl.SSLSocket:
+    context = ssl.create_default_context(cafile=str(place.home / "ca.pem"))
+    raw = socket.create_connection(("127.0.0.1", place.router.port))
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return context.wrap_socket(raw, server_hostname="localhost")
+
+
+def _head(place: Place, method: str, target: str, body: bytes = b"", **fields: str) -> bytes:
+    told = {"Host": "localhost", "Authorization": f"Bearer {place.token.read_text().strip()}", **fields}
+    if body:
+        told["Content-Length"] = str(len(body))
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in told.items())
+    return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode() + body
+
+
+def _waiting(place: Place, quick: bool) -> list[Figure]:
+    """Memory of clients that wait for the end of an operation, each on a connection of its own, in TLS."""
+    count, origin, now = 200 if quick else 2000, os.urandom(16).hex(), int(time.time())
+    fields = {
+        "origin": origin, "seq": 1, "kind": "file", "path": "/waited-for", "second": "", "terminal": "localhost",
+        "made": now, "expires": now + 3600, "size": _MIB, "mode": 0o644, "mtime": now, "after": [], "all_below": 0,
+        "precondition": "", "block_kind": "sha-256", "digest_kind": "sha-256",
+    }  # fmt: skip
+    target = f"/.stageout/v1/o/{origin}/1"
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(contextlib.closing(_connected(place)))
+        first.sendall(_head(place, "PUT", target, json.dumps(fields).encode(), Content_Type="application/json"))
+        if not (said := first.recv(65536)).startswith(b"HTTP/1.1 201"):
+            raise StageoutError(f"{said.decode()[:500]}")
+        before = place.memory_bytes()
+        ask = _head(place, "GET", target, Prefer="wait=60")
+        for _ in range(count):
+            stack.enter_context(contextlib.closing(_connected(place))).sendall(ask)
+        time.sleep(2)
+        return [Figure(f"waiting: memory of {count} clients", (place.memory_bytes() - before) / 1e6, "MB", goal=100.0)]
+
+
+def _gets(place: Place, quick: bool) -> list[Figure]:
+    """GETs of 4 KiB over four connections in TLS, eight on their way on each."""
+    (place.router.root / "small").write_bytes(os.urandom(4096))
+    count, deep, ends = 500 if quick else 5000, 8, []
+    ask = _head(place, "GET", "/small")
+
+    def client() -> None:
+        with contextlib.closing(_connected(place)) as connection:
+            reader = connection.makefile("rb")
+            for _ in range(count // deep):
+                connection.sendall(ask * deep)
+                for _ in range(deep):
+                    size = 0
+                    while (line := reader.readline()) != b"\r\n":
+                        if line.lower().startswith(b"content-length:"):
+                            size = int(line.partition(b":")[2])
+                    ends.append(len(reader.read(size)))
+
+    daemon_s, start_s = _spent_s([place.router.pid]), time.monotonic()
+    threads = [threading.Thread(target=client) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    took_s = time.monotonic() - start_s
+    if ends != [4096] * (4 * (count // deep) * deep):
+        raise StageoutError("a GET had another body")
+    rate = len(ends) / took_s
+    share = (_spent_s([place.router.pid]) - daemon_s) / len(ends) * 5000
+    return [
+        Figure("gets: of 4 KiB, in TLS, beside their client on the same cores: rate", rate, "1/s"),
+        Figure("gets: share of a core that the daemon has at 5,000 GETs/s", share, "", goal=0.3),
+    ]
 
 
 def _python(place: Place) -> Run:
