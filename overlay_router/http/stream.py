@@ -14,7 +14,7 @@ from stageout.overlay.http.heads import Refused, end_of_head
 from stageout.overlay.tcp import SHORTER, wait_at_most
 from stageout.overlay.tls import Tunnel
 
-_READ_BYTES = 256 * 1024
+_READ_BYTES, _HEAD_BYTES = 256 * 1024, 16 * 1024
 #: A body, or its reader, moves so many bytes in each of these times, while this side is ready.
 _WINDOW_S, _LEAST_BYTES = 60.0, 60 * 1024
 _LINE_BYTES = 4096
@@ -147,7 +147,7 @@ class Stream:
 
     def _within(self, seconds: float) -> bytes | None:
         """Return some bytes, b"" at the end, None when nothing came."""
-        memory = bytearray(_READ_BYTES >> 3)
+        memory = bytearray(_HEAD_BYTES)
         try:
             count = self._receive(memoryview(memory), time.monotonic() + seconds)
         except BlockingIOError:
@@ -196,7 +196,8 @@ class TlsStream(Stream):
         raw, self._tls, self._incoming, self._outgoing = tunnel.taken()
         super().__init__(raw, window_s, least_bytes)
         self._tunnel = tunnel
-        self._sealed = memoryview(bytearray(_READ_BYTES))
+        #: For records of a body. Most connections that wait have brought none.
+        self._sealed: memoryview | None = None
         self._carry += first
 
     def send_file(self, file: int, offset: int, size_bytes: int) -> None:
@@ -225,10 +226,13 @@ class TlsStream(Stream):
                 self._flush()
                 if until_s is not None and time.monotonic() >= until_s:
                     raise BlockingIOError from None
-                count = super()._receive(self._sealed, until_s)
+                if until_s is None and self._sealed is None:
+                    self._sealed = memoryview(bytearray(_READ_BYTES))
+                sealed = self._sealed or memoryview(bytearray(_HEAD_BYTES))
+                count = super()._receive(sealed, until_s)
                 if not count:
                     return 0
-                self._incoming.write(self._sealed[:count])
+                self._incoming.write(sealed[:count])
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 return 0
 
