@@ -192,11 +192,11 @@ class _Request:
         size_text = head.get("stageout-size")
         if not size_text.isascii() or not size_text.isdigit() or len(size_text) > 18:
             raise Refused(400, "Stageout-Size is the size of the file")
-        signed, jws = None, head.get("stageout-signature")
+        signed, signer, jws = None, "", head.get("stageout-signature")
         if jws:
             signer, payload = self._verified(signing.MANIFEST, jws)
             signed = {"signer": signer, "payload": operations.json_object(payload, operations.MOST_FIELDS_BYTES)}
-        listed, who = self._one.body(_MOST_LIST_BYTES), self._asker()
+        listed, who = self._one.body(_MOST_LIST_BYTES), self._asker(signer)
         for at in range(0, len(listed), _LIST_BYTES):
             self._ask("list", who=who, data=listed[at : at + _LIST_BYTES].hex())
         self._answer(
@@ -356,7 +356,7 @@ class _Request:
         elif signer:
             raise Refused(403, "another key has signed this than the one of the token")
         return {
-            "owner": (is_router and not signer and self._one.head.get("stageout-owner")) or owner_of(token, signer),
+            "owner": owner_of(token, signer), "means": self._one.head.get("stageout-owner"),
             "owners": owners, "issuer": issuer_of(token, signer),
             "share": subject.name, "router": subject.token.issuer if is_router else "", "denied": "",
             "authority": authority,

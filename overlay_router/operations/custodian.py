@@ -16,7 +16,7 @@ from overlay_router.operations.custody_table import CustodyTable
 from overlay_router.operations.delivery import Work
 from overlay_router.operations.queue import Waiting
 from overlay_router.operations.receiving import Receiving
-from overlay_router.operations.side import Answer, Bringing, Caller, Refusal, Results, SmallFile, seen
+from overlay_router.operations.side import Answer, Bringing, Caller, Refusal, Results, SmallFile, seen, visible
 from overlay_router.operations.spool import UNSIGNED, CustodySpool, Digests, Kept
 from overlay_router.operations.table import Stored, Table
 from stageout.core import log
@@ -184,6 +184,8 @@ class Custodian:
             stored = self._new(caller, Bringing(fields), row, via)
             kept, digests = _kept(stored), None
         else:
+            if stored.jws and not jws:
+                raise Refusal(403, "a signed operation is cancelled with a signature")
             _check_same(stored, fields)
             if stored.row.state in ENDS:
                 self._drop_if_may(stored, by_owner=True)
@@ -199,7 +201,7 @@ class Custodian:
 
     def low(self, caller: Caller, origin: str, below: int) -> None:
         """Forget results below a number. :raises Refusal: 409: some of it has not ended."""
-        mine = [one for one in self.table.between(origin, 1, below - 1) if one.row.identity.owner in caller.owners]
+        mine = [one for one in self.table.between(origin, 1, below - 1) if one.row.identity.owner == caller.owner]
         if any(one.row.state not in ENDS for one in mine):
             raise Refusal(409, "an operation below that number has not ended")
         for stored in mine:
@@ -228,10 +230,7 @@ class Custodian:
 
     def results(self, caller: Caller, origin: str, first: int, last: int, until: str) -> Results:
         """``GET /.stageout/v1/o/ORIGIN``: a number that never came counts as unknown, not as reached."""
-        found = {
-            one.row.identity.seq: one for one in self.table.between(origin, first, last)
-            if seen(self.table, caller, origin, one.row.identity.seq, Action.SEE)
-        }  # fmt: skip
+        found = visible(self.table, caller, origin, first, last)
         wanted = SETTLED | (DUTY if until == "custody" else frozenset())
         states = {seq: self.state(found[seq]) if seq in found else UNKNOWN for seq in range(first, last + 1)}
         reached = len(found) == len(states) and all(

@@ -33,7 +33,7 @@ from stageout.overlay.http.operations import (
     root,
 )
 from stageout.overlay.http.signing import digest
-from stageout.overlay.rules.operations import Hop, Kind, signed_owner
+from stageout.overlay.rules.operations import Hop, Kind, is_signed, signed_owner
 from stageout.overlay.rules.rights import Action
 from stageout.overlay.rules.states import ENDS, State
 
@@ -433,7 +433,7 @@ def _caller(facts: Facts) -> Caller:
     issuer, prefix = facts["authority"]
     return Caller(
         facts["owner"], tuple(facts["owners"]), facts["issuer"], facts["share"], facts["router"], facts["denied"],
-        (issuer, prefix),
+        (issuer, prefix), facts["means"],
     )  # fmt: skip
 
 
@@ -478,7 +478,7 @@ def _check_list(stored: Stored, size: int, listed: bytes, signed: Facts | None) 
     """:raises Refused: the list does not belong to the operation."""
     if len(listed) != blocks_of(size) * SIZES[stored.row.fields.digest_kind]:
         raise Refused(400, "the block list has a digest for each block of the file")
-    if not stored.row.identity.owner.startswith("key:"):
+    if not is_signed(stored.row.identity.owner):
         return
     if signed is None or signed_owner(signed["signer"]) != stored.row.identity.owner:
         raise Refused(403, "the list of a signed operation is signed with the same key")

@@ -14,7 +14,7 @@ from typing import Callable, NamedTuple, Protocol
 from overlay_router.operations.receiving import Receiving
 from overlay_router.operations.table import Stored, Table
 from stageout.overlay.http.operations import Status
-from stageout.overlay.rules.operations import DIRECT, Fields, Hop, Row
+from stageout.overlay.rules.operations import DIRECT, Fields, Hop, Row, is_signed
 from stageout.overlay.rules.rights import Action, Asker, NoRight, check_action
 
 
@@ -36,7 +36,8 @@ class Caller(NamedTuple):
         proved to be. :param issuer: owner name of the key that issued a holder's token. :param share: its name.
     :param router: NAME of a router whose own key the token proves. :param denied: why the token, or the chain, gives no
         right to the operation. :param authority: issuer of that token, and its prefix: who executes the operation
-        later looks whether they are still the same.
+        later looks whether they are still the same. :param means: whose operation it means, if several have a number;
+        gives no right.
     """
 
     owner: str
@@ -46,6 +47,11 @@ class Caller(NamedTuple):
     router: str = ""
     denied: str = ""
     authority: tuple[str, str] = ("", "")
+    means: str = ""
+
+    def means_first(self, owner: str) -> tuple[bool, bool, bool]:
+        """Return the place of an owner among those who have the same number."""
+        return owner != self.means, owner != self.owner, owner not in self.owners
 
 
 class Answer(NamedTuple):
@@ -141,11 +147,26 @@ def may(caller: Caller, row: Row, action: Action) -> bool:
 def seen(table: Table, caller: Caller, origin: str, seq: int, action: Action) -> Stored | None:
     """Return the row that a caller means, None for one that was never seen. :raises Refusal: 403: it is another's.
 
-    Two owners may have used the same origin: its own comes first.
+    Two owners may have used the same origin: its own comes first. A signature never means an unsigned one of the same
+    sender.
     """
-    rows = table.named(origin, seq)
-    rows.sort(key=lambda one: (one.row.identity.owner != caller.owner, one.row.identity.owner not in caller.owners))
+    rows = [one for one in table.named(origin, seq) if not _is_other(caller, one.row.identity.owner, action)]
+    rows.sort(key=lambda one: caller.means_first(one.row.identity.owner))
     found = next((one for one in rows if may(caller, one.row, action)), None)
     if rows and found is None:
         raise Refusal(403, "this operation belongs to somebody else")
     return found
+
+
+def visible(table: Table, caller: Caller, origin: str, first: int, last: int) -> dict[int, Stored]:
+    """Return the rows that a caller may see, by number; of several with one number the one that it means."""
+    rows = [one for one in table.between(origin, first, last) if may(caller, one.row, Action.SEE)]
+    rows.sort(key=lambda one: caller.means_first(one.row.identity.owner), reverse=True)
+    return {one.row.identity.seq: one for one in rows}
+
+
+def _is_other(caller: Caller, owner: str, action: Action) -> bool:
+    """Tell whether a signed request cannot mean an operation: its sender has made that one without a signature."""
+    if action not in (Action.BRING, Action.CANCEL) or not is_signed(caller.owner):
+        return False
+    return owner in caller.owners and not is_signed(owner)

@@ -25,7 +25,7 @@ from overlay_router.local.replies import Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.local.tree import no_room
 from overlay_router.operations.receiving import Receiving
-from overlay_router.operations.side import Answer, Bringing, Caller, Refusal, Results, SmallFile, may, seen
+from overlay_router.operations.side import Answer, Bringing, Caller, Refusal, Results, SmallFile, seen, visible
 from overlay_router.operations.table import Stored, Table
 from stageout.core import durable, log
 from stageout.overlay.http.operations import BLOCK_BYTES, Status, blocks_of
@@ -209,11 +209,7 @@ class Terminal:
         last = last or self.table.last(origin)
         if last - first >= MOST_NUMBERS:
             raise Refusal(413, f"a wait is for {MOST_NUMBERS} numbers at most: say from and to")
-        rows: dict[int, Stored] = {}
-        for one in self.table.between(origin, first, last):
-            is_mine = one.row.identity.owner in caller.owners
-            if is_mine or (may(caller, one.row, Action.SEE) and one.row.identity.seq not in rows):
-                rows[one.row.identity.seq] = one
+        rows = visible(self.table, caller, origin, first, last)
         states = {seq: one.row.state for seq, one in rows.items()}
         is_reached, unknown = reached(states, first, last, until)
         has_ended = not unknown and all(state in ENDS for state in states.values())

@@ -130,6 +130,13 @@ def test_the_origin_of_somebody_else(both: Overlay) -> None:
     for sender, fields in ((alice, hers), (bob, his)):
         sender.until(fields, "done")
     assert bob.cancel(hers).status == 409
+    one = place(alice.origin)
+    assert alice.cancel(alice.fields(Kind.MKDIR, "bob/second")).status == 202
+    assert list(bob.ask("GET", f"{one}?from=1&to=2").facts["operations"].values())[1] == {"state": "unknown"}
+    assert bob.low(3).status == 204, "the numbers of others do not count"
+    assert alice.state(hers).state == "done" and bob.state(his).status != 200
+    alice.signs = False
+    assert alice.cancel(hers).status == 403, "a signed operation is cancelled with a signature"
     stranger = both.sender("gw", "bob")
     assert stranger.ask("GET", place(alice.origin, 99)).status == 404
 

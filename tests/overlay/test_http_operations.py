@@ -14,7 +14,8 @@ import pytest
 
 from stageout.overlay.http import operations, signing
 from stageout.overlay.http.operations import BLOCK_BYTES, FOLDER, place, to_json
-from stageout.overlay.rules.operations import Kind
+from stageout.overlay.http.signing import thumbprint
+from stageout.overlay.rules.operations import Kind, signed_owner
 from tests.overlay.http_site import Site, site
 from tests.overlay.operations_client import Answer, Sender, other
 
@@ -349,6 +350,31 @@ def test_nobody_else_sees_or_cancels_it(place_: Site, alice: Sender) -> None:
     assert alice.state(fields).state == "receiving"
     alice.range(fields, DATA)
     assert alice.manifest(fields, DATA).state == "done"
+
+
+def test_one_number_signed_and_unsigned(place_: Site) -> None:
+    """One user's two operations: a signature, or Stageout-Owner, tells which one is meant."""
+    with Sender(place_, signs=True) as signed, Sender(place_, origin=signed.origin) as unsigned:
+        mine = signed.fields(Kind.FILE, f"{name(signed)}1", size=3)
+        plain = unsigned.fields(Kind.FILE, f"{name(signed)}2", size=5)
+        key = {"Stageout_Owner": signed_owner(thumbprint(place_.keys["alice"].public))}
+        assert unsigned.begin(plain).status == 201 and signed.begin(mine).status == 201
+        assert signed.range(mine, b"abc", **key).status == 204
+        done = signed.manifest(mine, b"abc")
+        assert (done.status, done.facts.get("state")) == (200, "done"), done
+        assert unsigned.state(plain).state == "receiving" and signed.state(mine, **key).state == "done"
+        for headers, state in (({}, "receiving"), (key, "done")):
+            answer = signed.ask("GET", f"{place(signed.origin)}?from=1&to=1", **headers)
+            assert answer.facts["operations"]["1"]["state"] == state
+        assert signed.cancel(mine).facts["state"] == "done"
+        assert unsigned.range(plain, b"plain").status == 204
+        assert unsigned.manifest(plain, b"plain").state == "done"
+        assert (place_.root / f"{name(signed)}1").read_bytes() == b"abc"
+        # a cancel that comes first is for the signed one only
+        mine, plain = signed.fields(Kind.FILE, "x1", size=3), unsigned.fields(Kind.FILE, "x2", size=3)
+        assert unsigned.begin(plain).status == 201
+        assert signed.cancel(mine).status == 200
+        assert signed.begin(mine).status == 410 and unsigned.state(plain).state == "receiving"
 
 
 def test_a_holder_and_its_issuer(place_: Site, plain: Sender) -> None:

@@ -42,9 +42,17 @@ class Identity(NamedTuple):
     seq: int
 
 
+_SIGNED = "key:"
+
+
 def signed_owner(thumbprint: str) -> str:
     """Return the owner of operations that a key signed, whichever token brings them."""
-    return f"key:{thumbprint}"
+    return _SIGNED + thumbprint
+
+
+def is_signed(owner: str) -> bool:
+    """Tell whether the operations of an owner are signed."""
+    return owner.startswith(_SIGNED)
 
 
 def bearer_owner(issuer: str, subject: str) -> str:
