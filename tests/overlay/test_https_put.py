@@ -242,3 +242,27 @@ def test_old_urls_go_by_http_if_the_settings_say_so(run: Commands, here: Site, t
     run.environment = {"_CONDOR_STAGEOUT_OVERLAY_PLAIN": "true"}
     (told,) = run("put", str(file), url.replace("overlay", "http"), status=1)
     assert "TLS" in told["reason"], "the router does not take it"
+
+
+def test_a_router_whose_records_are_old(tmp_path: Path) -> None:
+    with site(tmp_path / "router") as running:
+        run, file, tree = Commands(running, tmp_path), _file(tmp_path / "f", 3 * _MIB + 1), tmp_path / "tree"
+        run("put", str(file), run.url("f"))
+        running.router.stop()
+        (running.root / ".stageout/high-water").write_bytes(bytes(8) + (1 << 40).to_bytes(8, "big"))
+        running.router.start()
+        before = (running.root / "f").stat()
+        (told,) = run("put", str(file), run.url("f"))
+        assert told["outcome"] == "done" and told["sent_bytes"] == 0, "the name shows it"
+        assert (running.root / "f").stat().st_ino == before.st_ino
+        file.write_bytes(b"x" * file.stat().st_size)
+        for name in ("f", "new"):
+            (told,) = run("put", str(file), run.url(name))
+            assert told["sent_bytes"] == file.stat().st_size
+            assert (running.root / name).read_bytes() == file.read_bytes()
+        assert "operations-epoch-started" in running.router.log
+        tree.mkdir()
+        for name in ("a", "b"):
+            (tree / name).write_text(name)
+        run("put", "-r", str(tree), run.url("tree"))
+        assert sorted(path.name for path in (running.root / "tree").rglob("?")) == ["a", "b"]

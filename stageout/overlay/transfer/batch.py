@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Union
 
@@ -16,7 +16,7 @@ from stageout.overlay.http import operations, signing
 from stageout.overlay.http.names import encoded
 from stageout.overlay.rules.operations import BATCH_FILE_SIZE, LONGEST_S
 from stageout.overlay.sources import open_source
-from stageout.overlay.transfer.connection import Connection, Place
+from stageout.overlay.transfer.connection import Answer, Connection, Place, Refusal
 from stageout.overlay.transfer.identity import Identity
 
 #: A larger file goes alone. A batch has so many files, and about so many bytes: enough for several connections.
@@ -87,16 +87,22 @@ class Batches:
         answer, body = connection.ask("PUT", target, fields, b"".join([line, b"\n", *parts]), _TAKES_S)
         if answer.status != 200:
             raise connection.refused(answer, body, f"{len(sent)} small files")
-        failed = self._failed(connection, body, len(sent), first)
+        failed = self._failed(answer, body, len(sent), first)
         for at, (one, size) in enumerate(sent):
             self.ended(one, failed.get(first + at) or size)
 
-    def _failed(self, connection: Connection, body: bytes, count: int, first: int) -> dict[int, TransferFailure]:
-        """Return the failures by number. :raises TransferFailure: the answer does not fit."""
+    def _failed(self, answer: Answer, body: bytes, count: int, first: int) -> dict[int, TransferFailure]:
+        """Return the failures by number. :raises Refusal: each file has to be looked at first.
+
+        :raises TransferFailure: the answer does not fit.
+        """
         found: dict[int, TransferFailure] = {}
         try:
             *lines, last = [json.loads(line) for line in body.splitlines()]
             for line in lines:
+                if line.get("reason") == "ask-first":
+                    words = "the router's records may be older than these files: each has to be looked at"
+                    raise Refusal(ErrorClass.CONFLICT, words, self.place.url, replace(answer, status=409), line)
                 if line["state"] not in _GOOD:
                     kind = ErrorClass.CONFLICT if line["state"] == "failed" else ErrorClass.REQUEST_REJECTED
                     words = f"{line['state']}: {line.get('reason') or 'no reason was given'}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import threading
 import time
@@ -12,8 +14,10 @@ from pathlib import Path
 from stageout.core.errors import ErrorClass, TransferFailure
 from stageout.core.pauses import growing_s
 from stageout.overlay.http import operations, signing
+from stageout.overlay.http.names import encoded
 from stageout.overlay.http.operations import BLOCK_BYTES, Status
 from stageout.overlay.rules.operations import Fields, Kind
+from stageout.overlay.rules.sender import AfterAsking, after_asking
 from stageout.overlay.sources import AnyPath, open_source
 from stageout.overlay.transfer.blockmap import BlockMap, Range
 from stageout.overlay.transfer.connection import Connection, Place, Refusal, Route
@@ -28,6 +32,8 @@ _FEW_BLOCKS = 4
 _MOST_LISTS = 8
 #: To read what a router said before it closed the connection (seconds).
 _EARLY_S = 2.0
+#: For the router to read a large file, for its digest (seconds).
+_DIGEST_S = 600.0
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.2, 5.0
 _GOOD = frozenset({"done", "superseded"})
 _ENDED = frozenset({"failed", "cancelled", "expired", "expired, outcome unknown", "lost"})
@@ -81,6 +87,7 @@ class Upload:
         self._crew: Crew | None = None
         self._is_offered = self._is_begun = False  # the router may know it; has answered
         self._session.keep(self.connection)
+        self._hop = dict(self.hop)
         kinds = operations.digest_kinds()
         cheap = next(iter(kinds))  # the router keeps these for whoever fetches the file
         kind = "sha-256" if self.identity.key else cheap
@@ -148,7 +155,7 @@ class Upload:
         is_corrected = self.identity.is_corrected
         self._session.connection()
         self._is_offered = True
-        state = self._session.begin(self._fields, self._signed, self.hop)
+        state = self._brought()
         if not self._is_begun and self.identity.is_corrected and not is_corrected:
             state = self._anew()
         if self._is_result(state):
@@ -163,7 +170,40 @@ class Upload:
         """The clock of this machine is wrong, and so were the times of the operation: replace it."""
         self._session.cancel(self._fields)
         self._prepare(self._fields.block_kind, self._fields.digest_kind)
-        return self._session.begin(self._fields, self._signed, self.hop)
+        return self._brought()
+
+    def _brought(self) -> Status:
+        """Bring the operation. Where the records of the router may be older than it, the name is looked at first."""
+        try:
+            return self._session.begin(self._fields, self._signed, self._hop)
+        except Refusal as refusal:
+            epoch = refusal.facts.get("epoch")
+            if refusal.facts.get("reason") != "ask-first" or not isinstance(epoch, int):
+                raise
+            known = {"Stageout-Known-Epoch": str(epoch)}
+            if known.items() <= self._hop.items():
+                raise
+        if after_asking(self._fields, *self._mine_and_shown(), None, ()) is AfterAsking.DONE:
+            return Status("done", epoch=epoch)
+        self._hop.update(known)
+        return self._session.begin(self._fields, self._signed, self._hop)
+
+    def _mine_and_shown(self) -> tuple[str, str | None]:
+        """Return the digest of this file and of the one under its name, None if nobody shows that."""
+        target = encoded(self.path)
+        connection = self._session.connection()
+        answer, body = connection.ask("HEAD", target)
+        if answer.status == 200 and answer.get("content-length") == str(self.size_bytes):
+            connection = self._session.connection()
+            answer, body = connection.ask("HEAD", target, {"Want-Repr-Digest": "sha-256=1"}, timeout_s=_DIGEST_S)
+        if answer.status >= 500:
+            raise connection.refused(answer, body, f"/{self.path}")
+        mine, offset, memory = hashlib.sha256(), 0, _memory()
+        while count := os.preadv(self._file, [memory], offset):
+            mine.update(memory[:count])
+            offset += count
+        shown = answer.get("repr-digest") if answer.status == 200 else None
+        return f"sha-256=:{base64.b64encode(mine.digest()).decode()}:", shown
 
     def _is_result(self, state: Status) -> bool:
         return state.state in _GOOD | _ENDED or (self.until == "custody" and state.state == "custody")
