@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +86,20 @@ def test_what_fails_is_said_in_one_line(run: Commands, here: Site, tmp_path: Pat
     (told,) = other("get", other.url("f"), back, status=1)
     assert told["error_class"] == "PERMISSION_DENIED"
     assert _parts(tmp_path) == []
+
+
+def test_a_pinned_key(run: Commands, here: Site, tmp_path: Path) -> None:
+    (here.root / "f").write_bytes(b"data")
+    certificate = here.ca.with_name("cert.pem")
+    words = ["openssl", "x509", "-pubkey", "-noout", "-in", str(certificate)]
+    public = subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()[1:-1]
+    pin = base64.b64encode(hashlib.sha256(base64.b64decode("".join(public))).digest()).decode()
+    at = run.options.index("--cacert")
+    del run.options[at : at + 2]
+    run("get", run.url("f"), str(tmp_path / "back"), "--pin", f"sha256//{pin}")
+    assert (tmp_path / "back").read_bytes() == b"data"
+    (told,) = run("get", run.url("f"), str(tmp_path / "back"), status=1)
+    assert told["error_class"] == "TLS_UNTRUSTED", "nothing but the pin vouches for it"
 
 
 def test_a_bearer_token(run: Commands, here: Site, tmp_path: Path) -> None:

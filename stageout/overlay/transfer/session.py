@@ -1,4 +1,4 @@
-"""Operations of one origin at a router: numbers, states, waits, low and cancel."""
+"""Operations of one origin at a router: numbers, states and cancel."""
 
 from __future__ import annotations
 
@@ -125,28 +125,6 @@ class Session:
             finally:
                 connection.close()
         return None
-
-    def low(self, below: int) -> None:
-        """Tell the router which results may be forgotten. Nothing depends on the answer."""
-        said = signing.low_payload(self.origin, below)
-        signed = self.identity.sign(signing.LOW, said)
-        kind = operations.SIGNED_TYPE if signed else operations.FIELDS_TYPE
-        body = signed.encode() if signed else json.dumps({"below": below}).encode()
-        connection = self.connection()
-        connection.ask("PUT", f"{operations.place(self.origin)}/low", {"Content-Type": kind}, body)
-
-    def wait(self, until: str, first: int, last: int) -> dict[int, Status]:
-        """Return the states of operations when all have reached ``custody`` or ``done``, or half a minute is over."""
-        target = f"{operations.place(self.origin)}?until={until}&from={first}&to={last}"
-        connection = self.connection()
-        answer, data = connection.ask("GET", target, {"Prefer": f"wait={_WAIT_S}"})
-        if answer.status != 200:
-            raise connection.refused(answer, data, f"operations {first} to {last}")
-        try:
-            return {int(number): status_of(facts) for number, facts in json.loads(data)["operations"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            words = f"the answer of {self.place.url} has no states of operations"
-            raise TransferFailure(ErrorClass.SERVER_ERROR, words, self.place.url) from None
 
     def close(self) -> None:
         """Close its connection."""
