@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -86,3 +88,27 @@ def test_what_cannot_be_kept(two: tuple[Site, Site, Commands], tmp_path: Path) -
     (tmp_path / "token").write_text("a.b.c")
     run("put", "--token", str(tmp_path / "token"), str(tmp_path / "f"), run.url("alice/f"), status=64)
     assert "--through needs a key" in run.err
+
+
+def test_a_job_hands_over_with_its_own_key(tmp_path: Path) -> None:
+    with _two(tmp_path) as (terminal, _, run):
+        terminal.router.stop()
+        job, token, file = tmp_path / "job.key", tmp_path / "job.token", tmp_path / "f"
+        file.write_bytes(content())
+        words = [sys.executable, "-m", "stageout.cli.main", "token"]
+        public = subprocess.run([*words, str(job), "--public"], check=True, capture_output=True, text=True).stdout
+        words += [str(tmp_path / "alice.key"), "--user", "alice", "--holder", public.strip()]
+        words += ["--router", _CUSTODIAN, "--router", _TERMINAL, "--scope", "storage.modify:/alice/run7"]
+        token.write_text(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+        own = ["--token", str(token), "--key", str(job)]
+        (told,) = run("put", "--custody", *own, str(file), run.url("alice/run7/f"))
+        assert told["state"] == "custody"
+        other = ["--token", str(token), "--key", str(tmp_path / "other.key")]
+        new_key().store("other", tmp_path / "other.key")
+        (told,) = run("put", "--custody", *other, str(file), run.url("alice/run7/g"), status=1)
+        assert told["error_class"] == "CREDENTIAL_REFUSED", "the token is of another key"
+        job.unlink()
+        terminal.router.start()
+        there = terminal.root / "alice/run7/f"
+        wait_until(there.exists, timeout_s=30, what="the delivery")
+        assert there.read_bytes() == file.read_bytes()

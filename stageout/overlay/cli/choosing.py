@@ -14,7 +14,7 @@ from stageout.cli.exits import CommandError, UsageError
 from stageout.core.config import ConfigError, Settings, tool_settings
 from stageout.core.errors import TransferFailure
 from stageout.overlay.transfer.connection import Address, Place, Route, Trust
-from stageout.overlay.transfer.identity import Identity, read_key
+from stageout.overlay.transfer.identity import Identity, is_bound, read_key, read_token
 from stageout.overlay.wire.route import DEFAULT_PORT, BadRoute, address, parse_routes
 
 _KEY = "/etc/condor/stageout-overlay.key"
@@ -118,14 +118,16 @@ def check_path(path: str, url: str = "") -> None:
 
 def _identity(host: str, options: argparse.Namespace) -> Identity:
     token = options.token or ("" if options.key != _KEY else os.environ.get("BEARER_TOKEN_FILE", ""))
-    if token:
-        return Identity(host, token=Path(token))
     try:
+        if token and not is_bound(read_token(Path(token))):
+            return Identity(host, token=Path(token))
         key = read_key(Path(options.key))
     except TransferFailure as failure:
         raise CommandError(str(failure), failure.kind) from None
     if key is None:
         raise UsageError(f"{options.key} is no key for HTTP: name a key of 'stageout token' (--key), or --token FILE")
+    if token:
+        return Identity(host, key, token=Path(token))
     return Identity(host, key, options.user or _login())
 
 

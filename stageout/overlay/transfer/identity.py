@@ -25,14 +25,15 @@ _LEAST_OFF_S = 5
 class Identity:
     """The proofs that a client shows to one router. May be used in several threads.
 
-    :param router: NAME of the router. :param key: of the user, None with a token. :param user: name of the key's line
-        in the router's keys file. :param token: file with a bearer token; it is read again when it ends.
+    :param router: NAME of the router. :param key: of the user, None with a bearer token. :param user: name of the
+        key's line in the router's keys file. :param token: file with a bearer token, or with one that is bound to the
+        key; it is read again when it ends.
     """
 
     def __init__(self, router: str, key: SigningKey | None = None, user: str = "", token: Path | None = None) -> None:
         self.router, self.key, self._user, self._file = router, key, user, token
         self._lock = threading.Lock()
-        self._made, self._until = "", 0.0
+        self._made, self._bound, self._until = "", "", 0.0
         self._ahead_s: float | None = None
 
     @property
@@ -65,7 +66,10 @@ class Identity:
         with self._lock:
             if self.key is not None:
                 if time.time() >= self._until:
-                    self._made = self._signed({"iat": int(self.now)}, self.router, _LASTS_S)
+                    claims: dict[str, object] = {"iat": int(self.now)}
+                    if self._file is not None:
+                        claims["delegated"] = self._bound = read_token(self._file)
+                    self._made = self._signed(claims, self.router, _LASTS_S)
                     self._until = time.time() + _LASTS_S - _ANEW_S
             elif self._file is not None and not self._made:
                 self._made = read_token(self._file)
@@ -78,7 +82,7 @@ class Identity:
         with self._lock:
             if self.key is not None or self._file is None:
                 is_wrong, self._until = self._until == 0.0 and self.key is not None, 0.0
-                return is_wrong
+                return is_wrong or (self._file is not None and read_token(self._file) != self._bound)
             before, self._made = self._made, read_token(self._file)
             return self._made != before
 
@@ -140,6 +144,16 @@ def read_token(path: Path) -> str:
     if not text or not text.isascii() or not text.isprintable() or " " in text:
         raise TransferFailure(ErrorClass.CREDENTIAL_MISSING, f"{path}: one token stands in this file, and nothing else")
     return text
+
+
+def is_bound(token: str) -> bool:
+    """Tell whether a token counts only together with a key (RFC 7800). Only the router verifies it."""
+    body = token.split(".")[1] if token.count(".") == 2 else ""
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+    except ValueError:
+        return False
+    return isinstance(claims, dict) and "cnf" in claims
 
 
 def _json(facts: dict[str, object]) -> bytes:
