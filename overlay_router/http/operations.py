@@ -23,6 +23,7 @@ from overlay_router.http.files import Files
 from stageout.overlay.http import operations, signing
 from stageout.overlay.http.conditions import ranges
 from stageout.overlay.http.heads import CHUNKED, Refused
+from stageout.overlay.http.names import path_of
 from stageout.overlay.http.operations import BLOCK_BYTES, FIELDS_TYPE, FOLDER, SIGNED_TYPE, DigestKind
 from stageout.overlay.http.signing import BadJws
 from stageout.overlay.http.tokens import Access
@@ -42,6 +43,7 @@ from stageout.overlay.rules.rights import (
 
 Facts = dict[str, Any]
 _PLACE = re.compile(rf"{FOLDER}/o/([0-9a-f]{{32}})(?:/([^/]+))?(?:/([^/]+))?/?")
+_LOTS = re.compile(rf"{FOLDER}/lots(?:/([0-9a-f]{{32}}))?/?")
 _PAGE_BYTES = 4096
 #: Digests of a block list that one question brings.
 _LIST_BYTES = 128 * 1024
@@ -60,6 +62,9 @@ class Operations:
 
     def __call__(self, one: Exchange) -> None:
         """Answer one request. :raises Refused: it is refused."""
+        lot = _LOTS.fullmatch(one.own)
+        if lot is not None:
+            return _Request(one, self._access(), "").lot(lot[1])
         found = _PLACE.fullmatch(one.own)
         if found is None:
             raise Refused(404, "there is no such resource")
@@ -70,6 +75,7 @@ class Operations:
         if handler is None:
             raise Refused(405, "this is not done here", {"Allow": ", ".join(methods)})
         handler()
+        return None
 
     def asker(self, one: Exchange) -> Facts:
         """Return who asks for something that has no number. :raises Refused: 403."""
@@ -150,6 +156,30 @@ class _Request:
         below = operations.whole(facts.get("below"), "below", 1)
         self._ask("low", who=self._asker(signer), origin=self._origin, below=below, jws=jws)
         self._one.answer(204, _NO_STORE)
+
+    def lot(self, number: str | None) -> None:
+        """``POST`` of a lot; ``GET`` and ``DELETE`` of one."""
+        methods = ("GET", "DELETE") if number else ("POST",)
+        if self._one.head.method not in methods:
+            raise Refused(405, "this is not done here", {"Allow": ", ".join(methods)})
+        if number:
+            releases = self._one.head.method == "DELETE"
+            told, _ = self._ask("lot", who=self._asker(), number=number, releases=releases)
+            if releases:
+                self._one.answer(204, _NO_STORE)
+            else:
+                self._json(200, told)
+            return
+        facts = operations.json_object(self._one.body(operations.MOST_FIELDS_BYTES), operations.MOST_FIELDS_BYTES)
+        if facts.keys() - {"bytes", "seconds", "below"} or not isinstance(facts.get("below", "/"), str):
+            raise Refused(400, 'the body is {"bytes": NUMBER, "seconds": NUMBER, "below": PATH}')
+        below = path_of(facts.get("below", "/"))[0]
+        size, seconds = (operations.whole(facts.get(name), name, 1) for name in ("bytes", "seconds"))
+        self._one.allow(Right.CREATE, below)
+        told, _ = self._ask("reserve", who=self._asker(), bytes=size, seconds=seconds, below=below)
+        body = json.dumps({**told, "below": facts.get("below", "/")}).encode() + b"\n"
+        place = {"Location": f"{FOLDER}/lots/{told['id']}", "Content-Type": _JSON, **_NO_STORE}
+        self._one.answer(201, place, body)
 
     def data(self) -> None:
         """``PUT O/data``: a range of the file."""

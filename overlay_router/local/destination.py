@@ -45,7 +45,7 @@ _LATER = "see to the disk of the root: who asked for them asks again, and else t
 class Destination:
     """One root directory and its store.
 
-    :ivar remembered: what its files were when they were published.
+    :ivar remembered: what its files were when they were published. :ivar lots: space that somebody reserved.
     :param now: wall clock in seconds; ``expires`` of operations is in that time.
     :param makers: processes that make small files; they belong to it from now on. None: it makes them itself.
     """
@@ -61,7 +61,7 @@ class Destination:
         self._made: dict[tuple[str, int], Made] = {}
         self.remembered = Remembered(store.contents, tree)
         self._small = SmallFiles(store, tree, now, makers)
-        self._lots = Reservations(store, tree, now)
+        self.lots = Reservations(store, tree, now)
         with ExitStack() as unfinished:
             unfinished.callback(self.close)
             self._recover()
@@ -85,7 +85,7 @@ class Destination:
         transfer = self._store.grant(ask, peer, digest)
         if not self._tree.inode(transfer.tid):
             self._forget_blocks(transfer.tid)
-            if ask.lot and not self._lots.take(ask, transfer.tid, peer.split("/")[0]):
+            if ask.lot and not self.lots.take(ask, transfer.tid, peer.split("/")[0]):
                 return Reply(peer, as_result(ask.origin, ask.seq, Result(Outcome.FAILED, "lot")))
             try:
                 self._tree.allocate(transfer.tid, transfer.ask.size_bytes)
@@ -93,7 +93,7 @@ class Destination:
                 if not no_room(problem):
                     raise
                 log.event("space-exhausted", path=ask.path, size_bytes=ask.size_bytes)
-                self._lots.give_back(transfer.tid)
+                self.lots.give_back(transfer.tid)
                 return Reply(peer, messages.NoSpace(ask.origin, ask.seq, _NOSPACE_AGAIN_S))
         else:
             self._tree.check_writable(transfer.tid)
@@ -101,7 +101,7 @@ class Destination:
 
     def lot(self, ask: messages.Lot, key: str) -> messages.Reserved:
         """Reserve, renew or release space for one key."""
-        return self._lots.decide(ask, key)
+        return self.lots.decide(ask, key)
 
     def transfers(self) -> list[Transfer]:
         """All that are under way."""
@@ -371,7 +371,7 @@ class Destination:
         waits = (held.operation.expires for (origin, _), held in self._held.items() if origin == ask.origin)
         self._store.raise_low(ask.origin, ask.seq, max(waits, default=0))
         self._discard_strays()
-        self._lots.refill()
+        self.lots.refill()
 
     def forget_origin(self, origin: str) -> None:
         """An origin that was made for one connection sends nothing more."""
@@ -379,12 +379,12 @@ class Destination:
             self._held.release(held.key)
         self._store.forget_origin(origin)
         self._discard_strays()
-        self._lots.refill()
+        self.lots.refill()
 
     def expire(self) -> list[Reply]:
         """End what is beyond its time: held operations are answered, data of dead transfers removed."""
         now = self._now()
-        self._lots.expire()
+        self.lots.expire()
         late = [held for held in self._held.values() if held.operation.expires < now]
         replies = self._consider(late)
         self._held.drop_dataless(now, {(item.ask.origin, item.ask.seq) for item in self._store.transfers()})
@@ -398,7 +398,7 @@ class Destination:
             raise
         for tid in gone:
             self._tree.discard(tid)
-        self._lots.refill()
+        self.lots.refill()
         return replies
 
     def follow(self) -> bool:
@@ -631,7 +631,7 @@ class Destination:
         for tid in tids:
             self._tree.discard(tid)
         if sum(len(item.used) for item in settled) < len(tids):
-            self._lots.refill()
+            self.lots.refill()
         replies = []
         for one, item in zip(ends, settled):
             self._unrecorded.pop(one.held.key, None)
@@ -663,7 +663,7 @@ class Destination:
         self._discard_strays()
         with left_for_later():
             self._tree.empty_trash()
-        self._lots.recover()
+        self.lots.recover()
 
     def _recover_changes(self) -> None:
         done, rest = list[Ended](), list[Held]()

@@ -50,6 +50,10 @@ class Reservations:
         self._store.keep_lot(renewed)
         return Reserved(ask.lot, held.left_bytes, renewed.until)
 
+    def of(self, key: str) -> list[StoredLot]:
+        """Return what a key has reserved, and has time left."""
+        return [held for held in self._store.lots() if held.key == key and held.until >= self._now()]
+
     def take(self, ask: Open, tid: int, key: str) -> bool:
         """Make room for a transfer out of the lot that it names; once for each. False when that cannot be."""
         if self._store.has_taken(tid):
@@ -71,6 +75,23 @@ class Reservations:
         if self._store.has_taken(tid):
             self._store.give_back(tid)
             self.refill()
+
+    def keep_taken(self, tids: Callable[[int], bool | None]) -> None:
+        """Settle the parts of operations, which are below 0.
+
+        :param tids: tells whether one was used, None while it is under way.
+        """
+        for tid in self._store.taken_below_zero():
+            was_used = tids(tid)
+            if was_used is not None:
+                self.settle(tid, was_used)
+
+    def settle(self, tid: int, was_used: bool) -> None:
+        """An operation that took from a lot has ended; its data are removed."""
+        if was_used:
+            self._store.drop_taken(tid)
+        else:
+            self.give_back(tid)
 
     def refill(self) -> None:
         """Hold the space again that ended transfers have given back, after their data were removed."""

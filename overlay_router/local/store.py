@@ -403,6 +403,15 @@ class Store:
         with self._transaction("overlay-lot-record"):
             self._return_to_lots("tid = ?", (tid,))
 
+    def taken_below_zero(self) -> list[int]:
+        """Return those that have taken of a lot and are operations, not transfers."""
+        return [tid for (tid,) in self._connection.execute("SELECT tid FROM taken WHERE tid < 0")]
+
+    def drop_taken(self, tid: int) -> None:
+        """Forget that it took from a lot: its bytes are a file now."""
+        with self._transaction("overlay-lot-record"):
+            self._connection.execute("DELETE FROM taken WHERE tid = ?", (tid,))
+
     def has_taken(self, tid: int) -> bool:
         """Tell whether a transfer has had its part of a lot."""
         return self._connection.execute("SELECT 1 FROM taken WHERE tid = ?", (tid,)).fetchone() is not None

@@ -11,16 +11,19 @@ import asyncio
 import contextlib
 import mmap
 import os
+import secrets
 from collections.abc import Awaitable
 from functools import partial
 from typing import Any, Callable, Protocol, cast
 
+from overlay_router.local.store import StoredLot
 from overlay_router.operations.receiving import Block, Differs, Receiving, Staging, Taken
 from overlay_router.operations.side import Answer, Bringing, Caller, Refusal, Results, Side, SmallFile, seen
 from overlay_router.operations.table import Stored
 from overlay_router.operations.waits import Waits
 from stageout.core import log
 from stageout.overlay.http.heads import Refused
+from stageout.overlay.http.names import encoded
 from stageout.overlay.http.operations import (
     MOST_BLOCKS,
     SIZES,
@@ -36,6 +39,7 @@ from stageout.overlay.http.signing import digest
 from stageout.overlay.rules.operations import Hop, Kind, is_signed, signed_owner
 from stageout.overlay.rules.rights import Action
 from stageout.overlay.rules.states import ENDS, State
+from stageout.overlay.wire.messages import Lot, Reserved
 
 Facts = dict[str, Any]
 #: Prefix of the questions that are answered here.
@@ -66,6 +70,16 @@ class Keeps(Protocol):
 
     def newest(self, caller: Caller, path: str) -> Stored | None:
         """Return the newest complete version of a name in custody, of its owner only."""
+
+
+class Reserves(Protocol):
+    """The role of a terminal, beside what every role has: space that somebody reserved."""
+
+    def lot(self, caller: Caller, ask: Lot) -> Reserved:
+        """Reserve or release."""
+
+    def lot_of(self, caller: Caller, number: str) -> StoredLot:
+        """Return a lot of this subject's. :raises Refusal: 404: it has none of that number."""
 
 
 class Talk:
@@ -329,6 +343,30 @@ class OperationsDesk:
     async def _cancel(self, side: Side, talk: Talk, who: Caller, fields: str, jws: str) -> tuple[Facts, int]:
         asked = from_json(fields.encode())
         return _told(await self._on_disk(lambda: side.cancel(who, asked, jws))), -1
+
+    async def _reserve(self, side: Side, talk: Talk, who: Caller, **facts: Any) -> tuple[Facts, int]:
+        """A new lot."""
+        terminal = self._own(side)
+        ask = Lot(secrets.token_hex(16), "reserve", facts["bytes"], facts["seconds"], facts["below"])
+        made = await self._on_disk(lambda: terminal.lot(who, ask))
+        return {"id": made.lot, "bytes": made.left_bytes, "expires": made.expires}, -1
+
+    async def _lot(self, side: Side, talk: Talk, who: Caller, number: str, releases: bool) -> tuple[Facts, int]:
+        """Tell what is left of a lot. :param releases: and nothing is, then."""
+        terminal = self._own(side)
+
+        def answered() -> Facts:
+            held = terminal.lot_of(who, number)
+            if releases:
+                terminal.lot(who, Lot(number, "release"))
+            return {"id": held.lot, "bytes": held.left_bytes, "expires": held.until, "below": encoded(held.path)}
+
+        return await self._on_disk(answered), -1
+
+    def _own(self, side: Side) -> Reserves:
+        if side is not self._terminal:
+            raise Refusal(405, "ask the router itself for a lot")
+        return cast(Reserves, side)
 
     async def _low(self, side: Side, talk: Talk, who: Caller, origin: str, below: int, jws: str) -> tuple[Facts, int]:
         await self._on_disk(lambda: side.low(who, origin, below, jws))

@@ -23,14 +23,16 @@ from overlay_router.local.destination import Destination
 from overlay_router.local.maker import PART_BYTES
 from overlay_router.local.replies import Reply
 from overlay_router.local.small_files import Arrived
+from overlay_router.local.store import StoredLot
 from overlay_router.local.tree import no_room
 from overlay_router.operations.receiving import Receiving
 from overlay_router.operations.side import Answer, Bringing, Caller, Refusal, Results, SmallFile, seen, visible
 from overlay_router.operations.table import Stored, Table
 from stageout.core import durable, log
+from stageout.core.errors import ErrorClass
 from stageout.overlay.http.operations import BLOCK_BYTES, Status, blocks_of
 from stageout.overlay.rules import terminal as rules
-from stageout.overlay.rules.limits import Clock, Share, ShareFull, check_share
+from stageout.overlay.rules.limits import MOST_OF_SPACE, Clock, Share, ShareFull, check_share, room_of
 from stageout.overlay.rules.operations import (
     DIRECT,
     KEPT_S,
@@ -48,7 +50,7 @@ from stageout.overlay.rules.sender import reached
 from stageout.overlay.rules.states import ENDS, SETTLED, Role, State
 from stageout.overlay.rules.terminal import Known, Seen, Step, Verdict
 from stageout.overlay.wire import frames
-from stageout.overlay.wire.messages import Low, Open, Operation, Pack, Packed, Result
+from stageout.overlay.wire.messages import Lot, Low, Open, Operation, Pack, Packed, Reserved, Result
 from stageout.overlay.wire.packs import PackedFile
 
 #: Limit of one subject.
@@ -59,6 +61,11 @@ PEER = "operations"
 IN_BATCH = {"batch": "1"}
 _KINDS = {Kind.FILE: "publish", Kind.RENAME: "rename", Kind.DELETE: "delete", Kind.MKDIR: "mkdir"}
 _INNER_LIVES_S = 86_400
+#: Answers to requests for lots.
+_OF_LOTS = {
+    ErrorClass.PERMISSION_DENIED.code: 403, ErrorClass.NOT_FOUND.code: 404, ErrorClass.QUOTA_EXCEEDED.code: 429,
+    ErrorClass.NO_SPACE_REMOTE.code: 507,
+}  # fmt: skip
 #: Numbers of a wait at once.
 MOST_NUMBERS = 100_000
 _FORGOTTEN_AT_ONCE = 1_000
@@ -215,6 +222,22 @@ class Terminal:
         has_ended = not unknown and all(state in ENDS for state in states.values())
         return Results(is_reached and bool(rows), has_ended, {seq: self.state(one) for seq, one in rows.items()})
 
+    def lot(self, caller: Caller, ask: Lot) -> Reserved:
+        """Reserve, renew or release space of a subject's share."""
+        if ask.action == "reserve":
+            self._check_room(caller.share, ask.size_bytes)
+        answer = self._destination.lot(ask, caller.share)
+        if answer.code:
+            raise Refusal(_OF_LOTS.get(answer.code, 503), answer.message, again_s=max(0, answer.retry_after_s))
+        return answer
+
+    def lot_of(self, caller: Caller, number: str) -> StoredLot:
+        """Return a lot of a subject's."""
+        found = next((one for one in self._destination.lots.of(caller.share) if one.lot == number), None)
+        if found is None:
+            raise Refusal(404, "you have no such lot")
+        return found
+
     def batch(self, caller: Caller, files: Sequence[SmallFile], jws: str) -> list[Status]:
         """Small files: one record before, and one behind the names of all of them."""
         self._check(caller.share, Share(rows=len(files)))
@@ -298,6 +321,7 @@ class Terminal:
         """After a start: what was being published, or was whole, goes on; bytes that nobody knows go."""
         known = self.table.in_state(*_OPEN)
         self.receiving.discard_strays(one.row.identity for one in known if one.row.fields.kind is Kind.FILE)
+        self._destination.lots.keep_taken(self._has_used)
         for stored in known:
             if stored.row.state in (State.PUBLISHING, State.COMPLETE):
                 self._guarded(stored, self._considered)
@@ -380,8 +404,10 @@ class Terminal:
                 row = replace(row, state=State.COMPLETE) if not stored.id else moved(Role.TERMINAL, row, State.COMPLETE)
             return self._answer(self._published(self._publisher.intended(replace(stored, row=row))))
         if row.state is State.RECEIVING and row.fields.kind is Kind.FILE:
-            is_new = not stored.id
-            if is_new:
+            if not stored.id and stored.wishes.get("lot"):
+                return Answer(201, self.state(self._in_lot(stored, stored.wishes["lot"])))
+            if not stored.id:
+                self._check_room(stored.share, stored.size or 0)
                 self._reserve(stored)
             return Answer(201, self.state(self._store(stored)))
         if row.state is not State.HELD:
@@ -410,6 +436,8 @@ class Terminal:
             self.table.drop_blocks(stored.id)
         if stored.row.fields.kind is Kind.FILE:
             self.receiving.end(stored)
+            if stored.wishes.get("lot"):
+                self._destination.lots.settle(-stored.id, state is State.DONE)
         self.on_change(stored.row.identity.origin)
         self._wake(*stored.row.identity[:2])
         return stored
@@ -449,6 +477,39 @@ class Terminal:
             if problem.errno == errno.EFBIG:
                 raise Refusal(413, "the router's disk has no files of that size") from problem
             raise
+
+    def _in_lot(self, stored: Stored, lot: str) -> Stored:
+        """Store a file whose space comes out of a lot, which gives it under the number of the row."""
+        stored, lots = self._store(stored), self._destination.lots
+        fields = stored.row.fields
+        ask = Open(fields.origin, fields.seq, fields.path, stored.size or 0, BLOCK_BYTES, fields.expires, lot=lot)
+        try:
+            if not lots.take(ask, -stored.id, stored.share):
+                raise Refusal(413, "the lot is not yours, has ended, is for other names, or has too little left", "lot")
+            try:
+                self._reserve(stored)
+            except BaseException:
+                lots.give_back(-stored.id)
+                raise
+        except BaseException:
+            with self.table.changing("operation-row"):
+                self.table.drop(stored)
+            raise
+        return stored
+
+    def _has_used(self, tid: int) -> bool | None:
+        stored = self.table.get(-tid)
+        return None if stored and stored.row.state in _OPEN else bool(stored and stored.row.state is State.DONE)
+
+    def _check_room(self, share: str, size: int) -> None:
+        """:raises Refusal: one subject would reserve more of the disk than its share."""
+        disk = os.statvfs(self._destination.own_place)
+        free = disk.f_bavail * disk.f_frsize
+        reserved = self.table.share(share).size + sum(one.left_bytes for one in self._destination.lots.of(share))
+        if size > room_of(free, reserved):
+            status = 429 if size <= room_of(free + reserved, 0) else 507
+            most = f"one subject may reserve {MOST_OF_SPACE:.0%} of the free space: {size} bytes are too many now"
+            raise Refusal(status, most, "share-full" if status == 429 else "no-space", 60)
 
     def _check_share(self, caller: Caller, stored: Stored, verdict: Verdict) -> None:
         held = int(verdict.step is Step.HOLD and stored.row.fields.kind is not Kind.FILE)
