@@ -32,7 +32,7 @@ from stageout.core import durable, log
 from stageout.core.errors import ErrorClass
 from stageout.overlay.http.operations import BLOCK_BYTES, Status, blocks_of
 from stageout.overlay.rules import terminal as rules
-from stageout.overlay.rules.limits import MOST_OF_SPACE, Clock, Share, ShareFull, check_share, room_of
+from stageout.overlay.rules.limits import Clock, Share, ShareFull, check_share
 from stageout.overlay.rules.operations import (
     DIRECT,
     KEPT_S,
@@ -224,8 +224,6 @@ class Terminal:
 
     def lot(self, caller: Caller, ask: Lot) -> Reserved:
         """Reserve, renew or release space of a subject's share."""
-        if ask.action == "reserve":
-            self._check_room(caller.share, ask.size_bytes)
         answer = self._destination.lot(ask, caller.share)
         if answer.code:
             raise Refusal(_OF_LOTS.get(answer.code, 503), answer.message, again_s=max(0, answer.retry_after_s))
@@ -407,7 +405,6 @@ class Terminal:
             if not stored.id and stored.wishes.get("lot"):
                 return Answer(201, self.state(self._in_lot(stored, stored.wishes["lot"])))
             if not stored.id:
-                self._check_room(stored.share, stored.size or 0)
                 self._reserve(stored)
             return Answer(201, self.state(self._store(stored)))
         if row.state is not State.HELD:
@@ -500,16 +497,6 @@ class Terminal:
     def _has_used(self, tid: int) -> bool | None:
         stored = self.table.get(-tid)
         return None if stored and stored.row.state in _OPEN else bool(stored and stored.row.state is State.DONE)
-
-    def _check_room(self, share: str, size: int) -> None:
-        """:raises Refusal: one subject would reserve more of the disk than its share."""
-        disk = os.statvfs(self._destination.own_place)
-        free = disk.f_bavail * disk.f_frsize
-        reserved = self.table.share(share).size + sum(one.left_bytes for one in self._destination.lots.of(share))
-        if size > room_of(free, reserved):
-            status = 429 if size <= room_of(free + reserved, 0) else 507
-            most = f"one subject may reserve {MOST_OF_SPACE:.0%} of the free space: {size} bytes are too many now"
-            raise Refusal(status, most, "share-full" if status == 429 else "no-space", 60)
 
     def _check_share(self, caller: Caller, stored: Stored, verdict: Verdict) -> None:
         held = int(verdict.step is Step.HOLD and stored.row.fields.kind is not Kind.FILE)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stageout.overlay.http.operations import FOLDER, place
-from stageout.overlay.rules.limits import MOST_OF_SPACE
+from stageout.overlay.http.operations import FOLDER
 from stageout.overlay.rules.operations import Kind
 from tests.overlay.http_site import Site, site
 from tests.overlay.operations_client import Answer, Sender
@@ -125,16 +124,3 @@ def test_what_is_no_lot(alice: Sender) -> None:
     assert alice.ask("POST", f"{LOTS}/{'0' * 32}").status == 405
     assert alice.ask("GET", f"{LOTS}/x").status == 404
     assert alice.begin(alice.fields(Kind.FILE, "f", size=1), Stageout_Lot="no lot").status == 413
-
-
-def test_one_subject_cannot_reserve_the_whole_disk(alice: Sender, bob: Sender) -> None:
-    disk = os.statvfs(alice.site.root)
-    too_much = int(disk.f_bavail * disk.f_frsize * (1 + MOST_OF_SPACE) / 2)
-    fields = alice.fields(Kind.FILE, "large", size=too_much)
-    for answer in (alice.begin(fields), reserve(alice, too_much)):
-        assert answer.status == 507, answer
-        assert "one subject may reserve 75% of the free space" in answer.facts["detail"]
-        assert answer.headers["Retry-After"] == "60"
-    assert not list((alice.site.root / ".stageout/operations").iterdir())
-    assert alice.ask("GET", place(alice.origin, fields.seq)).status == 404
-    assert bob.put("bob/f", b"1")[1].state == "done"

@@ -13,8 +13,6 @@ from stageout.overlay.rules.states import ENDS, State
 LEASE_S = 600
 #: A jump of the clock by more is not believed (seconds).
 MOST_JUMP_S = 600
-#: One subject may reserve so much of the space that others have not: files that come in, and lots.
-MOST_OF_SPACE = 0.75
 
 
 class ShareFull(Exception):
@@ -45,11 +43,6 @@ def check_share(share: Share, limit: Share, wanted: Share) -> None:
     """Check before anything is stored. :raises ShareFull: no row and no line in the log come from it."""
     if any(have + more > most for have, more, most in zip(share, wanted, limit) if more):
         raise ShareFull("the share of the subject is full: try again later")
-
-
-def room_of(free: int, reserved: int) -> int:
-    """Return how many bytes more a subject may reserve. :param free: bytes. :param reserved: its own, already."""
-    return max(0, int((free + reserved) * MOST_OF_SPACE) - reserved)
 
 
 def lease_ended(last_data: float, now: float) -> bool:
