@@ -16,7 +16,17 @@ from overlay_router.operations.custody_table import CustodyTable
 from overlay_router.operations.delivery import Work
 from overlay_router.operations.queue import Waiting
 from overlay_router.operations.receiving import Receiving
-from overlay_router.operations.side import Answer, Bringing, Caller, Refusal, Results, SmallFile, seen, visible
+from overlay_router.operations.side import (
+    Answer,
+    Bringing,
+    Caller,
+    Refusal,
+    Results,
+    SmallFile,
+    last_number,
+    seen,
+    visible,
+)
 from overlay_router.operations.spool import UNSIGNED, CustodySpool, Digests, Kept
 from overlay_router.operations.table import Stored, Table
 from stageout.core import log
@@ -230,10 +240,11 @@ class Custodian:
 
     def results(self, caller: Caller, origin: str, first: int, last: int, until: str) -> Results:
         """``GET /.stageout/v1/o/ORIGIN``: a number that never came counts as unknown, not as reached."""
+        last = last_number(self.table, origin, first, last)
         found = visible(self.table, caller, origin, first, last)
         wanted = SETTLED | (DUTY if until == "custody" else frozenset())
         states = {seq: self.state(found[seq]) if seq in found else UNKNOWN for seq in range(first, last + 1)}
-        reached = len(found) == len(states) and all(
+        reached = len(found) == len(states) > 0 and all(
             one.row.state in wanted and (one.row.custody or one.row.state in SETTLED) for one in found.values()
         )
         ended = all(_has_ended(one) for one in found.values()) or reached

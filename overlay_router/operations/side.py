@@ -17,6 +17,9 @@ from stageout.overlay.http.operations import Status
 from stageout.overlay.rules.operations import DIRECT, Fields, Hop, Row, is_signed
 from stageout.overlay.rules.rights import Action, Asker, NoRight, check_action
 
+#: Numbers of a wait at once.
+MOST_NUMBERS = 100_000
+
 
 class Refusal(Exception):
     """An answer that is no state. Nothing was stored.
@@ -142,6 +145,14 @@ def may(caller: Caller, row: Row, action: Action) -> bool:
             continue
         return True
     return False
+
+
+def last_number(table: Table, origin: str, first: int, last: int) -> int:
+    """Return the last number of a wait. :param last: 0 for all that are here. :raises Refusal: there are too many."""
+    last = last or table.last(origin)
+    if last - first >= MOST_NUMBERS:
+        raise Refusal(413, f"a wait is for {MOST_NUMBERS} numbers at most: say from and to")
+    return last
 
 
 def seen(table: Table, caller: Caller, origin: str, seq: int, action: Action) -> Stored | None:

@@ -26,7 +26,17 @@ from overlay_router.local.small_files import Arrived
 from overlay_router.local.store import StoredLot
 from overlay_router.local.tree import no_room
 from overlay_router.operations.receiving import Receiving
-from overlay_router.operations.side import Answer, Bringing, Caller, Refusal, Results, SmallFile, seen, visible
+from overlay_router.operations.side import (
+    Answer,
+    Bringing,
+    Caller,
+    Refusal,
+    Results,
+    SmallFile,
+    last_number,
+    seen,
+    visible,
+)
 from overlay_router.operations.table import Stored, Table
 from stageout.core import durable, log
 from stageout.core.errors import ErrorClass
@@ -66,8 +76,6 @@ _OF_LOTS = {
     ErrorClass.PERMISSION_DENIED.code: 403, ErrorClass.NOT_FOUND.code: 404, ErrorClass.QUOTA_EXCEEDED.code: 429,
     ErrorClass.NO_SPACE_REMOTE.code: 507,
 }  # fmt: skip
-#: Numbers of a wait at once.
-MOST_NUMBERS = 100_000
 _FORGOTTEN_AT_ONCE = 1_000
 _SETTLED_EVERY = 256
 _OPEN = (State.RECEIVING, State.COMPLETE, State.HELD, State.PUBLISHING)
@@ -213,9 +221,7 @@ class Terminal:
 
     def results(self, caller: Caller, origin: str, first: int, last: int, until: str) -> Results:
         """States of an origin's operations."""
-        last = last or self.table.last(origin)
-        if last - first >= MOST_NUMBERS:
-            raise Refusal(413, f"a wait is for {MOST_NUMBERS} numbers at most: say from and to")
+        last = last_number(self.table, origin, first, last)
         rows = visible(self.table, caller, origin, first, last)
         states = {seq: one.row.state for seq, one in rows.items()}
         is_reached, unknown = reached(states, first, last, until)
@@ -553,6 +559,8 @@ class _Publisher:
                 self._table.put_number("epoch", epoch)
                 self._table.put_number("changes", highest)
                 self._table.put_number("name", secrets.randbits(62))
+            # An old copy that is put back once more must not begin this epoch again.
+            self._mark(highest)
             log.warn("operations-epoch-started", epoch=epoch, changes=number, highest=highest)
         elif not self._table.number("name"):
             with self._table.changing("operation-row"):

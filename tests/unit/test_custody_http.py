@@ -387,6 +387,11 @@ def test_waits(site: Site) -> None:
     side = site.custodian.behind(("t",))
     assert side.results(_ALICE, _ORIGIN, 1, 2, "custody").reached
     assert not side.results(_ALICE, _ORIGIN, 1, 2, "done").reached
+    everything = side.results(_ALICE, _ORIGIN, 1, 0, "custody")
+    assert everything.reached and list(everything.states) == [1, 2]
+    assert not side.results(_ALICE, "cd" * 16, 1, 0, "custody").reached
+    with pytest.raises(Refusal):
+        side.results(_ALICE, _ORIGIN, 1, 9_999_999_999, "custody")
     three = side.results(_ALICE, _ORIGIN, 1, 3, "custody")
     assert not three.reached and three.states[3].state == "unknown"
     site.try_once(first, "done")
