@@ -91,7 +91,8 @@ def test_what_the_commands_refuse(router: RouterProcess, tmp_path: Path, capsys:
     for arguments, status, words in (
         (["put", "-", _url(router, "into/"), *key], 64, "with the file's name at its end"),
         (["get", _url(router, "none"), "-", *key], 1, "No such file"),
-        (["put", str(file), "http://h/p", *key], 64, "write overlay://HOST"),
+        (["put", str(file), "http://h/p", *key], 64, "without TLS: write https://"),
+        (["put", str(file), "ftp://h/p", *key], 64, "write overlay://HOST"),
         (["put", str(file), "overlay://h:port/p", *key], 64, "the port is not a number"),
         (["put", str(tmp_path / "none"), _url(router, "f"), *key], 1, "No such file"),
         (["put", str(file), _url(router, "f"), "--key", str(tmp_path / "none")], 1, "--key"),
