@@ -11,6 +11,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from _pytest._code.code import TracebackEntry
 
 pytest_plugins = ["tests.harness.pool.pytest_plugin"]
 
@@ -72,3 +73,12 @@ def _log_as_at_the_start() -> Iterator[None]:
     yield
     logger.handlers, logger.propagate = before[0], before[2]
     logger.setLevel(before[1])
+
+
+def _line_of(entry: TracebackEntry) -> int:
+    return (entry._rawentry.tb_lineno or entry.frame.code.firstlineno + 1) - 1
+
+
+# Python 3.11 knows no line for an exception that the handler of a signal (a time limit) raises at the end of a `with`.
+# pytest would end with an error of its own instead of reporting the test.
+TracebackEntry.lineno = property(_line_of)  # type: ignore[method-assign, assignment]
