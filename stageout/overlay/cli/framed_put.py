@@ -6,9 +6,7 @@ Modules that a plain put does not need are loaded at their use: a file may take 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from stageout.core.errors import ErrorClass
 from stageout.overlay.arrivals import umask
 from stageout.overlay.channel import Gateway
 from stageout.overlay.cli.arguments import deadline_of
+from stageout.overlay.cli.places import given
 from stageout.overlay.cli.shares import as_json
 from stageout.overlay.cli.targets import check_names, is_directory, name_there, target, through
 from stageout.overlay.client import Deposit, put
@@ -60,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     check_names(names)
     for file, name in zip(options.files, names):
         about = {"kind": "file", "local": file, "server": gateway.server, "path": name, **_NOTHING_SENT}
-        with item(options.json, **about) as facts, _given(file) as local:
+        with item(options.json, **about) as facts, given(file) as local:
             _put(gateway, local, name, options, routes, facts)
     return int(Exit.OK)
 
@@ -140,23 +139,3 @@ def _custody(given: Deposit) -> dict[str, Any]:
 
 def _sent(given: Sequence[Deposit]) -> int:
     return sum(one.sent_bytes for one in given)
-
-
-@contextlib.contextmanager
-def _given(file: str) -> Iterator[Path]:
-    """The file, or what standard input has, for ``-``: in a temporary file, since its size must be known."""
-    if file != "-":
-        yield Path(file)
-        return
-    import shutil
-    import tempfile
-
-    with tempfile.NamedTemporaryFile(prefix="stageout-") as gathered:
-        try:
-            shutil.copyfileobj(sys.stdin.buffer, gathered)
-            gathered.flush()
-        except OSError as problem:
-            place = f"{tempfile.gettempdir()} (TMPDIR names another place)"
-            words = f"standard input is gathered in {place}: {problem.strerror}"
-            raise CommandError(words, ErrorClass.LOCAL_FILE) from None
-        yield Path(gathered.name)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from stageout.core.units import size
 from stageout.overlay.arrivals import umask
 from stageout.overlay.cli.arguments import deadline_of
 from stageout.overlay.cli.choosing import Target, check_path, target
+from stageout.overlay.cli.places import given
 from stageout.overlay.transfer.crew import Share
 from stageout.overlay.transfer.upload import put
 
@@ -48,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError(f"{times} of these would be {printable(name)} there: send them to different directories")
     for file, name in zip(options.files, names):
         about = {"kind": "file", "local": file, "server": to.server, "path": name, **_NOTHING_SENT}
-        with item(options.json, **about) as facts, _given(file) as local:
+        with item(options.json, **about) as facts, given(file) as local:
             _put(to, local, name, options, facts)
     return int(Exit.OK)
 
@@ -106,23 +105,3 @@ def as_json(shares: Sequence[Share]) -> list[dict[str, Any]]:
         {"by": list(one.route), "sent_bytes": one.sent_bytes, "connections": one.connections, "problem": one.problem}
         for one in shares
     ]
-
-
-@contextlib.contextmanager
-def _given(file: str) -> Iterator[Path]:
-    """The file, or what standard input has, for ``-``: in a temporary file, since its size must be known."""
-    if file != "-":
-        yield Path(file)
-        return
-    import shutil
-    import tempfile
-
-    with tempfile.NamedTemporaryFile(prefix="stageout-") as gathered:
-        try:
-            shutil.copyfileobj(sys.stdin.buffer, gathered)
-            gathered.flush()
-        except OSError as problem:
-            place = f"{tempfile.gettempdir()} (TMPDIR names another place)"
-            words = f"standard input is gathered in {place}: {problem.strerror}"
-            raise CommandError(words, ErrorClass.LOCAL_FILE) from None
-        yield Path(gathered.name)

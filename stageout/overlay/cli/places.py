@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from stageout.cli.exits import CommandError, UsageError
@@ -28,3 +31,23 @@ def mode_here(place: Path) -> int:
         return place.stat().st_mode
     except OSError:
         return 0
+
+
+@contextlib.contextmanager
+def given(file: str) -> Iterator[Path]:
+    """Give the path of a file; for ``-`` that of a temporary copy of standard input, since its size must be known."""
+    if file != "-":
+        yield Path(file)
+        return
+    import shutil
+    import tempfile
+
+    with tempfile.NamedTemporaryFile(prefix="stageout-") as gathered:
+        try:
+            shutil.copyfileobj(sys.stdin.buffer, gathered)
+            gathered.flush()
+        except OSError as problem:
+            place = f"{tempfile.gettempdir()} (TMPDIR names another place)"
+            words = f"standard input is gathered in {place}: {problem.strerror}"
+            raise CommandError(words, ErrorClass.LOCAL_FILE) from None
+        yield Path(gathered.name)
