@@ -34,7 +34,7 @@ from overlay_router.local.makers import Makers
 from overlay_router.local.place import reason_against
 from overlay_router.local.store import Store
 from overlay_router.local.tree import Tree
-from overlay_router.operations.custodian import Custodian as Keeper
+from overlay_router.operations.custodian import MakesCustodian
 from overlay_router.operations.custody_site import OwnTokens, custodian_at
 from overlay_router.operations.custody_table import CustodyTable, read_custody
 from overlay_router.operations.table import Table
@@ -341,11 +341,9 @@ class Daemon:
         rights, cover = rights_of(settings), cover_of(settings)
         http, lists = http_of(settings, _node(settings)), custody_of(settings, keys)
         if self._router is not None:
-            self._router.http = http
-            self._router.have_keys(keys)
+            self._router.have_keys(keys, http, cover)
             if self._issuers is not None:
                 self._issuers.want()
-            self._router.cover = cover
             self._router.rights.become(rights)
             self._router.have_neighbours(neighbours)
             self._router.have_custody(lists)
@@ -378,8 +376,8 @@ class Daemon:
             egress = _egress(settings, stack)
             operations = _operations(settings, destination, stack) if destination else None
             lists = custody_of(settings, keys)
-            keeper = _keeper(settings, lists, address_of(settings, node, port), stack) if lists else None
-            ends, rights = Ends(destination, custodian, egress, copies, operations, keeper), rights_of(settings)
+            custody = _custody(settings, lists, address_of(settings, node, port), stack) if lists else None
+            ends, rights = Ends(destination, custodian, egress, copies, operations, custody), rights_of(settings)
             rights.address = links.address
             brought = _brought(settings, stack) if ends else None
             if destination is not None:
@@ -538,14 +536,14 @@ def _operations(settings: Settings, destination: Destination, stack: contextlib.
     return terminal_at(table, destination)
 
 
-def _keeper(settings: Settings, lists: CustodyTable, address: str, stack: contextlib.ExitStack) -> Keeper:
+def _custody(settings: Settings, lists: CustodyTable, address: str, stack: contextlib.ExitStack) -> MakesCustodian:
     path = settings.text("STAGEOUT_ROUTER_OWN_KEY")
     if not path:
         raise ConfigError("STAGEOUT_ROUTER_CUSTODY needs a key of this router: STAGEOUT_ROUTER_OWN_KEY")
     name = address.rpartition(":")[0].strip("[]")
     tokens = OwnTokens(load_or_make_key("router-own-key", Path(path)), name)
     plain, size = settings.flag("STAGEOUT_ROUTER_HTTP_PLAIN"), settings.count("STAGEOUT_ROUTER_SPOOL_MB") * MB
-    return custodian_at(_made(home_of(settings)), lists, name, tokens, size, plain, stack)
+    return custodian_at(_made(home_of(settings)), lists, name, tokens, size=size, plain=plain, stack=stack)
 
 
 def _brought(settings: Settings, stack: contextlib.ExitStack) -> Brought:

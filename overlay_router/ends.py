@@ -16,7 +16,7 @@ from overlay_router.local.parts import Parts
 from overlay_router.local.replies import Attached, Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.local.store import Transfer
-from overlay_router.operations.custodian import Custodian as Keeper
+from overlay_router.operations.custodian import MakesCustodian
 from overlay_router.operations.terminal import MakesTerminal
 from stageout.overlay.wire import messages
 from stageout.overlay.wire.frames import BadFrame
@@ -29,7 +29,7 @@ class Ends:
     """A destination, a custodian, what plugins deliver; or none of it: a relay. Used in one thread.
 
     :param copies: of files of the destination, to other routers. :param operations: makes the role
-        for those that come by HTTP and end here. :param keeper: of those that come by HTTP for other routers.
+        for those that come by HTTP and end here. :param custody: of those that come by HTTP for other routers.
     """
 
     destination: Destination | None = None
@@ -37,7 +37,7 @@ class Ends:
     egress: Egress | None = None
     copies: Copies | None = None
     operations: MakesTerminal | None = None
-    keeper: Keeper | None = None
+    custody: MakesCustodian | None = None
     _parts: Parts = field(default_factory=Parts, init=False)
 
     def __bool__(self) -> bool:

@@ -41,10 +41,10 @@ from overlay_router.local.destination import Destination
 from overlay_router.local.replies import Reply
 from overlay_router.local.small_files import Arrived
 from overlay_router.local.tree import no_room
-from overlay_router.operations.custodian import Custodian as Keeper
 from overlay_router.operations.custody_table import CustodyTable
 from overlay_router.operations.delivery import Delivery
 from overlay_router.operations.desk import OperationsDesk
+from overlay_router.operations.waits import Waits
 from overlay_router.outgoing import Outgoing
 from overlay_router.peers.brought import Brought
 from overlay_router.peers.circuits import Neighbours, onward
@@ -122,7 +122,7 @@ class Router:
     ) -> None:
         self.http = http or HttpAccess()
         self._node, self._ends, self.keys, self.neighbours = node, ends, keys, neighbours
-        self.links, self.rights, self.cover, self._brought = links, rights, cover, brought
+        self.links, self.rights, self._cover, self._brought = links, rights, cover, brought
         self._configured, self._found = neighbours, frozenset[str]()
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
         self._lines: dict[str, list[Line]] = {}
@@ -144,23 +144,19 @@ class Router:
         fetching = outflow.fetching if outflow else None
         relaying = Relaying(lambda: self.neighbours.allowed, links.address, connect)
         self._loop: asyncio.AbstractEventLoop | None = None
-        terminal = ends.operations and ends.operations(self._trusts, self._deliver_soon, ends.goes_out)
-        self._operations = OperationsDesk(terminal, ends.keeper, self._on_disk)
-        self._delivery = self._delivery_of(ends.keeper, forwarding.most if forwarding else _DELIVERIES)
+        waits = Waits()
+        terminal = ends.operations and ends.operations(self._trusts, self._deliver_soon, ends.goes_out, waits.changed)
+        self._keeper = ends.custody and ends.custody(waits.changed, self._look_soon)
+        self._operations = OperationsDesk(terminal, self._keeper, waits, self._on_disk)
+        most = forwarding.most if forwarding else _DELIVERIES
+        self._delivery = Delivery(self._keeper, self._on_disk, most, self._keeper.address_of) if self._keeper else None
         self._desk = HttpDesk(ends, rights, self.limits, self._on_disk, self._deliver, relaying, self._operations)
         self._questions = Questions(node, ends, rights, self._on_disk, leases, copier, fetching)
 
-    def _delivery_of(self, keeper: Keeper | None, most: int) -> Delivery | None:
-        if keeper is None:
-            return None
-        found = Delivery(keeper, self._on_disk, most, keeper.address_of)
-
-        def wake(identity: Identity) -> None:  # in the disk's thread
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(found.look, identity)
-
-        keeper.wake = wake
-        return found
+    def _look_soon(self, identity: Identity) -> None:
+        """Have the queue look at an operation in custody; in the disk's thread."""
+        if self._loop is not None and self._delivery is not None:
+            self._loop.call_soon_threadsafe(self._delivery.look, identity)
 
     def _reached(self, address: str) -> None:
         self._outgoing.reached(address)
@@ -169,9 +165,8 @@ class Router:
 
     def have_custody(self, lists: CustodyTable | None) -> None:
         """From now on this is the table of custody. All that was refused is tried again: rights may be others."""
-        keeper = self._ends.keeper
-        if keeper is not None and lists is not None and self._delivery is not None:
-            keeper.lists = lists
+        if self._keeper is not None and lists is not None and self._delivery is not None:
+            self._keeper.become(lists)
             self._start(self._delivery.retry())
 
     def _trusts(self, authority: tuple[str, str]) -> bool:
@@ -182,9 +177,9 @@ class Router:
         if replies and self._loop is not None:
             self._loop.call_soon_threadsafe(self._deliver, replies)
 
-    def have_keys(self, keys: Keys) -> None:
-        """Take these keys from now on. Connections of a key that is gone, or is another now, end."""
-        before, self.keys = self.keys, keys
+    def have_keys(self, keys: Keys, http: HttpAccess, cover: Cover) -> None:
+        """Take these keys, issuers and certificates from now on. Connections of a key that is gone, or changed, end."""
+        before, self.keys, self.http, self._cover = self.keys, keys, http, cover
         for name in self.limits.keys() | self._pool.peers():
             if before.withdraws(name, keys):
                 log.event("key-withdrawn", key=name)
@@ -304,13 +299,13 @@ class Router:
         if isinstance(first, messages.Via) and not first.route:
             peer, first = await self._greeted_once(wire, proved)
         # a circuit that goes on is nothing by itself: its sender covers what is inside, to the end
-        if self.cover.insists and not wire.covered and not isinstance(first, messages.Via):
+        if self._cover.insists and not wire.covered and not isinstance(first, messages.Via):
             whose = "the file of STAGEOUT_ROUTER_KEY" if peer.key.is_router else "your key file"
             raise Unwelcome(f"this router takes files over TLS only: write 'ca FILE' into {whose}", peer.checksum)
         return peer, first
 
     async def _greeted_once(self, wire: Wire, proved: Callable[[str], None]) -> tuple[Peer, Message]:
-        await wire.uncover(self.cover, self._pool)
+        await wire.uncover(self._cover, self._pool)
         keys = self.keys
 
         def still_proved(name: str) -> None:
@@ -708,8 +703,8 @@ class Router:
         if destination is not None:
             self._deliver(await self._on_disk(destination.expire))
         await self._operations.expire()
-        if self._ends.keeper is not None:
-            await self._on_disk(self._ends.keeper.expire)
+        if self._keeper is not None:
+            await self._on_disk(self._keeper.expire)
         await self._outgoing.expire()
         self.rights.expire(int(time.time()))
         if self._brought is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from overlay_router.operations.custody_table import CustodyTable
+from overlay_router.operations.custody_table import CustodyTable, Listed
 from overlay_router.operations.delivery import Work
 from overlay_router.operations.queue import Waiting
 from overlay_router.operations.receiving import Receiving
@@ -30,6 +30,7 @@ from overlay_router.operations.side import (
 from overlay_router.operations.spool import UNSIGNED, CustodySpool, Digests, Kept
 from overlay_router.operations.table import Stored, Table
 from stageout.core import log
+from stageout.core.errors import StageoutError
 from stageout.overlay.http.operations import UNKNOWN, Status, blocks_of
 from stageout.overlay.rules import custody, limits
 from stageout.overlay.rules.limits import Share, ShareFull
@@ -53,7 +54,7 @@ from stageout.overlay.rules.via import check_hops, joined
 #: Most things of one subject. Its bytes are a part of the spool.
 SHARE = Share(rows=50_000, held=50_000, cancels=10_000, size=0)
 SHARE_OF_SPOOL = 0.5
-#: An unsigned operation stays at most so long: its token has ended meanwhile.
+#: An unsigned operation stays at most so long, since its token ends much earlier (seconds).
 UNSIGNED_S = 86_400
 _AGAIN_S = 60
 #: Names of routers behind this one, in the wishes of a row.
@@ -73,9 +74,9 @@ class Far(NamedTuple):
 class Custodian:
     """The custody of one router.
 
-    :param lists: routers and subjects; another one may be put in its place. :param name: NAME of this router.
-    :param far: how to reach a router of the list. :param now: Unix time. :param wake: takes operations that the queue
-        has to look at.
+    :param lists: routers and subjects. :param name: NAME of this router. :param far: how to reach a router of the list.
+    :param now: Unix time. :param changed: takes the origin whose operations have changed. :param wake: takes operations
+        that the queue has to look at.
     """
 
     def __init__(
@@ -85,13 +86,14 @@ class Custodian:
         spool: CustodySpool,
         lists: CustodyTable,
         name: str,
-        far: Callable[[str], Far],
+        far: Callable[[Listed], Far],
         now: Callable[[], int],
+        changed: Callable[[str], None] = lambda origin: None,
+        wake: Callable[[Identity], None] = lambda identity: None,
         share: Share = SHARE,
     ) -> None:
-        self.table, self.receiving, self.lists = table, receiving, lists
-        self.on_change: Callable[[str], None] = lambda origin: None
-        self.wake: Callable[[Identity], None] = lambda identity: None
+        self.table, self.receiving, self._lists = table, receiving, lists
+        self._changed, self._wake = changed, wake
         self._spool, self._name, self._far, self._now, self._share = spool, name, far, now, share
         self._delivering: set[Identity] = set()
         self._told: dict[Identity, Status] = {}
@@ -99,13 +101,24 @@ class Custodian:
         self.epoch = 0
         self._recover()
 
+    def become(self, lists: CustodyTable) -> None:
+        """Take other routers and subjects from now on."""
+        self._lists = lists
+
+    def far(self, name: str) -> Far:
+        """Return how to reach a router of the list. :raises StageoutError: it is not there any more."""
+        listed = self._lists.routers.get(name)
+        if listed is None:
+            raise StageoutError(f"{name} is not in STAGEOUT_ROUTER_CUSTODY any more: add its line again")
+        return self._far(listed)
+
     def behind(self, via: Sequence[str]) -> Behind:
         """Return the side for requests behind these NAMEs."""
         return Behind(self, tuple(via))
 
     def address_of(self, name: str) -> str:
         """Return the address of a router of the list, "" of one that is not there any more."""
-        listed = self.lists.routers.get(name)
+        listed = self._lists.routers.get(name)
         return listed.address if listed else ""
 
     # -- what comes
@@ -143,10 +156,10 @@ class Custodian:
     def _check(self, caller: Caller, fields: Fields, signed: bool, via: tuple[str, ...]) -> None:
         """:raises Refusal: the operation is not for this router, or its subject has no right here."""
         try:
-            check_hops(via, self._name, self.lists.routers)
+            check_hops(via, self._name, self._lists.routers)
             if fields.terminal.lower() != via[-1]:
                 raise Malformed(f"the operation is for {fields.terminal}")
-            check_custody(self.lists.entry(caller.authority[0], caller.share, via[0]), fields, signed)
+            check_custody(self._lists.entry(caller.authority[0], caller.share, via[0]), fields, signed)
         except Malformed as problem:
             raise Refusal(400, str(problem)) from None
         except NoRight as problem:
@@ -179,9 +192,9 @@ class Custodian:
             stored = self.table.put(replace(stored, row=moved(Role.CUSTODIAN, row, State.CUSTODY)))
             if digests is not None:
                 self.table.put_list(stored.id, digests.size, digests.signed, digests.signature)
-        self.on_change(row.identity.origin)
+        self._changed(row.identity.origin)
         self.receiving.let_go(stored)
-        self.wake(row.identity)
+        self._wake(row.identity)
         return Answer(200 if digests else 202, self.state(stored))
 
     def cancel(self, caller: Caller, fields: Fields, jws: str, via: tuple[str, ...]) -> Answer:
@@ -206,7 +219,7 @@ class Custodian:
             kept, digests = self._read(stored)
         self._spool.write(replace(kept, cancel=jws or UNSIGNED), digests)
         stored = self._store(replace(stored, row=custody.cancel(stored.row)), "kept-cancel")
-        self.wake(stored.row.identity)
+        self._wake(stored.row.identity)
         return Answer(202, self.state(stored))
 
     def low(self, caller: Caller, origin: str, below: int) -> None:
@@ -218,6 +231,7 @@ class Custodian:
             self._drop_if_may(stored, by_owner=True)
         with self.table.changing("kept-forget"):
             for stored in mine:
+                self._told.pop(stored.row.identity, None)
                 self.table.drop(stored)
 
     # -- what is asked
@@ -240,7 +254,7 @@ class Custodian:
 
     def results(self, caller: Caller, origin: str, first: int, last: int, until: str) -> Results:
         """``GET /.stageout/v1/o/ORIGIN``: a number that never came counts as unknown, not as reached."""
-        last = last_number(self.table, origin, first, last)
+        last = last_number(self.table, caller, origin, first, last)
         found = visible(self.table, caller, origin, first, last)
         wanted = SETTLED | (DUTY if until == "custody" else frozenset())
         states = {seq: self.state(found[seq]) if seq in found else UNKNOWN for seq in range(first, last + 1)}
@@ -295,7 +309,7 @@ class Custodian:
         return {
             "operation": str(self._spool.file(identity)), "data": str(self.receiving.path(identity)),
             "prefix": joined(via[1:], ""), "name": self._name, "is_older": self._is_older(stored.row),
-            **self._far(via[0])._asdict(),
+            **self.far(via[0])._asdict(),
         }  # fmt: skip
 
     def _is_older(self, row: Row) -> bool:
@@ -353,7 +367,7 @@ class Custodian:
                 row = moved(Role.CUSTODIAN, row, State.EXPIRED, ended=now)
             elif now > row.fields.expires:
                 row = custody.give_up(row, now)
-                self.wake(row.identity)
+                self._wake(row.identity)
             if row is not stored.row:
                 self._store(replace(stored, row=row), "kept-end")
         for stored in self.table.in_state(State.FAILED, State.EXPIRED, State.EXPIRED_UNKNOWN, State.LOST):
@@ -370,7 +384,7 @@ class Custodian:
     def _store(self, stored: Stored, label: str) -> Stored:
         with self.table.changing(label):
             stored = self.table.put(stored)
-        self.on_change(stored.row.identity.origin)
+        self._changed(stored.row.identity.origin)
         return stored
 
     def _read(self, stored: Stored) -> tuple[Kept, Digests | None]:
@@ -437,6 +451,9 @@ class Custodian:
             self.table.put(replace(stored, row=replace(row, state=State.CUSTODY, hop=kept.hop)))
 
 
+MakesCustodian = Callable[[Callable[[str], None], Callable[[Identity], None]], Custodian]
+
+
 class Behind:
     """A custodian's side for one chain of routers."""
 
@@ -445,15 +462,6 @@ class Behind:
         self.table, self.receiving = custodian.table, custodian.receiving
         self.state, self.complete = custodian.state, custodian.complete
         self.results, self.expire = custodian.results, custodian.expire
-
-    @property
-    def on_change(self) -> Callable[[str], None]:
-        """As of the custodian."""
-        return self.custodian.on_change
-
-    @on_change.setter
-    def on_change(self, call: Callable[[str], None]) -> None:
-        self.custodian.on_change = call
 
     @property
     def epoch(self) -> int:

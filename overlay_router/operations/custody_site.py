@@ -7,10 +7,11 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from overlay_router.operations.custodian import Custodian, Far
-from overlay_router.operations.custody_table import CustodyTable
+from overlay_router.operations.custodian import Custodian, Far, MakesCustodian
+from overlay_router.operations.custody_table import CustodyTable, Listed
 from overlay_router.operations.receiving import Receiving
 from overlay_router.operations.spool import CustodySpool
 from overlay_router.operations.table import Table
@@ -40,23 +41,23 @@ class OwnTokens:
 
 
 def custodian_at(
-    home: Path, lists: CustodyTable, name: str, tokens: OwnTokens, size: int, plain: bool, stack: contextlib.ExitStack
-) -> Custodian:
-    """Open the custodian of a router. :param home: its records. :param size: of its spool in bytes, 0 for half a disk.
+    home: Path, lists: CustodyTable, name: str, tokens: OwnTokens, *, size: int, plain: bool,
+    stack: contextlib.ExitStack,
+) -> MakesCustodian:  # fmt: skip
+    """Open the records of a router's custodian, and return what makes it.
 
-    :param plain: a router of the list that has no CA is reached without TLS. :raises StageoutError: it cannot be.
+    :param home: directory of the records. :param size: of its spool in bytes, 0 for half a disk. :param plain: routers
+        of the list that are marked so are reached without TLS. :raises StageoutError: the records cannot be used.
     """
     table = stack.enter_context(contextlib.closing(Table(home / "custody-operations.sqlite")))
     place = home / "custody"
     receiving = stack.enter_context(contextlib.closing(Receiving(table, place)))
 
-    def far(router: str) -> Far:
-        listed = found.lists.routers[router]
-        return Far(listed.address, listed.ca, tokens.token(router), plain and not listed.ca)
+    def far(listed: Listed) -> Far:
+        return Far(listed.address, listed.ca, tokens.token(listed.name), plain and listed.plain)
 
     spool = CustodySpool(place, receiving, size)
-    found = Custodian(table, receiving, spool, lists, name, far, lambda: int(time.time()))
-    return found
+    return partial(Custodian, table, receiving, spool, lists, name, far, lambda: int(time.time()))
 
 
 def _text(facts: dict[str, object]) -> str:

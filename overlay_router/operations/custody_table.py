@@ -13,18 +13,26 @@ from stageout.overlay.wire.route import BadRoute, address, written
 
 #: Subject of a line for all subjects of an issuer.
 ANYBODY = "*"
+#: In place of a file of certificates: a router without TLS, on this machine.
+PLAIN = "plain"
 #: Prefix of a line for signed operations only.
 SIGNED_ONLY = "-"
-_FORM = "write 'router NAME HOST:PORT [CA-FILE]' or 'custody ISSUER SUBJECT NAME PREFIX' (PREFIX - for signed only)"
+_FORM = (
+    "write 'router NAME HOST:PORT [CA-FILE | plain]' or 'custody ISSUER SUBJECT NAME PREFIX' (PREFIX - for signed only)"
+)
 
 
 @dataclass(frozen=True)
-class Far:
-    """A router of the list. :param ca: file of certificates that are trusted there, "" for those of the machine."""
+class Listed:
+    """A router of the list.
+
+    :param ca: file of certificates that are trusted there, "" for those of the machine. :param plain: without TLS.
+    """
 
     name: str
     address: str
     ca: str = ""
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class CustodyTable:
         router.
     """
 
-    routers: Mapping[str, Far] = field(default_factory=dict)
+    routers: Mapping[str, Listed] = field(default_factory=dict)
     entries: Mapping[tuple[str, str, str], Entry] = field(default_factory=dict)
 
     def entry(self, issuer: str, share: str, router: str) -> Entry | None:
@@ -46,7 +54,7 @@ class CustodyTable:
 
 def read_custody(path: Path, prints: Mapping[str, str]) -> CustodyTable:
     """Read the file. :param prints: thumbprints of users' keys by their names. :raises BadKeys: it cannot be used."""
-    routers: dict[str, Far] = {}
+    routers: dict[str, Listed] = {}
     entries: dict[tuple[str, str, str], Entry] = {}
     try:
         lines = [line.split("#")[0].split() for line in path.read_text().splitlines()]
@@ -56,8 +64,9 @@ def read_custody(path: Path, prints: Mapping[str, str]) -> CustodyTable:
         try:
             if words[:1] == ["router"] and len(words) in (3, 4):
                 name = words[1].lower()
-                ca = str(path.parent / words[3]) if words[3:] else ""
-                routers[name] = Far(name, written(*address(words[2])), ca)
+                plain = words[3:] == [PLAIN]
+                ca = str(path.parent / words[3]) if words[3:] and not plain else ""
+                routers[name] = Listed(name, written(*address(words[2])), ca, plain)
             elif words[:1] == ["custody"] and len(words) == 5:
                 _, issuer, subject, router, prefix = words
                 if subject != ANYBODY:

@@ -101,17 +101,19 @@ class OperationsDesk:
     """Answers workers.
 
     :param terminal: None where no files end here. :param custodians: None where none are taken into custody.
-    :param on_disk: runs a call in the thread that owns the disk.
+    :param waits: requests that wait for what the roles change. :param on_disk: runs a call in the thread that owns the
+        disk.
     """
 
     def __init__(
         self,
         terminal: Side | None,
         custodians: Custodians | None,
+        waits: Waits,
         on_disk: Callable[[Callable[[], Any]], Awaitable[Any]],
     ) -> None:
         self._terminal, self._custodians, self._on_disk = terminal, custodians, on_disk
-        self._waits: Waits | None = None
+        self._waits = waits
         self._batches = 0
         self._locks: dict[tuple[int, int], asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -152,9 +154,6 @@ class OperationsDesk:
         side = self._custodians.behind(hops) if hops and self._custodians is not None else self._terminal
         if side is None:
             raise Refusal(404, "this router keeps no files")
-        if self._waits is None:
-            self._waits = Waits()
-        side.on_change = self._waits.changed
         return side
 
     async def _begin(self, side: Side, talk: Talk, who: Caller, fields: str, **rest: Any) -> tuple[Facts, int]:
@@ -318,7 +317,6 @@ class OperationsDesk:
             is_durable = until == "custody" and stored.row.state not in (State.RECEIVING, State.COMPLETE)
             return side.state(stored), stored.row.state in ENDS or is_durable
 
-        assert self._waits is not None
         found, _ = await self._waits.until(
             who.share, origin, min(wait_s, _MOST_WAIT_S), lambda: self._on_disk(state), lambda told: told[1]
         )
@@ -329,7 +327,6 @@ class OperationsDesk:
     async def _results(
         self, side: Side, talk: Talk, who: Caller, origin: str, first: int, last: int, until: str, wait_s: float
     ) -> tuple[Facts, int]:
-        assert self._waits is not None
         found: Results = await self._waits.until(
             who.share, origin, min(wait_s, _MOST_WAIT_S),
             lambda: self._on_disk(lambda: side.results(who, origin, first, last, until)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Callable, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from overlay_router.operations.receiving import Receiving
 from overlay_router.operations.table import Stored, Table
@@ -97,11 +97,10 @@ class SmallFile(NamedTuple):
 
 
 class Side(Protocol):
-    """A role. :param on_change: takes the origin whose operations have changed; set by the desk, for any thread."""
+    """A role."""
 
     table: Table
     receiving: Receiving
-    on_change: Callable[[str], None]
 
     @property
     def epoch(self) -> int:
@@ -147,14 +146,6 @@ def may(caller: Caller, row: Row, action: Action) -> bool:
     return False
 
 
-def last_number(table: Table, origin: str, first: int, last: int) -> int:
-    """Return the last number of a wait. :param last: 0 for all that are here. :raises Refusal: there are too many."""
-    last = last or table.last(origin)
-    if last - first >= MOST_NUMBERS:
-        raise Refusal(413, f"a wait is for {MOST_NUMBERS} numbers at most: say from and to")
-    return last
-
-
 def seen(table: Table, caller: Caller, origin: str, seq: int, action: Action) -> Stored | None:
     """Return the row that a caller means, None for one that was never seen. :raises Refusal: 403: it is another's.
 
@@ -174,6 +165,17 @@ def visible(table: Table, caller: Caller, origin: str, first: int, last: int) ->
     rows = [one for one in table.between(origin, first, last) if may(caller, one.row, Action.SEE)]
     rows.sort(key=lambda one: caller.means_first(one.row.identity.owner), reverse=True)
     return {one.row.identity.seq: one for one in rows}
+
+
+def last_number(table: Table, caller: Caller, origin: str, first: int, last: int) -> int:
+    """Return the last number of a wait.
+
+    :param last: 0 for all that the caller may see. :raises Refusal: there are too many.
+    """
+    last = last or max(visible(table, caller, origin, first, first + MOST_NUMBERS), default=0)
+    if last - first >= MOST_NUMBERS:
+        raise Refusal(413, f"a wait is for {MOST_NUMBERS} numbers at most: say from and to")
+    return last
 
 
 def _is_other(caller: Caller, owner: str, action: Action) -> bool:

@@ -157,11 +157,6 @@ class Table:
         """Return the rows of all owners of an origin, in the order of their numbers."""
         return list(self._rows("origin = ? AND seq BETWEEN ? AND ? ORDER BY seq", (origin, first, last)))
 
-    def last(self, origin: str) -> int:
-        """Return the highest number of an origin, 0 for none."""
-        found = self._connection.execute("SELECT max(seq) FROM rows WHERE origin = ?", (origin,)).fetchone()[0]
-        return int(found or 0)
-
     def in_state(self, *states: State) -> list[Stored]:
         """Return the rows in some states that are no ends, oldest first."""
         marks = ", ".join("?" * len(states))

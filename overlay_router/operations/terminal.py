@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Callable
 
 from overlay_router.local.destination import Destination
@@ -60,7 +61,7 @@ from stageout.overlay.rules.sender import reached
 from stageout.overlay.rules.states import ENDS, SETTLED, Role, State
 from stageout.overlay.rules.terminal import Known, Seen, Step, Verdict
 from stageout.overlay.wire import frames
-from stageout.overlay.wire.messages import Lot, Low, Open, Operation, Pack, Packed, Reserved, Result
+from stageout.overlay.wire.messages import Lot, Low, NoSpace, Open, Operation, Pack, Packed, Reserved, Result
 from stageout.overlay.wire.packs import PackedFile
 
 #: Limit of one subject.
@@ -105,6 +106,7 @@ class Terminal:
 
     :param trusts: tells whether an issuer still has this prefix here. :param told: takes, in this thread, what the
         destination has to say to others. :param goes_out: tells whether a plugin delivers what is under a name.
+    :param changed: takes the origin whose operations have changed.
     """
 
     def __init__(
@@ -115,11 +117,12 @@ class Terminal:
         trusts: Callable[[tuple[str, str]], bool],
         told: Callable[[list[Reply]], None] = lambda replies: None,
         goes_out: Callable[[str], bool] = lambda path: False,
+        changed: Callable[[str], None] = lambda origin: None,
         wall: Callable[[], float] = time.time,
         limit: Share = LIMIT,
     ) -> None:
         self.table, self.receiving, self._trusts, self._goes_out = table, receiving, trusts, goes_out
-        self.on_change: Callable[[str], None] = lambda origin: None
+        self._changed = changed
         self._destination, self._wall, self._limit = destination, wall, limit
         self._awake: list[tuple[str, str]] = []
         self._clock = Clock(max(int(wall()), table.number("clock")), time.monotonic())
@@ -221,7 +224,7 @@ class Terminal:
 
     def results(self, caller: Caller, origin: str, first: int, last: int, until: str) -> Results:
         """States of an origin's operations."""
-        last = last_number(self.table, origin, first, last)
+        last = last_number(self.table, caller, origin, first, last)
         rows = visible(self.table, caller, origin, first, last)
         states = {seq: one.row.state for seq, one in rows.items()}
         is_reached, unknown = reached(states, first, last, until)
@@ -256,7 +259,7 @@ class Terminal:
                 todo.append((found, file))
         for stored, result in self._publisher.pack(todo) if todo else ():
             states[stored.row.identity.seq] = self._packed(stored, result)
-        self.on_change(files[0].fields.origin)
+        self._changed(files[0].fields.origin)
         self._wake(caller.owner, files[0].fields.origin)
         return [states[file.fields.seq] for file in files]
 
@@ -342,7 +345,7 @@ class Terminal:
             self._carried_out(stored, verdict)
         elif verdict.step is Step.REFUSE and stored.row.state is State.HELD:
             self._store(replace(stored, row=moved(Role.TERMINAL, stored.row, State.COMPLETE, reason=verdict.reason)))
-            self.on_change(stored.row.identity.origin)
+            self._changed(stored.row.identity.origin)
 
     def _guarded(self, stored: Stored, work: Callable[[Stored], None]) -> None:
         """One operation's fault is its own."""
@@ -441,7 +444,7 @@ class Terminal:
             self.receiving.end(stored)
             if stored.wishes.get("lot"):
                 self._destination.lots.settle(-stored.id, state is State.DONE)
-        self.on_change(stored.row.identity.origin)
+        self._changed(stored.row.identity.origin)
         self._wake(*stored.row.identity[:2])
         return stored
 
@@ -590,6 +593,7 @@ class _Publisher:
             raise _of_disk(problem) from problem
         self._told([one for one in replies if one.to != PEER])
         ends: dict[int, Result] = {}
+        is_full = any(reply.to == PEER and isinstance(reply.message, NoSpace) for reply in replies)
         for reply in replies:
             message = reply.message
             if reply.to == PEER and isinstance(message, Packed):
@@ -602,7 +606,7 @@ class _Publisher:
             rows = [self._noted(row, ends.get(row.inner)) for row in rows]
         self._settle(len(rows))
         for row, number in zip(rows, range(inner, inner + len(rows))):
-            yield row, ends.get(number) or Result(self._origin, number, "pending", "space")
+            yield row, ends.get(number) or Result(self._origin, number, "pending", "space" if is_full else "unrecorded")
 
     def _noted(self, row: Stored, result: Result | None) -> Stored:
         """Store the end of a file of a batch that has its name. Others stay: who asks again finds out."""
@@ -689,7 +693,7 @@ class _Publisher:
             self._destination.low(Low(self._origin, min(under_way, default=self._table.number("inner") + 1) - 1))
 
     def _end_attempts(self) -> None:
-        """Before the numbers begin anew: what was published is done, and the rest is judged again."""
+        """Settle attempts before an epoch begins: what was published is done, and the rest is judged again."""
         for stored in self._table.in_state(State.PUBLISHING):
             known = self._destination.results_of(self._origin, [stored.inner]).get(stored.inner)
             is_done = known is not None and known.outcome.value == "done"
@@ -746,10 +750,11 @@ def _of_disk(problem: Exception) -> Refusal:
 Trusts = Callable[[tuple[str, str]], bool]
 Told = Callable[[list[Reply]], None]
 GoesOut = Callable[[str], bool]
-MakesTerminal = Callable[[Trusts, Told, GoesOut], Terminal]
+Changed = Callable[[str], None]
+MakesTerminal = Callable[[Trusts, Told, GoesOut, Changed], Terminal]
 
 
 def terminal_at(table: Table, destination: Destination) -> MakesTerminal:
     """Return what makes the role of a table and a destination."""
     receiving = Receiving(table, destination.own_place / "operations")
-    return lambda trusts, told, goes_out: Terminal(table, receiving, destination, trusts, told, goes_out)
+    return partial(Terminal, table, receiving, destination)

@@ -12,16 +12,18 @@ _MOST = 4096
 
 
 class Waits:
-    """Requests that wait, by origin. Made in the loop that it is used in."""
+    """Requests that wait, by origin."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        #: Of the requests; None before the first one waits.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._events: dict[str, list[asyncio.Event]] = {}
         self._of: dict[str, int] = {}
 
     def changed(self, origin: str) -> None:
         """Operations of an origin have changed; in any thread."""
-        self._loop.call_soon_threadsafe(self._wake, origin)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._wake, origin)
 
     def _wake(self, origin: str) -> None:
         for event in self._events.get(origin, ()):
@@ -31,7 +33,8 @@ class Waits:
         self, share: str, origin: str, seconds: float, ask: Callable[[], Awaitable[T]], is_over: Callable[[T], bool]
     ) -> T:
         """Return what ``ask`` tells: when it is over, or as it is when the time is over."""
-        deadline_s, event = self._loop.time() + seconds, asyncio.Event()
+        loop = self._loop = asyncio.get_running_loop()
+        deadline_s, event = loop.time() + seconds, asyncio.Event()
         if self._of.get(share, 0) >= _MOST or seconds <= 0:
             return await ask()
         self._of[share] = self._of.get(share, 0) + 1
@@ -40,7 +43,7 @@ class Waits:
             while True:
                 event.clear()
                 found = await ask()
-                left_s = deadline_s - self._loop.time()
+                left_s = deadline_s - loop.time()
                 if is_over(found) or left_s <= 0:
                     return found
                 try:

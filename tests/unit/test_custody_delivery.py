@@ -123,7 +123,7 @@ class Running:
     async def runs(self) -> AsyncIterator[None]:
         address = f"127.0.0.1:{self.terminal.port}"
         self.delivery = Delivery(self.site.custodian, self._on_disk, 4, lambda name: address)
-        self.site.custodian.wake = self.delivery.look
+        self.site.wake = self.delivery.look
         task = asyncio.ensure_future(self.delivery.run())
         try:
             yield

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from overlay_router.operations.custodian import Custodian, Far
-from overlay_router.operations.custody_table import CustodyTable
-from overlay_router.operations.custody_table import Far as Listed
+from overlay_router.operations.custody_table import CustodyTable, Listed
 from overlay_router.operations.receiving import Block, Receiving
 from overlay_router.operations.side import Bringing, Caller, Refusal
 from overlay_router.operations.spool import CustodySpool
@@ -61,7 +60,8 @@ class Site:
     def __init__(self, place: Path, share: Share = _SHARE) -> None:
         self.place, self.share, self.now = place, share, 10_000
         self.spool = place / "spool"
-        self.far: Callable[[str], Far] = lambda name: Far(f"{name}:1", "", "token")
+        self.far: Callable[[Listed], Far] = lambda listed: Far(f"{listed.name}:1", "", "token")
+        self.wake: Callable[[Identity], None] = lambda identity: None
         self.start()
 
     def start(self) -> None:
@@ -69,8 +69,8 @@ class Site:
         self.receiving = Receiving(self.table, self.spool)
         spool = CustodySpool(self.spool, self.receiving, 1_000_000)
         self.custodian = Custodian(
-            self.table, self.receiving, spool, _TABLE, "gw", lambda name: self.far(name), lambda: self.now,
-            self.share,
+            self.table, self.receiving, spool, _TABLE, "gw", lambda listed: self.far(listed), lambda: self.now,
+            wake=lambda identity: self.wake(identity), share=self.share,
         )  # fmt: skip
 
     def stop(self) -> None:
@@ -390,6 +390,7 @@ def test_waits(site: Site) -> None:
     everything = side.results(_ALICE, _ORIGIN, 1, 0, "custody")
     assert everything.reached and list(everything.states) == [1, 2]
     assert not side.results(_ALICE, "cd" * 16, 1, 0, "custody").reached
+    assert side.results(_BOB, _ORIGIN, 1, 0, "custody").states == {}, "nor how many there are"
     with pytest.raises(Refusal):
         side.results(_ALICE, _ORIGIN, 1, 9_999_999_999, "custody")
     three = side.results(_ALICE, _ORIGIN, 1, 3, "custody")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay_router.operations.custody_table import CustodyTable, Far, read_custody
+from overlay_router.operations.custody_table import CustodyTable, Listed, read_custody
 from overlay_router.operations.receiving import Receiving
 from overlay_router.operations.spool import CustodySpool, Digests, Kept
 from overlay_router.operations.table import Table
@@ -104,10 +104,12 @@ def test_the_table(tmp_path: Path) -> None:
     table = _table(
         tmp_path,
         "# routers\nrouter Archive archive.example.org:9630 ca.pem\nrouter gw2 gw2.example.org:1\n"
+        "router near 127.0.0.1:2 plain\n"
         "custody alice * archive /alice\ncustody alice pilot7 archive -\ncustody https://i s gw2 -  # and more\n",
     )
-    assert table.routers["archive"] == Far("archive", "archive.example.org:9630", str(tmp_path / "ca.pem"))
-    assert table.routers["gw2"].ca == ""
+    assert table.routers["archive"] == Listed("archive", "archive.example.org:9630", str(tmp_path / "ca.pem"))
+    assert table.routers["gw2"].ca == "" and not table.routers["gw2"].plain
+    assert table.routers["near"] == Listed("near", "127.0.0.1:2", plain=True)
     assert table.entry("print-of-alice", "anybody", "archive") == Entry("/alice")
     pilot = share_name(Issuer("alice", "", is_own=True), "pilot7")
     assert table.entry("print-of-alice", pilot, "archive") == Entry(None)

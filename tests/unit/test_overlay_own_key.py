@@ -68,7 +68,7 @@ def test_sighup_reads_the_own_key_again(tmp_path: Path, named: str, own: OwnCred
         {"STAGEOUT_ROUTER_KEYS": str(keys), "STAGEOUT_ROUTER_KEY": str(key), named: "other.example.org:9621"}
     )
     router: Any = SimpleNamespace(have_neighbours=lambda them: setattr(router, "neighbours", them))
-    router.have_keys = router.have_custody = lambda told: None
+    router.have_keys = router.have_custody = lambda *told: None
     router.rights, router.neighbours = SimpleNamespace(become=lambda rights: None), circuits.Neighbours()
     it = in_loop(lambda: daemon.Daemon(lambda: settings))
     it._router, it._own = router, own
