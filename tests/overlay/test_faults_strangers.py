@@ -167,7 +167,7 @@ def test_a_body_ends_with_its_key(tmp_path: Path, use: Callable[[Site, ssl.SSLSo
 
 
 def _kept(router: RouterProcess) -> tuple[dict[str, int], int]:
-    """Rows of each table of a router's databases, and bytes on its disk; it is stopped meanwhile."""
+    """Count rows of each table of a router's databases, and bytes on its disk, while it is stopped."""
     found = {}
     router.stop()
     disk_bytes = _disk_bytes(router)

@@ -139,6 +139,11 @@ class Crew:
             found.append(Share(tuple(map(str, route)), moved, len(lanes), problem))
         return tuple(found)
 
+    def give(self) -> Connection | None:
+        """Return the connection that is left, which the caller closes."""
+        found, self.spare = self.spare, None
+        return found
+
     def close(self) -> None:
         """Close the connection that is left."""
         if self.spare is not None:
@@ -184,7 +189,7 @@ class Crew:
             self._leave(lane)
 
     def _goes_on(self, lane: Lane, failure: TransferFailure) -> bool:
-        """Tell whether a connection is to be made anew after a failure."""
+        """Tell whether another connection takes the place of one that failed."""
         if failure.intermediate and failure.kind not in PASSING:  # this relay never lets us through
             with self.changed:
                 if self._living == 1:

@@ -107,8 +107,10 @@ def _entry(line: bytes, place: Place) -> Entry:
 
 
 def is_same(source: Entry, target: Entry | None, is_mode_told: bool) -> bool:
-    """Tell whether a target is taken for a copy of its source: of its size, and with its time or, for small files that
-    a router took together, changed later than the source was.
+    """Tell whether a target counts as a copy of its source.
+
+    Both have one size, and one time. A small file that a router took in a batch has the time of its arrival, which is
+    later than the change of its source.
     """
     if target is None or target.kind != "file" or source.size != target.size:
         return False

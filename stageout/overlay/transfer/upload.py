@@ -221,8 +221,7 @@ class Upload:
             first = 1 if self._blocks <= _FEW_BLOCKS else self.first
             self._crew = Crew(self.place, self.routes, blockmap, self._work, first, self.most if first > 1 else 1)
         self._crew.run(self._session.give())
-        self._session.keep(self._crew.spare)
-        self._crew.spare = None
+        self._session.keep(self._crew.give())
 
     def _work(self, lane: Lane) -> None:
         """Send ranges on one connection."""
