@@ -44,7 +44,7 @@ def test_a_submit_file_is_explained_and_nothing_is_submitted(site: Site) -> None
     path = _file(site)
     before = site.pool.jobs("true", ["ClusterId"])
     status, found = _explain(site, path)
-    assert (status, found["delivery"], found["code"]) == (0, "hand-off", "")
+    assert (status, found["delivery"], found["code"]) == (0, "hand-off", ""), found["lines"]
     assert [output["url"] for output in found["outputs"]] == [site.url() + "/1.0/out1", site.url() + "/1.0/out2"]
     levels = _levels(found)
     assert {levels[name] for name in ("delivery", "plugin", "agent", "server")} == {"ok"}
@@ -65,7 +65,7 @@ def test_a_submit_file_is_explained_and_nothing_is_submitted(site: Site) -> None
 )
 def test_synchronous_jobs_have_the_code_that_the_schedd_gives_them(site: Site, extra: str, code: str) -> None:
     status, found = _explain(site, _file(site, extra))
-    assert (status, found["delivery"], found["code"]) == (0, "synchronous", code)
+    assert (status, found["delivery"], found["code"]) == (0, "synchronous", code), found["lines"]
     if code != "Universe":
         job = site.submit(extra=f"{extra}\nhold = true")
         ad: dict[str, Any] = site.pool.q(job, ["StageOutSynchronousCode"]) or {}
